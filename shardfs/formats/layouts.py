@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from shardfs.codecs.transcode import transcoder
+from shardfs.codecs.encoded_chunks import is_filled
+from shardfs.codecs.transcode import FillValue, transcoder
 from shardfs.formats.zarr_values import CODEC_PARAMETERS
 from shardfs.model.arrays import BYTES, Codec
 from shardfs.model.dataset import Dataset
@@ -127,6 +128,7 @@ def shown(
     axes: Sequence[int | None],
     codecs: Iterable[str],
     filler: Filler | None = None,
+    zeros: Filler | None = None,
 ) -> Collection:
     """The collection with its chunks shown at `path`, in another encoding and under other names.
 
@@ -142,8 +144,16 @@ def shown(
         transform=transcoder(array_of(stored), encoding),
         shards=stored.stored_at,
         filler=filler,
+        zeros=zeros,
         compressible=False,
     )
+
+
+def zero_fillers(array: Array, encoding: ChunkEncoding) -> tuple[Filler | None, Filler | None]:
+    """The `filler` and `zeros` of an array's collection in a layout without fill values."""
+    if not is_filled(array.fill_value, encoding.data_type):
+        return None, None
+    return FillValue(array, encoding), FillValue(replace(array, fill_value=0), encoding)
 
 
 def laid_out(

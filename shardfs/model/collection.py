@@ -197,6 +197,8 @@ class Collection:
         lead: given if two files are shown for each chunk. The last coordinate distinguishes them: 0 is the chunk.
         array: the array of these chunks, for layouts; None for other collections, or if shardfs cannot describe it.
         filler: given if chunks that are not stored are shown anyway.
+        zeros: makes what a removed chunk becomes. Given if a missing chunk means zeros to clients of the layout, but
+            other elements in the source.
         check: checks stored chunks; None if the format has no check.
         compressible: whether clients may write chunks under names with a compression suffix, as CloudVolume does.
     """
@@ -212,6 +214,7 @@ class Collection:
     lead: Lead | None = None
     array: Array | None = None
     filler: Filler | None = None
+    zeros: Filler | None = None
     check: ChunkCheck | None = None
     compressible: bool = False
 

@@ -73,6 +73,22 @@ def stored_bytes(target: Target | None, data: bytes) -> bytes | None:
         return target.transform.store(target.coords, data)
 
 
+def cleared(target: Target) -> tuple[bytes, bytes] | None:
+    """Return the stored and the shown bytes of a removed chunk, if a missing chunk means zeros to clients only.
+
+    None in all other layouts, where the chunk is removed from its shard.
+    """
+    zeros, transform = target.tree.collection.zeros, target.transform
+    if zeros is None:
+        return None
+    data = zeros.show(target.coords)
+    if transform is None:
+        return data, data
+    with _refusing(target):
+        stored = transform.store(target.coords, data)
+        return stored, bytes(transform.show(target.coords, stored))
+
+
 @contextmanager
 def _refusing(target: Target) -> Iterator[None]:
     """Turn a ValueError into an OSError (EINVAL), and log it: some programs ignore errors of `close`."""

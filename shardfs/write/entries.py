@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
-from shardfs.write.encoding import stored_bytes
+from shardfs.write.encoding import cleared, stored_bytes
 from shardfs.write.files import join, shown_mode
-from shardfs.write.name_kind import is_document
+from shardfs.write.name_kind import document_at, is_document
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
+    from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.directories import Directories
@@ -79,7 +80,7 @@ class Entries:
     # ---- files ----
 
     def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a file. A chunk is removed from its shard at the next publishing."""
+        """Remove a file. A chunk is removed from its shard at the next publishing, or becomes a chunk of zeros."""
         directory, found = self.existing(parent, name)
         path = join(directory, name)
         if found.directory:
@@ -97,10 +98,15 @@ class Entries:
         if meaning.kind is not NameKind.PLAIN:
             self._open_files.keep(found.number)
             if meaning.kind is NameKind.DOCUMENT:
+                self._remove_cleared(parent, directory, besides=name)
                 for changed in self._documents.remove(directory, os.fsdecode(name)):
                     self._descriptions.describe_anew(changed)
+            if meaning.target is not None and meaning.target.tree.collection.zeros is not None:
+                self._pending.make_room(found.size)
             with self._names.gate.shared():  # another thread may have renamed the directory
-                self._remove(self._open_files.directory_to_change(parent), name, meaning)
+                directory = self._open_files.directory_to_change(parent)
+                if not self.clear(directory, name):
+                    self._remove(directory, name, meaning)
             return
         with self._names.renaming():
             self._open_files.keep(found.number)
@@ -126,6 +132,42 @@ class Entries:
                 self._names.hide(directory, name, meaning.target)
             else:
                 self._names.reveal(directory, name, meaning.target)
+
+    def clear(self, directory: str, name: bytes) -> bool:
+        """Replace a chunk by one of zeros, if clients of the layout remove chunks in order to write zeros.
+
+        Return False for other files, for chunks outside of their array, and for those of a deleted array.
+        """
+        target = self._names.classify_name(directory, name).target
+        found = None if target is None else self._cleared(target)
+        if target is None or found is None:
+            return False
+        stored, shown = found
+        plain, target = name.removesuffix(target.suffix.encode()), target._replace(suffix="")
+        path = join(directory, plain)
+        self._pending.look(path, target)
+        with self._names.lock:
+            for old in filter(None, (self._files.at(path), self._files.at(join(directory, name)))):
+                self._contents.part_from_twin(old)
+                self._files.unname(old)
+            file = self._files.new(directory, plain, NameKind.CHUNK, target)
+            file.mtime_ns, file.known_size = time.time_ns(), len(shown)
+            self._saving.put(file, path, stored, stored=target.is_encoded)
+            self._contents.supersede(file)
+        return True
+
+    def _cleared(self, target: Target) -> tuple[bytes, bytes] | None:
+        """Return what a removed chunk becomes, as `encoding.cleared` does; None if its array is being deleted."""
+        return None if self._is_deleted(target.tree) else cleared(target)
+
+    def _is_deleted(self, tree: ChunkDirs) -> bool:
+        """Return whether a client has deleted the document of an array."""
+        for directory in (tree.path, tree.path.rpartition("/")[0]):
+            for name in self._base.datasets.layout_documents:
+                if document_at(self._base, directory, name) is not None:
+                    names, key = self._files.in_directory(directory), os.fsencode(name)
+                    return key in names and names[key] is None
+        return False
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
         """Create a copy of a file under another name: files here have one name each."""
@@ -222,6 +264,7 @@ class Entries:
         """Remove a directory. Raise OSError (ENOTEMPTY) if it shows entries, or the store has others there."""
         if self._has_entries(number):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._remove_cleared(number, path)
         self._pending.refused.forget_below(path)
         made = self._files.by_number.get(number)
         if made is not None:
@@ -246,14 +289,37 @@ class Entries:
         self._documents.removed(path)
         self._names.renew(path)
 
-    def _has_entries(self, number: int) -> bool:
-        """Return whether a directory has entries besides chunks that are shown but not stored: those always exist."""
+    def _has_entries(self, number: int, besides: bytes = b"") -> bool:
+        """Return whether a directory has entries besides chunks that no client can remove."""
         for batch in self._overlay.scan(number):
-            for entry in batch.numbers.tolist():
-                target = None if entry in self._files.by_number else self._base.target_of(entry)
-                if target is None or target.tree.shown.filler is None or target.tree.chunks.locate(target.coords):
+            for name, entry in zip(batch.names.tolist(), batch.numbers.tolist(), strict=True):
+                if name != besides and not self._always_exists(entry):
                     return True
         return False
+
+    def _always_exists(self, number: int) -> bool:
+        """Return whether a file is a chunk of zeros as removal leaves it, or a chunk that is shown but not stored."""
+        file = self._files.by_number.get(number)
+        target = self._base.target_of(number) if file is None else file.target
+        if target is None or target.tree.shown.filler is None:
+            return False
+        if (found := self._cleared(target)) is not None:
+            return bytes(self._overlay.read(number, 0, len(found[1]) + 1)) == found[1]
+        return file is None and not target.tree.chunks.locate(target.coords)
+
+    def _remove_cleared(self, number: int, path: str, besides: bytes = b"") -> None:
+        """Remove the chunks that removal has replaced by zeros, if the directory has no other entries."""
+        base = self._names.base_number(path)
+        if base is None or not self._base.has_chunks(base):
+            return
+        tree = self._base.chunk_tree(base) or self._base.collection(path)
+        if tree.collection.zeros is None or self._has_entries(number, besides):
+            return
+        for batch in self._overlay.scan(number):
+            for name in batch.names.tolist():
+                target = self._names.classify_name(path, name).target
+                if target is not None:
+                    self._remove(path, name, NameMeaning(NameKind.CHUNK, target))
 
     def _remove_stored(self, path: str) -> None:
         """Remove a directory and its empty subdirectories from the store.

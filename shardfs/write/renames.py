@@ -117,7 +117,8 @@ class Renames:
         if stat.S_ISLNK(found.mode):
             target, described = os.fsdecode(self._links.target_of(found.number)), self._descriptions.describes(new_name)
             self._links.require(directory, new_name, meaning, target, described=described)
-        kinds = {meaning.kind, self._entries.classify(source, name, found).kind}
+        was = self._entries.classify(source, name, found)
+        kinds = {meaning.kind, was.kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
             if there is not None:
                 self._open_files.keep(there.number, replaced=True)
@@ -126,6 +127,8 @@ class Renames:
                 self._rename_plain(file, old, new)
             else:
                 self._replace(file, old, new, meaning)
+                if was.target is not None:
+                    self._entries.clear(source, name)
         if kinds == {NameKind.PLAIN}:
             for above, last in ((source, name), (directory, new_name)):
                 if self._descriptions.describes(last):

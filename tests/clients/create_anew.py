@@ -184,7 +184,7 @@ def xarray(path: str) -> None:
     names = ("y", "x")
     values = {name: (names, DATA.astype(kind)) for name, kind in (("i", "i4"), ("marked", "i2"))}
     wanted = xr.Dataset({**values, "flag": ("y", DATA[:, 0] > 0)})
-    encoding = {name: {"chunks": (10, 10)} for name in values}
+    encoding: dict[str, Any] = {name: {"chunks": (10, 10)} for name in values}
     encoding["marked"]["_FillValue"] = 0
     wanted.to_zarr(f"{path}/d", mode="w", encoding=encoding)
     found = xr.open_zarr(f"{path}/d").load()

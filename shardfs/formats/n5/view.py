@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shardfs.codecs.encoded_chunks import is_filled, without_checks
-from shardfs.codecs.transcode import FillValue, memory_order
+from shardfs.codecs.encoded_chunks import without_checks
+from shardfs.codecs.transcode import memory_order
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import print_strict
-from shardfs.formats.layouts import PlacedArray, arrays_of, from_above, join, laid_out, shown
+from shardfs.formats.layouts import PlacedArray, arrays_of, from_above, join, laid_out, shown, zero_fillers
 from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
 from shardfs.formats.zarr_values import name_of
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
@@ -128,8 +128,7 @@ class _ShownDataset(PlacedArray):
         array, encoding = self.array, self.encoding
         names, axes = NestedNames(array.grid[::-1]), array.grid_axes[::-1]
         codecs = ("n5bytes", *(str(compression_of(c)["type"]) for c in encoding.codecs))
-        filler = FillValue(array, encoding) if is_filled(array.fill_value, array.data_type) else None
-        return shown(self.stored, self.path, encoding, names, axes, codecs, filler)
+        return shown(self.stored, self.path, encoding, names, axes, codecs, *zero_fillers(array, encoding))
 
     @cached_property
     def own(self) -> Mapping[str, Any]:

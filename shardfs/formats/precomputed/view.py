@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs.encoded_chunks import is_filled
-from shardfs.codecs.transcode import FillValue
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import print_strict
-from shardfs.formats.layouts import array_of, from_above, images_of, join, laid_out, require_described, shown
+from shardfs.formats.layouts import (
+    array_of,
+    from_above,
+    images_of,
+    join,
+    laid_out,
+    require_described,
+    shown,
+    zero_fillers,
+)
 from shardfs.formats.zarr_values import name_of
 from shardfs.model.arrays import Axis, ChunkEncoding, Level, Multiscale
 from shardfs.model.errors import UnsupportedError
@@ -219,8 +226,8 @@ class _ShownScale:
         encoding = ChunkEncoding(np.dtype(self.data_type).newbyteorder("<").str, self.roles.order, clipped=True)
         names = BoxNames(self._spatial(array.shape), self._spatial(array.chunk), self.offset)
         axes = [None if axis is None else array.grid_axes[axis] for axis in self.roles.space]
-        filler = FillValue(array, encoding) if is_filled(array.fill_value, encoding.data_type) else None
-        found = shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), filler)
+        fillers = zero_fillers(array, encoding)
+        found = shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), *fillers)
         return replace(found, compressible=True)
 
 
