@@ -53,10 +53,10 @@ class EncodedChunks:
         self.is_bytes = encoding.serializer.name == "bytes"
         self.is_plain = self.is_bytes and not self.codecs
         self.stores = not compress and self.is_bytes and can_store(encoding.codecs)
-        # A Blosc chunk at the edge may be full even if chunks there are clipped. bcolz clips the last chunk when it
-        # flushes an array, even if that chunk was shown full.
+        # The header of a Blosc chunk has its number of rows. bcolz clips the last chunk when it flushes an array, even
+        # if that chunk was shown full, and writes the chunk before it changes the array's length.
         varies = encoding.clipped or encoding.frame == "bcolz"
-        self.may_be_full = varies and [c.name for c in self.codecs] == ["blosc"]
+        self.has_rows = varies and self.rank > 0 and [c.name for c in self.codecs] == ["blosc"]
         self.dtype = np.dtype(encoding.data_type)
         self._chunk, self._shape = np.array(array.chunk, np.uint64), np.array(array.shape, np.uint64)
 
@@ -121,10 +121,13 @@ class EncodedChunks:
         if self.encoding.frame == "bcolz" and not data.startswith(BCOLZ_HEADER[:4]):
             raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {data[:4].hex()}")
         start, whole = self.header_size, self.array.chunk
-        if not self.may_be_full:
+        if not self.has_rows:
             return start, self.shape(cell)
-        is_whole = int.from_bytes(data[start + 4 : start + 8], "little") == self._nbytes(whole)
-        return start, whole if is_whole else self.clipped_shape(cell)
+        nbytes, inside = int.from_bytes(data[start + 4 : start + 8], "little"), self.clipped_shape(cell)
+        if nbytes == self._nbytes(whole):
+            return start, whole
+        rows, rest = divmod(nbytes, self._nbytes((1, *inside[1:])))
+        return start, inside if rest or not 0 < rows <= whole[0] else (rows, *inside[1:])
 
     def _n5_begin(self, data: bytes) -> tuple[int, Coords]:
         header = n5_blocks.parse_header(data)
@@ -150,10 +153,16 @@ class EncodedChunks:
         """
         start, shape = self.begin(cell, data)
         inside = self.clipped_shape(cell)
-        if any(n < m for n, m in zip(shape, inside, strict=True)):
+        if not self.has_rows and any(n < m for n, m in zip(shape, inside, strict=True)):
             raise ValueError(f"a chunk of {shape} is too small: the array has {inside} elements there")
         if (nbytes := self.decoded_size(shape)) is not None:
             checks.require_made_of(self.codecs, self.payload(data, start), nbytes)
+
+    def require_no_more(self, cell: Coords, data: bytes) -> None:
+        """Raise ValueError if a chunk has rows for a longer array. A full chunk may be padded instead."""
+        rows, inside = self.begin(cell, data)[1][0], self.clipped_shape(cell)[0]
+        if inside < rows < self.array.chunk[0]:
+            raise ValueError(f"a chunk of {rows} rows is too large: the array has {inside} there; resize it first")
 
     def elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
         """The decoded elements, axes in the array's order."""

@@ -112,7 +112,7 @@ class _Conversion:
         self._makes_bools = target.dtype.kind == "b" != source.dtype.kind
         self.passes = not self._makes_bools and (rewrap is not None or _same_payload(chunk, a, b))
         # The header of an N5 block has its shape, which may be any.
-        self.changes_edges = a.clipped != b.clipped or a.frame == "n5" or source.may_be_full
+        self.changes_edges = a.clipped != b.clipped or a.frame == "n5" or source.has_rows
         self._swaps_bytes = not self.passes and not self._makes_bools and _differ_in_byte_order(chunk, a, b)
         has_edges = any(s % c for s, c in zip(source.array.shape, chunk, strict=True))
         self.decodes = not self.passes or (self.changes_edges and has_edges)
@@ -191,6 +191,8 @@ class Transcoder:
             raise UnsupportedError(self.unwritable)
         cell = self._shown.cell(coords)
         self._shown.require_valid(cell, shown)
+        if self._shown.has_rows and self._stored.encoding.clipped:
+            self._shown.require_no_more(cell, shown)
         return bytes(self._storing.convert(cell, shown))
 
     def is_exact(self, coords: Coords, shown: bytes) -> bool:
