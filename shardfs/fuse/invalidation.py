@@ -29,6 +29,10 @@ MAX_RESIZED = 1 << 16
 """At most so many files are remembered as resized. Beyond, only their attributes are invalidated."""
 
 
+ANY = 0
+"""No file has this number."""
+
+
 class AttributeCache:
     """Attributes of files between a LOOKUP and the READs that follow. An entry never outlives a change of its file.
 
@@ -36,8 +40,8 @@ class AttributeCache:
     before that increment may be outdated, so `keep` ignores them. `entries` may be read without the lock.
 
     Attributes:
-        dropping: files whose pages the kernel is about to drop, because a notice is queued. Until then, a program that
-            opens such a file must not get the old pages.
+        dropping: files whose pages the kernel is about to drop, because a notice is queued; `ANY` stands for many
+            files. Until then, a program that opens such a file must not get the old pages.
     """
 
     def __init__(self) -> None:
@@ -64,6 +68,10 @@ class AttributeCache:
             else:
                 self.entries.pop(number, None)
 
+    def is_dropping(self, number: int) -> bool:
+        """Return whether a notice that makes the kernel drop the pages of a file is queued."""
+        return bool(self.dropping) and (number in self.dropping or ANY in self.dropping)
+
     def drop_pages(self, number: int) -> Callable[[], None]:
         """Note that a notice about a file is queued. Return the function to call once it is sent."""
         with self._lock:
@@ -83,13 +91,13 @@ class Notices:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._queue: queue.SimpleQueue[tuple[bytes, Callable[[], None]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Iterable[bytes], Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
 
-    def queue(self, message: bytes, sent: Callable[[], None] = nothing) -> None:
-        """Have a thread of its own send the message, and call `sent` then; never blocks."""
-        self._queue.put((message, sent))
+    def queue(self, messages: Iterable[bytes], sent: Callable[[], None] = nothing) -> None:
+        """Have a thread of its own send the messages, and call `sent` then; never blocks."""
+        self._queue.put((messages, sent))
         with self._lock:
             started, self._started = self._started, True
         if not started:
@@ -98,8 +106,8 @@ class Notices:
     def _work(self) -> None:
         alive = True
         while alive:
-            message, sent = self._queue.get()
-            alive = self.send(message)
+            messages, sent = self._queue.get()
+            alive = all(map(self.send, messages))
             sent()
 
     def send(self, message: bytes) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from shardfs.fuse import control, libfuse, protocol
 from shardfs.fuse.access import RecordingDevice
 from shardfs.fuse.device import Device
-from shardfs.fuse.invalidation import AttributeCache, Notices, ResizedFiles
+from shardfs.fuse.invalidation import ANY, AttributeCache, Notices, ResizedFiles
 from shardfs.fuse.leadership import TIMED, ErrorLog, Leadership, RequestLoop
 from shardfs.fuse.node_requests import NodeRequests, WritableNodeRequests, XattrRequests, forget_handlers
 from shardfs.fuse.read_requests import ReadRequests
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardfs.fuse.write_requests import WritableTree
     from shardfs.model.attributes import Attributes
     from shardfs.model.file_tree import FileTree
+    from shardfs.model.values import U64
 
 
 class Counts(NamedTuple):
@@ -187,16 +188,23 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
 
     def invalidate(parent: int, name: bytes) -> None:
         cache.changed()
-        notices.queue(protocol.invalidate_entry(parent, name))
+        notices.queue([protocol.invalidate_entry(parent, name)])
 
     def invalidate_content(number: int) -> None:
         cache.changed(number)
-        notices.queue(protocol.invalidate_content(number), cache.drop_pages(number))
+        notices.queue([protocol.invalidate_content(number)], cache.drop_pages(number))
+
+    def reshaped(numbers: U64) -> None:
+        cache.changed()
+        for number in numbers.tolist():
+            notices.send(protocol.invalidate_attributes(number))
+        notices.queue((protocol.invalidate_content(int(n)) for n in numbers), cache.drop_pages(ANY))
 
     def drop_content(number: int) -> None:
         cache.changed(number)
         notices.send(protocol.invalidate_content(number))
 
     hooks = tree.hooks
+    hooks.reshaped = reshaped
     hooks.invalidate, hooks.invalidate_content = invalidate, invalidate_content
     hooks.drop_content, hooks.shows_links = drop_content, True

@@ -156,7 +156,7 @@ class WriteRequests:
             return
         if flags & os.O_TRUNC:
             self._cache.changed(number)
-        reply_flags = 0 if number in self._cache.dropping else protocol.OPEN_KEEP_CACHE
+        reply_flags = 0 if self._cache.is_dropping(number) else protocol.OPEN_KEEP_CACHE
         reply_flags |= protocol.OPEN_NO_FLUSH if reads else 0
         if not self._send(protocol.opened(unique, reply_flags, handle)):
             self._tree.release(handle)

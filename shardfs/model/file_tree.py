@@ -75,6 +75,8 @@ class KernelHooks:
     Attributes:
         resized: to be called with the numbers of files that another program may have made longer or shorter, before any
             of their new bytes are returned. Set on a read-only tree; the others are set on a writable tree.
+        reshaped: to be called with the numbers of files whose bytes and sizes have changed with the shape of an array.
+            Does not block.
         invalidate: to be called when a name in a directory has changed without a request.
         invalidate_content: to be called when bytes or attributes of a file have changed without a request. Neither this
             nor `invalidate` blocks; both may be called anywhere.
@@ -84,6 +86,7 @@ class KernelHooks:
     """
 
     resized: Callable[[U64], None] = lambda numbers: None
+    reshaped: Callable[[U64], None] = lambda numbers: None
     invalidate: Callable[[int, bytes], None] = lambda parent, name: None
     invalidate_content: Callable[[int], None] = lambda number: None
     drop_content: Callable[[int], None] = lambda number: None

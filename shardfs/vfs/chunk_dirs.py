@@ -106,6 +106,7 @@ class ChunkDirs:
     Attributes:
         root: the inode number of the top directory (`c`); None if the names are in the dataset's directory.
         former: the tree of an earlier shape of the array; its inode numbers stay valid.
+        later: the tree of the array's present shape, which shows the chunks that both shapes have. None if this is it.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class ChunkDirs:
         self.root = numbers.first if self._names.prefix else None
         self.mtime_ns = mtime_ns
         self.former: ChunkDirs | None = None
+        self.later: ChunkDirs | None = None
         self.shown = ShownChunks(path, collection, chunks, cache, mtime_ns)
         self.shards = CollectionShards(path, collection, chunks, cache, numbers.first, ttl_s)
         self.listing = ChunkListing(numbers, chunks, self.shown, mtime_ns)
@@ -228,6 +230,8 @@ class ChunkDirs:
         position = number - self.first - self.directories
         if position < 0:
             return Attributes(number, True, 0, self.mtime_ns)
+        if self.later is not None and (present := self._number_in(self.later, number)) is not None:
+            return self.later.attributes(present)._replace(number=number)
         if not self._has_rows:
             return self.chunk_attributes(number, self.numbers.coords(number))
         nth, value = divmod(position, self._dims[-1])
@@ -244,6 +248,8 @@ class ChunkDirs:
         if number - self.first < self.directories:
             path = self.directory_path(self.numbers.place(number), shown=True)
             raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", path)
+        if self.later is not None and (present := self._number_in(self.later, number)) is not None:
+            return self.later.read(present, offset, size)
         return self.shown.read(number, self.numbers.coords(number), offset, size)
 
     def read_chunk(self, coords: Coords, offset: int, size: int) -> bytes | memoryview:
@@ -350,6 +356,18 @@ class ChunkDirs:
         for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True) if self.shown.is_cached else ():
             self.shown.invalidate(number, size)
         hooks.resized(numbers)
+
+    def follow(self, former: ChunkDirs) -> None:
+        """Show the array of this tree, which got another shape, under the inode numbers of the former tree, too."""
+        self.former = former
+        for tree in self.formers():
+            tree.later = self
+
+    def _number_in(self, tree: ChunkDirs, number: int) -> int | None:
+        """Return the inode number of a chunk in the tree of another shape; None if that shape lacks the chunk."""
+        coords = self.numbers.coords(number)
+        inside = all(i < n for i, n in zip(coords, tree.chunks.format.grid, strict=False))
+        return tree.numbers.of_chunk(tree.path, coords) if inside else None
 
     def formers(self) -> Iterator[ChunkDirs]:
         """Yield the trees of earlier shapes of the array, latest first."""

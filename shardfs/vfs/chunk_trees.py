@@ -15,6 +15,7 @@ from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
 from shardfs.vfs.nodes import is_in
+from shardfs.vfs.reshaping import numbers_at_edges
 
 if TYPE_CHECKING:
     from shardfs.model.collection import Collection
@@ -72,11 +73,13 @@ class ChunkTrees:
             tree = ChunkDirs(shown, collection, chunks, self._chunk_cache, numbers, mtime_ns, self._ttl, stored=path)
             chunks.on_resize = partial(tree.resized, self.hooks)
             if former is not None and _is_reshaped(former.collection, collection):
-                tree.former = former
+                tree.follow(former)
             self._next_first += numbers.count
             self._tree_at[path] = tree
             self._trees.append(tree)
             self._firsts.append(numbers.first)
+        for reshaped in numbers_at_edges(tree):
+            self.hooks.reshaped(reshaped)
         return tree
 
     def forget(self, path: str) -> list[str]:

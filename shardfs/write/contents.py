@@ -69,8 +69,8 @@ class FileContents:
         if file.twin is not None and file.buffer is None:
             return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
         version, size = file.version, file.size()
-        if size < 0 and version is not None:
-            size = self._shown_size(version, file.target)
+        if size < 0 and file.target is not None:
+            size = self._shown_size(file.target, version)
             with self.names.lock:
                 if file.version is version:
                     file.known_size = size
@@ -129,10 +129,13 @@ class FileContents:
         base = self.names.base
         return base.read(base.resolve(file.path).number, offset, size)
 
-    def _shown_size(self, version: Version, target: Target | None) -> int:
-        """Return the shown size of a version whose stored bytes are in the journal, without decoding if possible."""
+    def _shown_size(self, target: Target, version: Version | None) -> int:
+        """Return the shown size of a chunk in the journal, or else in its shard, without decoding if possible."""
+        if version is None:
+            tree, coords = target.tree, target.coords
+            return tree.chunk_attributes(tree.numbers.of_chunk(tree.path, coords), coords).size
         size = -1
-        if target is not None and version.data is not None:
+        if version.data is not None:
             size = target.tree.shown.shown_size(target.coords, version.data.size)
         return len(self._shown(version, target)) if size < 0 else size
 
@@ -142,7 +145,7 @@ class FileContents:
         if target is None or data is None:
             raise OSError(errno.EIO, "no metadata describes this chunk any more, so its bytes cannot be shown")
         try:
-            key, size = ("pending", version.lsn), data.size
+            key, size = ("pending", version.lsn, target.tree.first), data.size
             return target.tree.shown.show(key, target.coords, lambda: self.pending.read(data, 0, size))
         except ValueError as e:
             raise OSError(errno.EIO, f"cannot be a chunk of this array: {e}", target.tree.path) from e

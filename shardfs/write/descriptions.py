@@ -8,8 +8,11 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind
+from shardfs.vfs.reshaping import is_reshaped
 from shardfs.write.contents import MAX_DOCUMENT
 from shardfs.write.documents import Overlap
 from shardfs.write.files import WritableFile, join, split, stale
@@ -18,7 +21,7 @@ from shardfs.write.name_kind import FOREIGN, is_document
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shardfs.vfs.chunk_dirs import ChunkDirs
+    from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.contents import FileContents
     from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
@@ -181,6 +184,7 @@ class Descriptions:
     def describe_anew(self, directory: str) -> None:
         """Update the files in a directory whose documents have changed: their names may now have another kind."""
         former, strays = self._former(self._names.renew(directory)), list[WritableFile]()
+        reshaped: list[int] = []
         with self._names.lock:
             for parent, name, file in self._files.below(directory):
                 if file is not None and file.kind not in (NameKind.CHUNK, NameKind.ORPHAN):
@@ -191,11 +195,16 @@ class Descriptions:
                 if meaning.target is None and known is not None and known.tree in former:
                     continue  # outside of the new shape, but still readable and deletable
                 if file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
+                    if _is_reshaped(file.target, meaning.target):
+                        _forget_shown(file)
+                        reshaped.append(file.number)
                     file.kind, file.target = meaning.kind, meaning.target
                     self._overlay.make_parents(parent)
                 if file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
                     strays.append(file)
                 self._pending.retarget(path, meaning.target)
+        if reshaped:
+            self._names.hooks.reshaped(np.array(reshaped, np.uint64))
         for file in strays:
             self._pass_through(file)
 
@@ -268,3 +277,14 @@ class Descriptions:
         with suppress(FileExistsError):
             self._writer.make_directory(path)
             self._base.changed(path)
+
+
+def _is_reshaped(old: Target | None, new: Target | None) -> bool:
+    return old is not None and new is not None and is_reshaped(old.tree, new.tree, new.coords)
+
+
+def _forget_shown(file: WritableFile) -> None:
+    """Show a chunk as its array's new shape says. Bytes that a client has written and not closed are kept."""
+    file.known_size = -1
+    if not file.dirty:
+        file.drop_buffer()

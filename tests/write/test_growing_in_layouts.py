@@ -1,0 +1,118 @@
+"""Arrays that get another shape while a layout shows them: chunks at the former edge have other bytes then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardfs.codecs.transcode import Transcoder
+from shardfs.model.arrays import Array, ChunkEncoding, Codec
+from shardfs.vfs.reshaping import edge_chunks
+from tests.conftest import client_python, need_fuse
+from tests.data_bcolz import BLP, compressed
+from tests.data_n5 import header
+from tests.datasets import ROOT
+from tests.write.mounts import writable
+from tests.write.test_layouts import _mounted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = st.integers(1, 7)
+
+
+@given(st.lists(st.tuples(SIZES, SIZES, st.integers(1, 4)), min_size=1, max_size=3), st.data())
+def test_chunks_at_the_edge_change_with_the_shape(axes: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    before, after, chunk = zip(*axes, strict=True)
+    order = tuple(data.draw(st.permutations(range(len(axes)))))
+    old, new = (Array(shape, chunk, "|u1", ChunkEncoding("|u1", order), order) for shape in (before, after))
+
+    def inside(array: Array, cell: tuple[int, ...]) -> list[int]:
+        return [min(n, s - c * n) for c, n, s in zip(cell, array.chunk, array.shape, strict=True)]
+
+    cells = product(*(range(min(a, b)) for a, b in zip(old.grid, new.grid, strict=True)))
+    changed = {cell for cell in cells if inside(old, cell) != inside(new, cell)}
+    found = [coords for batch in edge_chunks(old, new) for coords in batch.tolist()]
+    assert {tuple(coords[axis] for axis in order) for coords in found} == changed
+
+
+def test_numbers_of_the_former_shape_show_the_present_chunk(tmp_path: Path) -> None:
+    """The kernel knows the chunk by its former number, and is told that its size has changed."""
+    store = tmp_path / "store"
+    array = zarr.create_array(store, shape=(10,), chunks=(4,), shards=(8,), dtype="<u2", fill_value=5, compressors=None)
+    array[:] = 3
+    sizes = {9: 1, 10: 2, 11: 3, 12: 4}
+    with _mounted(store, tmp_path / "journal", "n5") as files:
+        told: set[int] = set()
+        files.tree.hooks.reshaped = lambda numbers: told.update(numbers.tolist())
+        numbers = {files.tree.resolve("2").number}
+        for size in (11, 12, 9, 10):
+            shown = json.loads(files.read("attributes.json") or b"")
+            files.write("attributes.json", json.dumps({**shown, "dimensions": [size]}).encode())
+            assert numbers <= told or size == 9
+            told.clear()
+            present = files.tree.resolve("2")
+            numbers.add(present.number)
+            for number in numbers:
+                assert files.tree.attributes(number).size == present.size == 12 - 4 + 2 * sizes[size]
+                data = bytes(files.tree.read(number, 0, 100))
+                assert data.startswith(header((sizes[size],)) + b"\0\3")
+                assert data == files.read("2")
+        files.write("2", header((2,)) + bytes([0, 7, 0, 8]))
+        shown = json.loads(files.read("attributes.json") or b"")
+        files.write("attributes.json", json.dumps({**shown, "dimensions": [11]}).encode())
+        assert files.read("2") == header((3,)) + bytes([0, 7, 0, 8, 0, 5])
+        assert files.tree.resolve("2").size == 14
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_chunks_of_bcolz_say_how_many_rows_they_have(rows: int) -> None:
+    """The last chunk is written before the length of the array, and may be too short or too long until then."""
+    plain, blosc = ChunkEncoding("<u2", (0,)), (Codec("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1}),)
+    shown = ChunkEncoding("<u2", (0,), clipped=True, codecs=blosc, frame="bcolz")
+    elements = np.arange(1, 1 + rows, dtype="<u2")
+    chunk = BLP + compressed(elements.tobytes(), 2)
+    padded = np.concatenate([elements, np.full(4 - rows, 9, "<u2")]).tobytes()
+    assert Transcoder(Array((10,), (4,), "<u2", plain, (0,), 9), shown).store((2,), chunk) == padded
+    assert Transcoder(Array((12,), (4,), "<u2", shown, (0,), 9), plain).show((2,), chunk) == padded
+    clipped = Transcoder(Array((10,), (4,), "<u2", replace(plain, clipped=True), (0,), 9), shown)
+    if rows == 3:
+        with pytest.raises(ValueError, match="3 rows is too large: the array has 2 there"):
+            clipped.store((2,), chunk)
+    else:
+        assert clipped.store((2,), chunk) == padded[:4]
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+@pytest.mark.parametrize("tool", ["n5", "bcolz"])
+def test_programs_grow_an_array_whose_last_chunk_is_not_full(tool: str, tmp_path: Path) -> None:
+    need_fuse()
+    if tool == "n5":
+        pytest.importorskip("z5py")
+    python = sys.executable if tool == "n5" else str(client_python("bcolz"))
+    array = zarr.create_group(tmp_path / "source").create_array("a", shape=(10,), chunks=(4,), shards=(8,), dtype="<u2")
+    array[:] = 3
+    with writable(tmp_path / "source", tmp_path, "--layout", tool) as mount:
+        mount.mount()
+        command = [python, "-W", "ignore", "-m", "tests.clients.grow_in_layout", tool, str(mount.path)]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert mount.umount().returncode == 0
+    nine = [3] * 9
+    grown = [[3, *nine], [*nine, 8, 0], [*nine, 8, 0, 0], nine, [*nine, 8, 6], [*nine, 8, 6]]
+    rows = [3] * 10
+    appended = [rows := (rows + [size] * size)[: size if size < 0 else None] for size in (1, 3, 1, -2, -3, 6)]
+    expected = grown if tool == "n5" else appended
+    assert json.loads(run.stdout) == expected
+    assert np.asarray(zarr.open_array(tmp_path / "source/a")[:]).tolist() == expected[-1]
