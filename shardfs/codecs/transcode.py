@@ -151,7 +151,12 @@ class _Conversion:
 
 
 class Transcoder:
-    """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded."""
+    """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded.
+
+    Attributes:
+        former_edges: axes, and the positions on them of chunks that a former shape of the array clipped. They may have
+            been stored so. Then they must be padded, and their sizes do not follow from their stored sizes.
+    """
 
     def __init__(self, array: Array, shown: ChunkEncoding) -> None:
         self._stored, self._shown = EncodedChunks(array, array.encoding, compress=True), EncodedChunks(array, shown)
@@ -162,6 +167,7 @@ class Transcoder:
             if why := self._stored.undecodable():
                 raise UnsupportedError(why)
             self._shown.require_small()
+        self.former_edges: set[tuple[int, int]] = set()
         needed = self._storing.decodes
         self.unwritable = (self._shown.undecodable() or self._stored.unencodable()) if needed else None
 
@@ -176,7 +182,11 @@ class Transcoder:
             return made
         passed = stored - self._stored.overhead + self._shown.overhead + REWRAPPED_SIZE * self._rewraps
         passed = np.where(stored < self._stored.overhead, -1, passed)
-        return np.where(self._shown.are_whole(cells), passed, made) if self._showing.changes_edges else passed
+        if not self._showing.changes_edges:
+            return passed
+        for axis, position in self.former_edges:
+            passed[cells[:, axis] == position] = -1
+        return np.where(self._shown.are_whole(cells), passed, made)
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         shown = self._showing.convert(self._shown.cell(coords), stored)

@@ -16,6 +16,7 @@ from shardfs.model.kinds import COMPRESSIONS, NameKind, is_scratch
 from shardfs.vfs.chunk_listing import ChunkListing
 from shardfs.vfs.collection_shards import CollectionShards
 from shardfs.vfs.inodes import ChunkNumbers, TreePosition
+from shardfs.vfs.reshaping import edge_chunks, note_edges, shown_array
 from shardfs.vfs.shown_chunks import ShownChunks
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class ChunkDirs:
     Attributes:
         root: the inode number of the top directory (`c`); None if the names are in the dataset's directory.
         former: the tree of an earlier shape of the array; its inode numbers stay valid.
-        later: the tree of the array's present shape, which shows the chunks that both shapes have. None if this is it.
+        later: the tree of the array's present shape, which shows the chunks that both shapes have. None if this is that
+            tree, or if no bytes depend on the shape.
     """
 
     def __init__(
@@ -360,8 +362,20 @@ class ChunkDirs:
     def follow(self, former: ChunkDirs) -> None:
         """Show the array of this tree, which got another shape, under the inode numbers of the former tree, too."""
         self.former = former
+        if shown_array(self.collection) is None:
+            return
         for tree in self.formers():
             tree.later = self
+            note_edges(tree.collection, self.collection)
+
+    def numbers_at_edges(self) -> Iterator[U64]:
+        """Yield the inode numbers of former trees whose files have changed with the array's latest change of shape."""
+        former, new = self.former, shown_array(self.collection)
+        old = shown_array(former.collection) if former is not None else None
+        for coords in edge_chunks(old, new) if old is not None and new is not None else ():
+            for tree in self.formers():
+                inside = (coords < np.array(tree.chunks.format.grid, np.uint64)).all(axis=1)
+                yield tree.numbers.of_chunks(tree.path, coords[inside])
 
     def _number_in(self, tree: ChunkDirs, number: int) -> int | None:
         """Return the inode number of a chunk in the tree of another shape; None if that shape lacks the chunk."""

@@ -15,7 +15,6 @@ from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
 from shardfs.vfs.nodes import is_in
-from shardfs.vfs.reshaping import numbers_at_edges
 
 if TYPE_CHECKING:
     from shardfs.model.collection import Collection
@@ -78,7 +77,7 @@ class ChunkTrees:
             self._tree_at[path] = tree
             self._trees.append(tree)
             self._firsts.append(numbers.first)
-        for reshaped in numbers_at_edges(tree):
+        for reshaped in tree.numbers_at_edges():
             self.hooks.reshaped(reshaped)
         return tree
 

@@ -280,7 +280,7 @@ class Descriptions:
 
 
 def _is_reshaped(old: Target | None, new: Target | None) -> bool:
-    return old is not None and new is not None and is_reshaped(old.tree, new.tree, new.coords)
+    return old is not None and new is not None and is_reshaped(old.tree.collection, new.tree.collection, new.coords)
 
 
 def _forget_shown(file: WritableFile) -> None:

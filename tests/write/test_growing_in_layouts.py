@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -12,15 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardfs.codecs.transcode import Transcoder
+from shardfs.codecs.transcode import Transcoder, transcoder
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
-from shardfs.vfs.reshaping import edge_chunks
+from shardfs.vfs.reshaping import edge_chunks, edges
+from tests import handmade
+from tests.codecs.chunk_model import Case, alike, cases, coords_of, fill_of, taken_in
 from tests.conftest import client_python, need_fuse
 from tests.data_bcolz import BLP, compressed
-from tests.data_n5 import header
+from tests.data_n5 import Index, attributes, header, sharding
 from tests.datasets import ROOT
 from tests.write.mounts import writable
 from tests.write.test_layouts import _mounted
@@ -73,6 +76,50 @@ def test_numbers_of_the_former_shape_show_the_present_chunk(tmp_path: Path) -> N
         files.write("attributes.json", json.dumps({**shown, "dimensions": [11]}).encode())
         assert files.read("2") == header((3,)) + bytes([0, 7, 0, 8, 0, 5])
         assert files.tree.resolve("2").size == 14
+
+
+@given(cases(), st.data())
+def test_blocks_of_n5_that_a_former_edge_has_cut_are_padded(case: Case, data: st.DataObject) -> None:
+    old = replace(case.array, encoding=replace(case.array.encoding, frame="n5", clipped=True))
+    new = replace(old, shape=tuple(n + data.draw(st.integers(0, 5)) for n in old.shape))
+    transform = transcoder(new, case.shown)
+    assume(transform is not None)
+    assert isinstance(transform, Transcoder)
+    transform.former_edges.update(edges(old, new))
+    fill = fill_of(old.fill_value)
+    elements = np.full(new.shape, fill, case.data.dtype)
+    elements[tuple(map(slice, old.shape))] = case.data
+    former, grown = replace(case, array=old), replace(case, array=new, data=elements)
+    for cell in former.cells():
+        stored, coords = former.stored(cell), coords_of(old, cell)
+        wanted = elements[grown.box(cell)] if case.shown.clipped else grown.padded(cell, fill)
+        shown = bytes(transform.show(coords, stored))
+        assert alike(taken_in(shown, case.shown, wanted.shape), wanted)
+        size = transform.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
+        assert size in (-1, len(shown))
+
+
+def test_an_n5_dataset_grows_in_another_layout(tmp_path: Path) -> None:
+    """The last block was cut, and has the size of a whole one only when a program writes it again."""
+    store = tmp_path / "store"
+    codecs = [sharding((4,), [{"name": "n5bytes"}, {"name": "gzip", "configuration": {"level": 5}}], Index())]
+    handmade.write_json(store / "attributes.json", attributes((6,), (8,), "uint16", codecs=codecs))
+    with _mounted(store, tmp_path / "journal", "native") as files:
+        files.write("1", header((2,)) + gzip.compress(bytes([0, 3, 0, 4])))
+        files.publish()
+    with _mounted(store, tmp_path / "journal", "zarr2") as files:
+        number = files.tree.resolve("1").number
+        for size in (7, 8, 100):
+            shown = json.loads(files.read(".zarray") or b"")
+            files.write(".zarray", json.dumps({**shown, "shape": [size]}).encode())
+            chunk = files.read("1") or b""
+            assert gzip.decompress(chunk) == bytes([0, 3, 0, 4, 0, 0, 0, 0])
+            assert files.tree.attributes(number).size == files.tree.resolve("1").size == len(chunk)
+        written = gzip.compress(bytes(range(8)))
+        files.write("1", written)
+        files.publish()
+        assert files.read("1") == written
+        assert files.tree.resolve("1").size == len(written)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
