@@ -193,7 +193,9 @@ def _apply(source: str, directory: Path, found: Options) -> int:
         show_progress(f"{len(writable.left())} files")
         kept = writable.close(found.stall)
     for path in sorted(kept):
-        click.echo(f"shardfs: {path}: is not published", err=True)
+        failure = writable.pending.failure(path)
+        why = "" if failure is None else f": {message(failure)}"
+        click.echo(f"shardfs: {path}: is not published{why}", err=True)
     return NOT_PUBLISHED if kept else 0
 
 

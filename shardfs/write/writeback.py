@@ -50,6 +50,8 @@ NAMED = 100
 EMPTY_NS = 60 * 10**9
 """Age in nanoseconds from which an empty chunk counts as an error."""
 
+EMPTY = "is an empty file, which readers take for damage: write or remove it"
+
 
 class WriteBuffer:
     """The pending versions of a mount, and the threads that publish them. Thread-safe.
@@ -328,7 +330,11 @@ class WriteBuffer:
             if shard is not None and path in shard.unfit:
                 return OSError(errno.EINVAL, shard.unfit[path])
             version = self._pending.versions.get(path)
-            return OSError(errno.ESTALE, version.conflict) if version is not None and version.conflict else None
+            if version is not None and version.conflict:
+                return OSError(errno.ESTALE, version.conflict)
+            is_empty = version is not None and version.data is not None and not version.data.size
+            waits = is_empty and shard is not None and not shard.targets[path].tree.by_id
+            return OSError(errno.EINVAL, EMPTY) if waits else None
 
     def left(self) -> list[str]:
         """Return the paths of all unpublished versions, except temporary files of programs."""
@@ -345,7 +351,7 @@ class WriteBuffer:
             empty = [p for p in at if (v := versions[p]).data and not v.data.size and v.mtime_ns < before]
             failing = {s.key: str(s.failure) for s in self.shards if s.failure is not None}
             failing |= {path: str(failure.strerror) for path, failure in self.shards.undecided()}
-            failing |= dict.fromkeys(empty, "is an empty file, which readers take for damage: write or remove it")
+            failing |= dict.fromkeys(empty, EMPTY)
             return {
                 "dirty_chunks": len(at),
                 "dirty_shards": len([s for s in self.shards if s.targets]),

@@ -74,6 +74,21 @@ def test_it_is_published_without_a_mount(dataset: Get, source: Path, tmp_path: P
     assert sorted(p.name for p in source.rglob(".shardfs*")) == []
 
 
+def test_it_says_why_a_file_is_not_published(dataset: Get, tmp_path: Path, state: Path) -> None:
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    journal = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
+    meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": "?"}
+    journal.append(RecordKind.PUT, {"path": "c/0/0", **meta}, b"")
+    journal.append(RecordKind.PUT, {"path": "c/0/1", **meta, "conflict": "another program has changed it"}, CHUNK)
+    journal.close(clean=False)
+    done = shardfs("recover", "--apply", path)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == [
+        "shardfs: c/0/0: is not published: is an empty file, which readers take for damage: write or remove it",
+        "shardfs: c/0/1: is not published: another program has changed it",
+    ]
+
+
 @pytest.mark.interop
 def test_a_copy_of_the_directory_will_do(dataset: Get, source: Path, state: Path, tmp_path: Path) -> None:
     (directory,) = state.iterdir()
