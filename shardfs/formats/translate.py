@@ -133,8 +133,13 @@ class Translation(Format):
     def dataset_formats(self) -> Sequence[str]:
         return self.source.dataset_formats
 
+    @property
+    def has_source(self) -> bool:
+        """Whether the dataset has documents in the source. A directory above datasets is shown as a group without."""
+        return self.source is not self.layout
+
     def describes(self, name: str) -> bool:
-        return self.source is not self.layout and name in self.layout.documents
+        return self.has_source and name in self.layout.documents
 
     def references(self, path: str, name: str, new: bytes) -> Sequence[str]:
         return [join(at, document) for at in self.below for document in self.source.documents]
@@ -245,7 +250,8 @@ class Translation(Format):
     def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
         """The documents to store: those of the source, with the changes in the translation."""
         if self.view is None:
-            raise ValueError("documents of this source cannot be changed in this layout; change the source")
+            found = self.source.dataset_formats[0] if self.has_source else "without a document for this directory"
+            raise ValueError(f"the source is {found}, and layouts cannot change that; change the source")
         base = translated(self.layout, self.view, path, before)
         made: dict[str, bytes] = {}
         for name, raw in translated(self.layout, self.view, path, after).items():
@@ -340,14 +346,20 @@ class Creation(Translation):
     Args:
         group: the layout's documents of an empty group. Clients may write attributes before the document that they
             belong to.
+        deleted: the source's documents of an array that was deleted here. Its shards are still stored.
     """
 
     group: Documents
+    deleted: Documents
 
     def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
         if self.view is None:
             raise ValueError("no layout writes the format of new datasets here; give --create, such as --create zarr3")
         made = translated(self.layout, self.view, path, {**self.group, **after})
+        with suppress(ValueError, CorruptShardError, UnsupportedError):  # a different array
+            before = self.show(self.deleted)
+            self._require_chunks(path, before, {**self.group, **after})
+            made |= self._as_deleted(path, translated(self.layout, self.view, path, before), made)
         if made:
             return made
         made = {self.source.documents[0]: b"{}\n"}  # of a group without attributes
@@ -356,8 +368,20 @@ class Creation(Translation):
             raise ValueError(f"the format {self.view.name} has no document for it")
         return made
 
+    def _as_deleted(self, path: str, base: Documents, made: Documents) -> Iterator[tuple[str, bytes]]:
+        """The documents of the deleted array with the changes from `base` to `made`, which describe equal chunks.
 
-def creation(layout: Format, layout_view: View, source: Format | None, path: str) -> Creation:
+        So the array gets its own codecs again, which the layout may not show.
+        """
+        for name, raw in made.items():
+            theirs = self.source.shown(path, self.deleted, name) if name in self.deleted else None
+            if theirs is not None and name in base and self.has_arrays(path, {name: raw}):
+                yield name, rebased(base[name], raw, theirs)
+
+
+def creation(
+    layout: Format, layout_view: View, source: Format | None, path: str, deleted: Documents = MappingProxyType({})
+) -> Creation:
     """The documents of a new dataset in directory `path`. `source` is None if its format is unknown."""
 
     def show(stored: Documents) -> Documents:
@@ -366,7 +390,7 @@ def creation(layout: Format, layout_view: View, source: Format | None, path: str
 
     view = None if source is None else creating_view(source.dataset_formats[0])
     group = layout_view.show(path, None, {}).documents
-    return Creation(layout, source or layout, view, {}, (), show, group)
+    return Creation(layout, source or layout, view, {}, (), show, group, deleted)
 
 
 def _split(name: str, documents: Sequence[str]) -> tuple[str, str]:

@@ -233,7 +233,10 @@ class StoreDirectories:
         for i in range(len(above) + 1):
             content, below = self._datasets.open(node), "/".join((*above[i:], name))
             if content.shows(below):
-                return "/".join(above[:i]), below, self._datasets.translation(node)
+                translation = self._datasets.translation(node)
+                if content.dataset and content.dataset.collections and translation and not translation.has_source:
+                    return None  # the array's document is deleted, but its chunks can still be read and deleted
+                return "/".join(above[:i]), below, translation
             if i < len(above):
                 number = self.lookup(node, os.fsencode(above[i])).number
                 if number >= TABLE_END:

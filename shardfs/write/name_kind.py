@@ -132,7 +132,8 @@ class ExpectedDatasets:
         source = next((f for f in datasets.formats if format in f.dataset_formats), None)
         if format == NONE or source is layout:
             return Document(layout, directory, name) if source in formats() else None
-        return Document(creation(layout, view, source, directory), directory, name)
+        deleted = self._deleted[directory].documents if directory in self._deleted else {}
+        return Document(creation(layout, view, source, directory, deleted), directory, name)
 
     def _format_of_new(self, directory: str) -> str:
         """Return the format of a new dataset, `NONE` to store documents unchanged, or "" if it is unknown."""

@@ -18,7 +18,7 @@ from tests.data_bcolz import write_array
 from tests.data_n5 import Index, attributes
 from tests.data_n5 import sharding as n5_sharding
 from tests.data_zarr_transformer import array_document, write_hierarchy
-from tests.datasets import BIG, GZIP, LITTLE
+from tests.datasets import BIG, CRC, GZIP, LITTLE
 from tests.handmade import group_document, sharding, volume_info, write_json, zarr_metadata
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def test_zarr2_over_others(shown: Shown) -> None:
 
 @in_layout("zarr2")
 def test_what_cannot_be_changed(shown: Shown) -> None:
-    shown.refused("draft/g/a/.zattrs", "cannot be changed in this layout", a=1)
+    shown.refused("draft/g/a/.zattrs", "layouts cannot change that", a=1)
     shown.refused("draft/.zgroup", "zarr_format", zarr_format=3)
     refused = shown["array/.zarray"]
     raw = shown.stored("array/zarr.json")
@@ -215,6 +215,32 @@ def test_deleting(shown: Shown) -> None:
         with pytest.raises(PermissionError, match="describes other datasets, too"):
             shown.remove(path)
     assert (shown.root / "volume/info").exists()
+
+
+@pytest.mark.parametrize(
+    ("shown", "document", "source"),
+    [
+        ("zarr2", "array/.zarray", "array/zarr.json"),
+        ("n5", "array/attributes.json", "array/zarr.json"),
+        ("zarr3", "n5/zarr.json", "n5/attributes.json"),
+    ],
+    indirect=["shown"],
+)
+@pytest.mark.parametrize("codecs", [[LITTLE, GZIP, CRC], [LITTLE, GZIP, GZIP, CRC]])
+def test_an_array_whose_document_is_deleted_and_written_again(
+    shown: Shown, document: str, source: str, codecs: list[Any]
+) -> None:
+    """The chunks are still stored, and the mount still shows them, so the array needs the same codecs."""
+    if source.endswith("zarr.json"):
+        inner = zarr_metadata((8,) * 3, (4,) * 3, (2,) * 3, codecs=codecs, data_type="uint16")
+        write_json(shown.root / source, inner)
+        shown.tree.renew("")
+    before, stored = shown[document], shown.stored(source)
+    directory, _, name = document.rpartition("/")
+    shown._documents.remove(directory, name)
+    assert not (shown.root / source).exists()
+    assert shown.write(document, before) == before
+    assert shown.stored(source) == stored
 
 
 @in_layout("zarr2")
