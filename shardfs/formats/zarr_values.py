@@ -58,6 +58,14 @@ COMPRESSORS = {"gzip": "gzip", "zstd": "zstd", "blosc": "numcodecs.blosc"} | {
 }
 """The Zarr v3 names of the compressors of numcodecs, which Zarr v2 and the draft of 2022 use."""
 
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "zlib": {"level": 1},
+    "bz2": {"level": 1},
+    "lzma": {"format": 1, "check": -1, "preset": None, "filters": None},
+    "lz4": {"acceleration": 1},
+}
+"""The parameters that numcodecs writes for its own compressors; a source may omit them."""
+
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """The attribute with xarray's names of axes, in versions of Zarr without `dimension_names`."""
 
@@ -234,4 +242,5 @@ def of_numcodecs(name: str, configuration: Mapping[str, Any], item: int) -> Name
     """
     if name not in COMPRESSORS:
         raise ValueError(f"compressor or filter {name!r:.200} is unknown")
-    return COMPRESSORS[name], {**configuration, "typesize": item} if name == "blosc" else configuration
+    known = {"typesize": item} if name == "blosc" else {}
+    return COMPRESSORS[name], {**DEFAULTS.get(name, {}), **configuration, **known}

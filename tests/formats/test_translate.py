@@ -185,6 +185,11 @@ EQUAL_FORMS: Mapping[str, tuple[bytes, Mapping[str, Any]]] = {
     "nan": (zarr3(data_type="float32", fill_value="0x7fc00001"), {"fill_value": "NaN"}),
     "no filters": (zarr3(), {"filters": []}),
     "blosc": (zarr3(codecs=[LITTLE, BLOSC]), {}),
+    "lzma": (
+        zarr3(codecs=[LITTLE, {"name": "numcodecs.lzma", "configuration": {}}]),
+        {"compressor": {"id": "lzma", "format": 1, "check": -1, "preset": None, "filters": None}},
+    ),
+    "bz2": (zarr3(codecs=[LITTLE, {"name": "numcodecs.bz2", "configuration": {}}]), {"compressor": {"id": "bz2"}}),
     "decoded": (zarr3(codecs=[{"name": "transpose", "configuration": {"order": [1, 0]}}, LITTLE, GZIP, GZIP]), {}),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardfs.codecs.decoders import SAME_SIZE
 from shardfs.formats import zarr_values
-from shardfs.formats.zarr_values import CODEC_PARAMETERS, NAMES_OF_FLOATS, SHUFFLES
+from shardfs.formats.zarr_values import CODEC_PARAMETERS, DEFAULTS, NAMES_OF_FLOATS, SHUFFLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +35,6 @@ OMITTED: Mapping[str, Sequence[str]] = {
 Codecs named `numcodecs.*` keep all their parameters.
 """
 
-PASSING = frozenset(("bz2", "zlib", "lzma", "lz4"))
-"""Further compressors of numcodecs, by their name in Zarr v2, that all readers of Zarr v2 support."""
-
 MARK = "_FillValue"
 """The attribute with the value that xarray, netCDF-C and GDAL take for missing."""
 
@@ -45,8 +42,8 @@ MARK = "_FillValue"
 def compressor(codec: Codec) -> dict[str, Any] | None:
     """The member `compressor` of Zarr v2 for a codec; None if some readers of Zarr v2 lack the codec."""
     name = codec.name.removeprefix("numcodecs.")
-    if name in PASSING and name != codec.name:
-        return {"id": name, **codec.configuration}
+    if name in DEFAULTS and name != codec.name:
+        return {"id": name, **DEFAULTS[name], **codec.configuration}
     if name not in OMITTED:
         return None
     defaults = {member: value for member, value in CODEC_PARAMETERS[name].items() if member not in OMITTED[name]}
