@@ -229,6 +229,19 @@ def test_an_undefined_fill_value_is_no_marker_of_missing_values(data_type: str, 
     assert (json.loads(through.show(stored)[".zarray"])["fill_value"] is None) is remembered
 
 
+@pytest.mark.parametrize(("stored_value", "shown"), [("", "AAAAAA=="), ("YWI=", "YWIAAA=="), ("YWIAAA==", "YWIAAA==")])
+def test_fill_values_of_bytes_have_the_size_of_an_element(stored_value: str, shown: str) -> None:
+    """tensorstore refuses shorter ones; zarr-python 2.18 writes shorter ones."""
+    type_ = {"name": "null_terminated_bytes", "configuration": {"length_bytes": 4}}
+    stored, through = {"zarr.json": zarr3(data_type=type_, fill_value=stored_value)}, translation("zarr2", ZARR3)
+    before = json.loads(through.show(stored)[".zarray"])
+    assert before["fill_value"] == shown
+    for value in (shown, stored_value):
+        written = json.dumps({**before, "fill_value": value, "shape": [9, 6]}).encode()
+        made = json.loads(through.edit("a", stored, ".zarray", written)["zarr.json"])
+        assert made == {**json.loads(stored["zarr.json"]), "shape": [9, 6]}
+
+
 @pytest.mark.parametrize("names", [None, ["y", "x"]])
 def test_an_undefined_fill_value_does_not_change_another_one(names: list[str] | None) -> None:
     named = {} if names is None else {"dimension_names": names}

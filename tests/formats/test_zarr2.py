@@ -172,7 +172,7 @@ def _documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     names = not rank or draw(st.booleans())
     if names:
         attributes["_ARRAY_DIMENSIONS"] = ["t", "y", "x"][:rank]
-    fill_value = draw(st.sampled_from(FILLS.get(kind, ["", "YWJj"] if kind == "S" else ["", "é"])))
+    fill_value = draw(st.sampled_from(FILLS.get(kind, ["YWJj"] if kind == "S" else ["", "é"])))
     if names and fill_value != "NaN":
         attributes["_FillValue"] = fill_value
         if isinstance(fill_value, str) and kind == "f":

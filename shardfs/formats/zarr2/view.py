@@ -27,6 +27,7 @@ from shardfs.formats.zarr2.words import (
     MARK,
     compressor,
     mark_of,
+    padded,
 )
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, separator_of, with_groups
 from shardfs.formats.zarr_values import DIMENSIONS, STRING, VLEN_UTF8
@@ -129,7 +130,7 @@ class _Zarr2Array(PlacedArray):
             "chunks": array.chunk,
             "dtype": encoding.data_type,
             "order": "C" if encoding.order == tuple(range(len(array.shape))) else "F",
-            "fill_value": self._fill_value,
+            "fill_value": padded(self._fill_value, array.data_type),
             "dimension_separator": separator_of(self.stored.names),
             "filters": None if encoding.serializer == BYTES else [{"id": encoding.serializer.name}],
             "compressor": compressor(encoding.codecs[0]) if encoding.codecs else None,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,23 @@ def named(value: Any) -> Named:
     if not isinstance(value, dict) or not isinstance(value.get("id"), str):
         raise ValueError(f"a codec should be an object with an id, not {value!r:.80}")
     return value["id"], {name: member for name, member in value.items() if name != "id"}
+
+
+# ---- fill values ----
+
+
+def padded(value: Any, data_type: str) -> Any:
+    """A fill value; that of bytes, in base64, has the size of an element, which tensorstore requires."""
+    dtype = np.dtype(data_type)
+    if dtype.kind == "S" and isinstance(value, str):
+        with suppress(ValueError):  # the source has no base64
+            return base64.b64encode(base64.b64decode(value, validate=True).ljust(dtype.itemsize, b"\0")).decode()
+    return value
+
+
+def unpadded(value: str) -> str:
+    """The fill value of bytes, in base64, without zeros at its end. Raise ValueError if it is no base64."""
+    return base64.b64encode(base64.b64decode(value, validate=True).rstrip(b"\0")).decode()
 
 
 # ---- the marker of missing values ----
