@@ -383,7 +383,7 @@ class Documents:
             log.warning("%s: the document is not removed: %s", document.path, e)
             raise PermissionError(errno.EPERM, str(e), document.path) from e
         if gone is None:
-            written = self.write(document.directory, document.name, NOTHING)
+            written = self.write(document.directory, document.name, NOTHING, decided=True)
             return set() if written is None else written.changed
         self.expected.remember(document, stored)
         for below in gone:

@@ -217,6 +217,17 @@ def test_deleting(shown: Shown) -> None:
     assert (shown.root / "volume/info").exists()
 
 
+@in_layout("zarr2")
+def test_deleting_attributes_deletes_the_marker_that_names_of_axes_made(shown: Shown) -> None:
+    shown.change("array/.zarray", fill_value=7)
+    shown.write("array/.zattrs", {"_ARRAY_DIMENSIONS": ["z", "y", "x"]})
+    assert shown["array/.zattrs"]["_FillValue"] == 7
+    shown.remove("array/.zattrs")
+    assert shown["array/.zattrs"] == {}
+    assert shown.write("array/.zattrs", {"_FillValue": 3}) == {"_FillValue": 3}
+    assert shown.stored("array/zarr.json")["attributes"] == {"_FillValue": 3}
+
+
 @pytest.mark.parametrize(
     ("shown", "document", "source"),
     [
