@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Documents: TypeAlias = Mapping[str, bytes]
 """Documents by their path below the directory of a dataset."""
 
+MAX_TRIED = 32
+"""If more members of a refused document have changed, they are not tried one by one, and the message names none."""
+
 COPIES = "metadata"
 """The member of a consolidated document with copies of documents, by path."""
 
@@ -170,18 +173,47 @@ class Translation(Format):
         stored chunks.
         """
         before = self._shown_all(stored, name)
-        members = _changed(before.get(name), new)
-        if not members:
+        if not _changed(before.get(name), new):
             return {}
         others = {n: form.data for n, form in written.items() if n != name and before.get(n) == form.shown}
         try:
-            made = self._made(path, stored, {**before, **others}, {**before, **others, name: new})
-            again = self.show({**stored, **made})
-            self._require_chunks(path, before, again)
+            made, again = self._edited(path, stored, before, others, {name: new})
         except (UnsupportedError, ValueError) as e:
-            raise ValueError(f"{name}: {', '.join(members)}: {e}") from e
+            causes = ", ".join(self._causes(path, stored, before, others, name, new))
+            raise ValueError(": ".join(filter(None, (name, causes, str(e))))) from e
         self._require_kept(path, name, new, before, again)
         return made
+
+    def _edited(
+        self, path: str, stored: Documents, before: Documents, others: Documents, written: Documents
+    ) -> tuple[dict[str, bytes], Documents]:
+        """The documents to store for written ones, and what is shown then. Raise UnsupportedError or ValueError."""
+        base = {**before, **others}
+        made = self._made(path, stored, base, {**base, **written})
+        again = self.show({**stored, **made})
+        self._require_chunks(path, before, again)
+        return made, again
+
+    def _causes(
+        self, path: str, stored: Documents, before: Documents, others: Documents, name: str, new: bytes
+    ) -> list[str]:
+        """The changed members that would also be refused alone; all changed members if none would.
+
+        None of them if the document is new.
+        """
+        old, doc = intelligible("", before.get(name)), intelligible("", new)
+        members = _changed(before.get(name), new)
+        if doc is None:
+            return ["the document"]
+        if old is None or len(members) > MAX_TRIED:
+            return []
+        causes: list[str] = []
+        for member in members:
+            try:
+                self._edited(path, stored, before, others, {name: _with(old, member, doc)})
+            except (UnsupportedError, ValueError):
+                causes.append(member)
+        return causes or members
 
     def is_said(self, path: str, stored: Documents, name: str, document: bytes) -> bool:
         """Whether the stored documents say what the layout's document `name` says, perhaps in another form."""

@@ -131,7 +131,8 @@ def test_zarr2_over_zarr3(shown: Shown) -> None:
     assert (after["shape"], after["dimension_names"]) == ([9, 8, 3], ["z", "y", "x"])
     assert after["attributes"]["a"] == {"b": [1, None]}
     assert [after[n] for n in ("codecs", "chunk_grid")] == [before[n] for n in ("codecs", "chunk_grid")]
-    shown.refused("array/.zarray", r"\.zarray: chunks: ", chunks=[4, 4, 4])
+    shown.refused("array/.zarray", r"\.zarray: chunks: ", chunks=[4, 4, 4], shape=[9, 8, 8])
+    shown.refused("array/.zarray", r"\.zarray: shape, fill_value: ", fill_value="x", shape=[9])
     shown.change(".zattrs", title="x")
     assert shown.stored("zarr.json")["attributes"] == {"title": "x"}
 
