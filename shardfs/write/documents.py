@@ -127,7 +127,7 @@ class Documents:
         if isinstance(form, Translation):
             self._note_shown(document, data, form.show({**edit.stored, **edit.made}))
         in_layout, changed = isinstance(form, Translation), {directory, form.described_by(directory, name)}
-        if not in_layout and not _has_members(edit.shown):
+        if not _has_members(edit.shown) and not (in_layout and edit.made):
             return Written(edit.shown, set())
         if _has_members(edit.shown):
             self.expected.forget(document)

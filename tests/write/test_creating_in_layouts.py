@@ -247,3 +247,18 @@ def test_nothing_is_created_in_an_omitted_array(tmp_path: Path) -> None:
         assert not list(omitted.iterdir())
         assert mount.umount().returncode == 0
     assert sorted(source.rglob("*")) == before
+
+
+def test_the_documents_of_a_group_may_be_copied_after_its_arrays(tmp_path: Path) -> None:
+    """In any order, as cp finds them in a directory."""
+    need_fuse()
+    source, plain = tmp_path / "source", tmp_path / "plain"
+    source.mkdir()
+    zarr.create_group(plain, zarr_format=2).create_array("g/b", shape=(8, 8), chunks=(2, 2), dtype="u2")
+    with writable(source, tmp_path, "--layout", "zarr2", "--create", "zarr3") as mount:
+        mount.mount()
+        (mount.path / "g").mkdir()
+        for name in ("b", ".zattrs", ".zgroup"):
+            subprocess.run(["cp", "-r", f"{plain}/g/{name}", f"{mount.path}/g/"], check=True, timeout=60)
+        assert mount.umount().returncode == 0
+    assert (source / "g/zarr.json").exists()
