@@ -234,7 +234,8 @@ class StoreDirectories:
             content, below = self._datasets.open(node), "/".join((*above[i:], name))
             if content.shows(below):
                 translation = self._datasets.translation(node)
-                if content.dataset and content.dataset.collections and translation and not translation.has_source:
+                has_chunks = content.dataset is not None and content.dataset.collections and node.file is None
+                if has_chunks and translation is not None and not translation.has_source:
                     return None  # the array's document is deleted, but its chunks can still be read and deleted
                 return "/".join(above[:i]), below, translation
             if i < len(above):

@@ -303,9 +303,10 @@ class Entries:
         target = self._base.target_of(number) if file is None else file.target
         if target is None or target.tree.shown.filler is None:
             return False
-        if (found := self._cleared(target)) is not None:
-            return bytes(self._overlay.read(number, 0, len(found[1]) + 1)) == found[1]
-        return file is None and not target.tree.chunks.locate(target.coords)
+        if file is None and not target.tree.chunks.locate(target.coords):
+            return True
+        found = self._cleared(target)
+        return found is not None and bytes(self._overlay.read(number, 0, len(found[1]) + 1)) == found[1]
 
     def _remove_cleared(self, number: int, path: str, besides: bytes = b"") -> None:
         """Remove the chunks that removal has replaced by zeros, if the directory has no other entries."""
