@@ -81,7 +81,7 @@ class StoreShards:
 
     def is_pair(self, shard: int) -> bool:
         """Return whether the shard is stored as two files instead of one. One of the two may be missing."""
-        return not self._exists(self.key(shard)) and bool(self.pair_files(shard))
+        return bool(self.pair_files(shard)) and not self._exists(self.key(shard))
 
     def pair_files(self, shard: int) -> Sequence[str]:
         """Return the keys of the files that exist of a shard's form in two files."""
