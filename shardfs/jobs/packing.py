@@ -19,7 +19,7 @@ from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.layouts import join
 from shardfs.formats.registry import creating_view, format_of
 from shardfs.formats.zarr2 import ZARR2
-from shardfs.jobs.shared_work import CACHE, MOST_SHARDS, WHOLE, JobPart, JobSource
+from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
@@ -33,7 +33,6 @@ from shardfs.storage.source_locks import canonical
 from shardfs.storage.writers import open_writer
 from shardfs.vfs.discovery import NATIVE
 from shardfs.vfs.nodes import is_in
-from shardfs.vfs.tree import open_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -213,19 +212,7 @@ class Packing:
     # ---- documents and arrays ----
 
     def _tree(self, layout: str) -> Tree:
-        source = self.job.source
-        tree = open_tree(
-            source.url,
-            storage_options=json.loads(source.options),
-            index_cache_bytes=CACHE,
-            chunk_cache_bytes=CACHE,
-            prefetch_bytes=CACHE,
-            connections=MOST_SHARDS,
-            follow_symlinks=source.follow_symlinks,
-            layout=layout,
-            skip_unsupported=True,
-            may_be_empty=True,
-        )
+        tree = self.job.source.open(layout=layout, skip_unsupported=True, may_be_empty=True)
         if layout == ZARR3:
             tree.datasets.view = creating_view(ZARR3)  # unlike the view of a mount, it keeps all codecs
         return tree

@@ -78,6 +78,19 @@ class JobSource:
         """The tree of the source, opened once per process. Raises the errors of `open_tree`."""
         return _tree(self)
 
+    def open(self, **more: Any) -> Tree:
+        """A new tree of the source, with the caches of a job. `more` are further arguments of `open_tree`."""
+        return open_tree(
+            self.url,
+            storage_options=json.loads(self.options),
+            index_cache_bytes=CACHE,
+            chunk_cache_bytes=CACHE,
+            prefetch_bytes=CACHE,
+            connections=MOST_SHARDS,
+            follow_symlinks=self.follow_symlinks,
+            **more,
+        )
+
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -100,15 +113,7 @@ class Task(Protocol[R_co]):
 
 @lru_cache(2)
 def _tree(source: JobSource) -> Tree:
-    return open_tree(
-        source.url,
-        storage_options=json.loads(source.options),
-        index_cache_bytes=CACHE,
-        chunk_cache_bytes=CACHE,
-        prefetch_bytes=CACHE,
-        connections=MOST_SHARDS,
-        follow_symlinks=source.follow_symlinks,
-    )
+    return source.open()
 
 
 class JobPart(NamedTuple):

@@ -153,25 +153,33 @@ class Whole:
     level = "closed"
 
     def __init__(self, publishing: Publishing | None = None) -> None:
-        self._publishing = publishing or Publishing(idle_s=NEVER, age_s=NEVER)
+        self._publishing = publishing
 
-    @contextmanager
-    def open(self, target: Target, root: Path, journal: Path) -> Iterator[TreeFiles]:
-        base = open_tree(str(root), layout=target.layout)
-        layout = "" if target.layout == "native" else f"layout={target.layout}"
-        # Small, so that segments come and go.
-        held = Journal.open(journal, str(root), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
-        try:
-            tree = open_write_tree(base, held, publishing=self._publishing, layout=layout)
-        except BaseException:
-            held.close(clean=False)
-            raise
-        files = TreeFiles(tree, held)
-        try:
-            yield files
-        finally:
-            if not files.dead:
-                tree.pending.close(5)
+    def open(self, target: Target, root: Path, journal: Path) -> AbstractContextManager[TreeFiles]:
+        return mounted(root, journal, target.layout, self._publishing)
+
+
+@contextmanager
+def mounted(
+    store: Path, journal: Path, layout: str = "native", publishing: Publishing | None = None
+) -> Iterator[TreeFiles]:
+    """The writable tree of a source in a layout. By default, publishing must be asked for."""
+    base = open_tree(str(store), layout=layout)
+    # Small, so that segments come and go.
+    held = Journal.open(journal, str(store), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
+    publishing = publishing or Publishing(idle_s=NEVER, age_s=NEVER)
+    try:
+        words = "" if layout == "native" else f"layout={layout}"
+        tree = open_write_tree(base, held, publishing=publishing, layout=words)
+    except BaseException:
+        held.close(clean=False)
+        raise
+    files = TreeFiles(tree, held)
+    try:
+        yield files
+    finally:
+        if not files.dead:
+            tree.pending.close(5)
 
 
 class TreeFiles:

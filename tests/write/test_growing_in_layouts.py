@@ -25,8 +25,8 @@ from tests.conftest import client_python, need_fuse
 from tests.data_bcolz import BLP, compressed
 from tests.data_n5 import Index, attributes, header, sharding
 from tests.datasets import ROOT
+from tests.write.engines import mounted
 from tests.write.mounts import writable
-from tests.write.test_layouts import _mounted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def test_numbers_of_the_former_shape_show_the_present_chunk(tmp_path: Path) -> N
     array = zarr.create_array(store, shape=(10,), chunks=(4,), shards=(8,), dtype="<u2", fill_value=5, compressors=None)
     array[:] = 3
     sizes = {9: 1, 10: 2, 11: 3, 12: 4}
-    with _mounted(store, tmp_path / "journal", "n5") as files:
+    with mounted(store, tmp_path / "journal", "n5") as files:
         told: set[int] = set()
         files.tree.hooks.reshaped = lambda numbers: told.update(numbers.tolist())
         numbers = {files.tree.resolve("2").number}
@@ -104,10 +104,10 @@ def test_an_n5_dataset_grows_in_another_layout(tmp_path: Path) -> None:
     store = tmp_path / "store"
     codecs = [sharding((4,), [{"name": "n5bytes"}, {"name": "gzip", "configuration": {"level": 5}}], Index())]
     handmade.write_json(store / "attributes.json", attributes((6,), (8,), "uint16", codecs=codecs))
-    with _mounted(store, tmp_path / "journal", "native") as files:
+    with mounted(store, tmp_path / "journal", "native") as files:
         files.write("1", header((2,)) + gzip.compress(bytes([0, 3, 0, 4])))
         files.publish()
-    with _mounted(store, tmp_path / "journal", "zarr2") as files:
+    with mounted(store, tmp_path / "journal", "zarr2") as files:
         number = files.tree.resolve("1").number
         for size in (7, 8, 100):
             shown = json.loads(files.read(".zarray") or b"")

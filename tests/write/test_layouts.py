@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,6 @@ from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
 from shardfs.write.journal import Journal, RecordKind
-from shardfs.write.publishing import Publishing
-from shardfs.write.tree import open_write_tree
 from shardfs.write.unpublished import with_unpublished
 from tests import data_n5, handmade
 from tests.data_bcolz import BLP, compressed
@@ -31,11 +29,10 @@ from tests.data_zarr_transformer import sharding as transformer
 from tests.datasets import BLOSC, ROOT
 from tests.mount.programs import shardfs
 from tests.waiting import wait_until
-from tests.write.engines import TreeFiles, Whole
+from tests.write.engines import TreeFiles, Whole, mounted
 from tests.write.targets import LAYOUTS, Target, read_tensorstore, write_tensorstore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -280,18 +277,6 @@ def test_fsspec_writes_through_a_layout(tmp_path: Path) -> None:
 # ---- what is shown is not what was written ----
 
 
-@contextmanager
-def _mounted(store: Path, journals: Path, layout: str) -> Iterator[TreeFiles]:
-    base = open_tree(str(store), layout=layout)
-    journal = Journal.open(journals, str(store), limit_bytes=1 << 22, commit_s=0)
-    never = Publishing(idle_s=1e9, age_s=1e9)
-    files = TreeFiles(open_write_tree(base, journal, publishing=never, layout=f"layout={layout}"), journal)
-    try:
-        yield files
-    finally:
-        files.tree.pending.close(5)
-
-
 class Array:
     """An array of uint16 in chunks of (4, 4), and its journal."""
 
@@ -312,7 +297,7 @@ class Array:
         write_tensorstore("zarr3", self.store, self.data)
 
     def mount(self) -> AbstractContextManager[TreeFiles]:
-        return _mounted(self.store, self.journal, self.layout)
+        return mounted(self.store, self.journal, self.layout)
 
     def natively(self) -> None:
         np.testing.assert_array_equal(read_tensorstore("zarr3", self.store), self.data)
@@ -328,7 +313,7 @@ def _volume(encoding: str, data_type: str) -> dict[str, Any]:
 def test_chunks_of_lossy_encodings_cannot_be_opened_for_writing(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     handmade.write_json(tmp_path / "store/info", _volume("jpeg", "uint8"))
-    with _mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
+    with mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
         with pytest.raises(OSError, match="jpeg") as caught:
             files.write("8_8_40/0/0/0", bytes(16))
         assert caught.value.errno == errno.EROFS
@@ -344,7 +329,7 @@ def test_padding_is_shown_as_it_will_be_in_the_shard(tmp_path: Path) -> None:
     chunk = np.full((1, 4, 4), 7, "<u2")
     kept = np.zeros_like(chunk)
     kept[:, :1, :2] = 7
-    with _mounted(store, tmp_path / "journal", "zarr2") as files:
+    with mounted(store, tmp_path / "journal", "zarr2") as files:
         dropped: list[int] = []
         files.tree.hooks.invalidate_content = dropped.append
         path = "8_8_40/0/1/1"
@@ -452,7 +437,7 @@ def test_a_hierarchy_of_the_draft_in_a_directory(tmp_path: Path) -> None:
     shards = {f"a/{name}": data for name, data in named(pack_shards(cells, (2,))).items()}
     write_hierarchy(tmp_path / "store/hierarchy", {"a": array}, shards)
     for token in (b"xy", b"zz"):
-        with _mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
+        with mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
             assert files.read("hierarchy/a/.zarray") is not None
             files.write("hierarchy/a/2", token)
             assert files.read("hierarchy/a/2") == token
@@ -488,11 +473,11 @@ def test_a_file_that_is_shown_as_an_array(tmp_path: Path) -> None:
     """Its directory can be synced, and bcolz may write the compressed size that it has computed."""
     (tmp_path / "store").mkdir()
     shutil.copy(ROOT / "tests/golden/bloscpack/array-2d.blp", tmp_path / "store/a.blp")
-    with _mounted(tmp_path / "store", tmp_path / "journal", "bcolz") as files:
+    with mounted(tmp_path / "store", tmp_path / "journal", "bcolz") as files:
         files.tree.sync_directory(files.tree.number("a.blp"))
         sizes = json.loads(files.read("a.blp/meta/sizes") or b"")
         files.write("a.blp/meta/sizes", json.dumps({**sizes, "cbytes": 1}).encode())
         with pytest.raises(OSError, match="shape"):
             files.write("a.blp/meta/sizes", json.dumps({**sizes, "shape": [21, 15]}).encode())
-    with _mounted(tmp_path / "store", tmp_path / "journal", "precomputed") as files:
+    with mounted(tmp_path / "store", tmp_path / "journal", "precomputed") as files:
         files.tree.sync_directory(files.tree.number("a.blp/1_1_1"))

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import zarr
 
-from shardfs.vfs.tree import open_tree
-from shardfs.write.journal import Journal
-from shardfs.write.publishing import Publishing
-from shardfs.write.tree import open_write_tree
 from tests.conftest import need_fuse
 from tests.datasets import ROOT
-from tests.write.engines import TreeFiles
+from tests.write.engines import TreeFiles, mounted
 from tests.write.mounts import writable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 FILL, OLD = 7, 5
@@ -42,16 +37,8 @@ def _natively(path: Path) -> np.ndarray:
     return np.asarray(zarr.open_array(path / "a", mode="r")[...])
 
 
-@contextmanager
-def _mounted(top: Path, layout: str) -> Iterator[TreeFiles]:
-    base = open_tree(str(top / "store"), layout=layout)
-    journal = Journal.open(top / "journal", str(top / "store"), limit_bytes=1 << 22, commit_s=0)
-    never = Publishing(idle_s=1e9, age_s=1e9)
-    files = TreeFiles(open_write_tree(base, journal, publishing=never, layout=f"layout={layout}"), journal)
-    try:
-        yield files
-    finally:
-        files.tree.pending.close(5)
+def _mounted(top: Path, layout: str) -> AbstractContextManager[TreeFiles]:
+    return mounted(top / "store", top / "journal", layout)
 
 
 def _name(layout: str, row: int, column: int) -> str:
