@@ -75,6 +75,7 @@ class Datasets:
     Args:
         index_cache: holds shard indices and known damage.
         layout: the name of a view, or `NATIVE`. The attribute `layout` is the format of its documents.
+            `layout_documents` are the names of all documents that it shows, `consolidated_names` of generated ones.
         chunk_codec: the codec in which the view shows chunks; None: the view chooses.
         skip_unsupported: report directories that the view cannot express as problems instead of raising an error.
     """
@@ -95,20 +96,14 @@ class Datasets:
         self.formats = formats() if layout == NATIVE else sources()
         self.layout = next((f for f in self.formats if layout in f.dataset_formats), None)
         self.document_names = _document_names(self.formats)
-        self.layout_documents = self._layout_documents()
-        self.consolidated_names = self.layout_documents[len(self.layout.documents) if self.layout is not None else 0 :]
+        consolidation = self.view.show("", None, {}).consolidation if self.view is not None else None
+        self.consolidated_names = () if consolidation is None else (consolidation.name,)
+        self.layout_documents = () if self.layout is None else (*self.layout.documents, *self.consolidated_names)
         self._skips = skip_unsupported
         self.damage = KnownDamage(index_cache)
         self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
         self.problems: dict[Problem, None] = {}
         self._instead: Mapping[str, dict[str, bytes]] = {}  # documents taken for the stored ones, by directory
-
-    def _layout_documents(self) -> Sequence[str]:
-        """Return the names of all documents that the layout shows, also of generated ones; none if it is native."""
-        if self.view is None or self.layout is None:
-            return ()
-        consolidation = self.view.show("", None, {}).consolidation
-        return (*self.layout.documents, *((consolidation.name,) if consolidation is not None else ()))
 
     def documents(self, path: str) -> dict[str, bytes]:
         """Return the stored metadata documents of a directory by name."""
