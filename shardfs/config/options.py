@@ -185,8 +185,9 @@ class Options:
         "Requests that may wait for the source at the same time; one more is served.",
     )
     poll_us: int = _daemon(
-        _Kind(parsers.natural, "MICROSECONDS", "0"),
-        "How long to poll for the next request before sleeping, while requests follow each other closely.",
+        _Kind(parsers.natural, "MICROSECONDS", "100"),
+        "How long to poll for the next request before sleeping, while one thread asks densely and a CPU is idle; 0 "
+        "turns polling off. Polling takes at most half of one CPU.",
     )
     store_timeout: float = _store(
         _positive_seconds("30"),

@@ -7,8 +7,6 @@ import io
 import logging
 import mmap
 import os
-import select
-from time import monotonic as clock
 from typing import TYPE_CHECKING
 
 from shardfs.fuse import protocol
@@ -31,34 +29,12 @@ class Device:
 
     def __init__(self, fd: int, settings: FuseSettings) -> None:
         self._fd, self.encoder, self.tally = fd, settings.encoder(), RequestTally()
-        # Without a request to read, `os.read` raises; FileIO returns None, which saves half a microsecond per poll.
-        file = io.FileIO(fd, "r+", closefd=False)
-        self.receive: Callable[[memoryview], int | None] = file.readinto
+        self.receive: Callable[[memoryview], int | None] = io.FileIO(fd, "r+", closefd=False).readinto
         self.request = memoryview(mmap.mmap(-1, protocol.REQUEST_BUFFER))
-        self._poll_s = settings.poll_us / 1e6
-        self._poller = select.poll()
-        self._poller.register(fd, select.POLLIN)
-        self._dense = False  # whether the last request came within `poll_us`
 
     def copy_of_request(self) -> bytes:
         """A copy of the request in the buffer."""
         return bytes(self.request[: protocol.HEADER_IN.unpack_from(self.request)[0]])
-
-    def poll(self) -> int | None:
-        """Wait for a request on a device that does not block.
-
-        While requests come densely, look for the next one for `poll_us` before sleeping. Return the size of a request
-        read meanwhile, or None after sleeping: then a request can be read.
-        """
-        began = clock()
-        while self._dense and clock() - began < self._poll_s:
-            os.sched_yield()
-            size = self.receive(self.request)
-            if size is not None:
-                return size
-        self._poller.poll()
-        self._dense = clock() - began < self._poll_s
-        return None
 
     def send(self, reply: memoryview | bytes | bytearray) -> bool:
         """Send a reply; False if the kernel does not wait for it any more."""

@@ -66,7 +66,7 @@ REQUEST_BUFFER = MAX_TRANSFER + 4096
 
 # Requests. Offsets count from the start of the request, whose header has 40 bytes.
 BODY = 40
-HEADER_IN = Struct("=IIQQ")  # length, opcode, unique, node
+HEADER_IN = Struct("=IIQQ8xI")  # length, opcode, unique, node, thread of the client (0 if none is known)
 CALLER, CALLER_IN = 24, Struct("=III")  # in the header: user, group, process
 FORGET_IN = Struct("=Q")  # number of references
 BATCH_FORGET_IN = Struct("=I4x")  # count; then pairs of node and number of references

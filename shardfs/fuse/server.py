@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import select
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -14,6 +15,7 @@ from shardfs.fuse.device import Device
 from shardfs.fuse.invalidation import ANY, AttributeCache, Notices, ResizedFiles
 from shardfs.fuse.leadership import TIMED, ErrorLog, Leadership, RequestLoop
 from shardfs.fuse.node_requests import NodeRequests, WritableNodeRequests, XattrRequests, forget_handlers
+from shardfs.fuse.polling import Polling
 from shardfs.fuse.read_requests import ReadRequests
 from shardfs.fuse.readdir import DirRequests, Listings, WritableDirRequests
 from shardfs.fuse.write_requests import NameRequests, WriteRequests
@@ -79,8 +81,9 @@ class Server:
             _connect(cast("WritableTree", tree), self._cache, notices)
         else:
             self._resized.send, tree.hooks.resized = notices.send, self._resized.note
-        if self._settings.poll_us:
-            os.set_blocking(session.fd, False)
+        poller = select.poll()
+        poller.register(session.fd, select.POLLIN)
+        self._polling = Polling(poller.poll, self._settings.poll_us, self._leadership.is_alone)
         self._leadership.start(self._make_loop, on_end)
 
     def counts(self) -> Counts:
@@ -105,7 +108,7 @@ class Server:
             device = recording = RecordingDevice(self._fd, self._settings, self._access, self._path_of)
             handlers = [recording.recorded(opcode, handler) for opcode, handler in enumerate(self._handlers(device))]
         self._tallies.append(device.tally)
-        return RequestLoop(device, handlers, self._error_log, self._leadership.postpone)
+        return RequestLoop(device, handlers, self._polling, self._error_log, self._leadership.postpone)
 
     def _path_of(self, number: int) -> str:
         return self._tree.shown_path(number) if number < control.DIRECTORY else os.fsdecode(control.NAME)

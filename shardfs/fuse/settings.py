@@ -24,7 +24,8 @@ class FuseSettings:
             the absence of a name. The source of a read-only mount is assumed not to change.
         max_read, max_readahead: bytes; 0 keeps the kernel's default.
         threads: the number of requests that may wait for the store at the same time, plus one.
-        poll_us: while requests come densely, poll for the next one for so many microseconds before sleeping.
+        poll_us: while one thread asks densely, poll for its next request for at most so many microseconds before
+            sleeping; 0 turns that off. See `Polling`.
         direct_io: files over 128 KiB bypass the page cache. The first read is faster, but such files cannot be mapped
             shared. Ignored with `rw`.
         keep_listings: the kernel may cache listings without a time-out. Ignored with `rw`.
@@ -45,7 +46,7 @@ class FuseSettings:
     max_read: int = 0
     max_readahead: int = 0
     threads: int = 16
-    poll_us: int = 0
+    poll_us: int = 100
     direct_io: bool = False
     keep_listings: bool = True
     rw: bool = False

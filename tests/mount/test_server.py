@@ -122,7 +122,9 @@ class Kernel:
 
     def send(self, opcode: int, node: int, body: bytes = b"") -> int:
         self._unique += 2
-        header = struct.pack("=IIQQIIII", 40 + len(body), opcode, self._unique, node, 0, 0, 0, 0)
+        header = struct.pack(
+            "=IIQQIIII", 40 + len(body), opcode, self._unique, node, 0, 0, threading.get_native_id(), 0
+        )
         self._device.send(header + body)
         return self._unique
 

@@ -62,7 +62,7 @@ class Disk:
                 if e.errno == errno.ENODEV:
                     return
                 continue
-            _, opcode, unique, _ = protocol.HEADER_IN.unpack_from(buffer)
+            _, opcode, unique, *_ = protocol.HEADER_IN.unpack_from(buffer)
             if opcode not in (protocol.FORGET, protocol.BATCH_FORGET, protocol.INTERRUPT):
                 os.writev(fd, self._answer(opcode, unique, memoryview(buffer)[protocol.BODY :]))
 
