@@ -34,15 +34,15 @@ class Polling:
         self._look, self._is_alone = look, is_alone
         self._poll_s = min(poll_us / 1e6, self.BURST_S) if len(os.sched_getaffinity(0)) > 1 else 0.0
         self._misses = 0
-        self._credit_s, self._ended = self.BURST_S, clock()
+        self._credit_s, self._credited = self.BURST_S, clock()
 
     def poll(self) -> int:
         """Poll for the next request; return how many requests of one thread to read before the next call."""
         if not self._poll_s or not self._is_alone():
             return DENSE
         began = now = clock()
-        self._credit_s = min(self._credit_s + self.SHARE * (began - self._ended), self.BURST_S)
-        self._ended = now
+        self._credit_s = min(self._credit_s + self.SHARE * (began - self._credited), self.BURST_S)
+        self._credited = began
         if self._credit_s < self._poll_s:
             return 1
         found: object = False
@@ -50,7 +50,6 @@ class Polling:
             os.sched_yield()  # the client may need this CPU
             found, now = self._look(0), clock()
         self._credit_s -= now - began
-        self._ended = now
         if now - began > 2 * self._poll_s:  # another program needed this CPU
             self._misses = self.MOST_MISSES
         elif found:
