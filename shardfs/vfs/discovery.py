@@ -389,7 +389,9 @@ class Datasets:
     def document_mtime(self, path: str) -> int:
         """Return the modification time, in ns, of a generated or rewritten document."""
         if self.view is None and self.store.remote:
-            return self.mtime(path)
+            with suppress(OSError):
+                return self.store.open(path).stat().mtime_ns  # unlike `entry`, through obstore
+            return 0
         return self.directory_mtime(path)
 
     def directory_mtime(self, path: str) -> int:
