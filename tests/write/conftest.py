@@ -61,6 +61,15 @@ def memory_mount(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture(autouse=True)
+def no_publisher_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread that publishes: it tries again for ever, also while later tests count calls."""
+    before = {*threading.enumerate()}  # also those of fixtures that outlive the test
+    yield
+    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("shardfs-publish")]
+    assert not left, "the test should close its writable tree"
+
+
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
     """A directory of the local disk, to compare with."""

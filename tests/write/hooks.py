@@ -14,20 +14,25 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Notes every call; before call number `at` (from 0), or behind it, `do` is called."""
+    """Notes every call; before call number `at` (from 0), or behind it, `do` is called.
+
+    Calls of threads that other tests have left are done, but neither noted nor counted.
+    """
 
     def __init__(self, at: int = -1, do: Callable[[], None] | None = None, *, behind: bool = False) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self._at, self._do, self._behind = at, do, behind
         self._lock = threading.Lock()
         self._acting = 0
+        self._others = {*threading.enumerate()} - {threading.current_thread()}
 
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.calls]
 
     def __call__(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        if self._acting == threading.get_ident():  # what `do` does is no call of those that are looked at
+        # What `do` does is no call of those that are looked at.
+        if self._acting == threading.get_ident() or threading.current_thread() in self._others:
             return function(*args)
         with self._lock:
             number = len(self.calls)
