@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
+from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,10 @@ NAMED = 20
 @click.command()
 @click.argument("argument", required=False, metavar="[MOUNTPOINT|SOURCE|PROFILE]", shell_complete=profiles_and_files)
 @click.option("--wait", is_flag=True, help="Wait until all data is published, or no process publishes it.")
+@click.option("--watch", "again", is_flag=True, help="Show rates and problems in the terminal until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
-def status(argument: str | None, wait: bool, as_json: bool, given: Given) -> int:
+def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: Given) -> int:
     """Show the state of mounts, or of the journal of SOURCE.
 
     Without an argument, of all mounts on this machine; answers within a second. Exit code 1 if a mount is dead, hangs
@@ -43,6 +46,8 @@ def status(argument: str | None, wait: bool, as_json: bool, given: Given) -> int
 
     source = argument
     mountpoint = None if argument is None else os.path.abspath(argument)
+    if again:
+        return _watch(mountpoint, alone=not (wait or as_json))
     found = mount_table.mounts(mountpoint)
     if not found and argument is not None and (profile := profile_named(argument)) is not None:
         mountpoint, source = os.path.realpath(profile.mountpoint), profile.source
@@ -63,6 +68,18 @@ def status(argument: str | None, wait: bool, as_json: bool, given: Given) -> int
         click.echo("nothing is mounted")
     failing = any((w := _writing(mount)) and (w["errors"] or w["refused"] or w["read_only"]) for mount in found)
     return int(failing or any(mount.state in (mount_table.DEAD, mount_table.HANGS) for mount in found))
+
+
+def _watch(mountpoint: str | None, *, alone: bool) -> int:
+    if not alone:
+        raise click.UsageError("--watch excludes --json and --wait")
+    if not sys.stdout.isatty():
+        raise click.UsageError("--watch needs a terminal; see --json for programs")
+    from shardfs.cli.watching import watch
+
+    with suppress(KeyboardInterrupt):
+        watch(mountpoint)
+    return 0
 
 
 def _writing(mount: Mount) -> Mapping[str, Any]:
@@ -210,6 +227,7 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
     problem.
     """
     from shardfs.daemon import doctor as work
+    from shardfs.daemon.health import WRONG
     from shardfs.model import redact
     from shardfs.storage import mount_table
 
@@ -224,7 +242,7 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
         findings = chain(findings, work.examine_source(absolute(source), found))
     wrong = False
     for finding in findings:
-        wrong |= finding.state == work.WRONG
+        wrong |= finding.state == WRONG
         if as_json:
             write_json(finding._asdict())
         else:

@@ -210,7 +210,7 @@ class Options:
     access_log: str | None = _daemon(_PATH, "Append one line of JSON per request to this file.", unset="none")
     metrics_addr: str | None = _daemon(
         _Kind(parsers.address, "HOST:PORT"),
-        "Serve Prometheus metrics at http://HOST:PORT/metrics to every client that can connect.",
+        "Serve a status page at http://HOST:PORT/ and Prometheus metrics at /metrics, to every client that connects.",
         unset="nowhere",
     )
     rw: bool = _writing(

@@ -13,8 +13,9 @@ import time
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis, examine_mount
 from shardfs.daemon.mount import DESCRIPTORS
 from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange, Suffix
@@ -32,23 +33,11 @@ if TYPE_CHECKING:
     from shardfs.config.options import Options
     from shardfs.storage.store import Store
 
-OK, NOTE, WRONG = "ok", "note", "wrong"
-"""States of a diagnosis. NOTE marks a missing feature that only some users need."""
-
 DEVICE, FUSE_CONF, FUSE_SYSCTL = "/dev/fuse", "/etc/fuse.conf", "/proc/sys/fs/fuse"
 MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup"
 
 SECONDS = 10.0
 """Upper limit for `store_timeout` during the checks, in seconds."""
-
-
-class Diagnosis(NamedTuple):
-    """The result of one check. `message` describes the finding. `fix` is the remedy, or empty if none is needed."""
-
-    check: str
-    state: str
-    message: str
-    fix: str = ""
 
 
 def examine_machine(found: Options) -> Iterator[Diagnosis]:
@@ -199,30 +188,6 @@ def _available_bytes() -> int:
 def _mounts() -> Iterator[Diagnosis]:
     for mount in mount_table.mounts():
         yield from examine_mount(mount)
-
-
-def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
-    """Check one mount: whether its daemon answers, and whether its store answers."""
-    point = mount.mountpoint
-    if mount.state in _STATES:
-        state, finding, fix = _STATES[mount.state]
-        yield Diagnosis("mount", state, f"{point}: {finding}", fix.format(point))
-    elif mount.status is None:
-        yield Diagnosis("mount", NOTE, f"{point}: reports no status, as mounts of old versions")
-    elif (store := mount.status["store"]) and store["silent"]:
-        fix = "check the network and the store; the mount recovers by itself"
-        yield Diagnosis("mount", WRONG, f"{point}: its store does not answer", fix)
-    else:
-        failed = sum(store["errors"].values()) - store["errors"].get("ENOENT", 0) if store else 0
-        note = f"; its store has failed {failed} times, see {point}/.shardfs/log" if failed else ""
-        yield Diagnosis("mount", NOTE if failed else OK, f"{point}: answers{note}")
-
-
-_STATES = {
-    mount_table.DEAD: (WRONG, "its daemon has died, and the mount remains", "shardfs umount --lazy {}"),
-    mount_table.HANGS: (WRONG, "does not answer", "shardfs umount --lazy {}, and mount it again"),
-    mount_table.CLOSED: (NOTE, "belongs to another user", ""),
-}
 
 
 # ---- source

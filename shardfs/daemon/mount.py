@@ -39,9 +39,9 @@ from shardfs.storage.source_locks import canonical
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shardfs.daemon.metrics import Scraping
     from shardfs.daemon.shutdown import Writing
     from shardfs.daemon.status import ObservableTree, Status
+    from shardfs.daemon.status_server import StatusServer
     from shardfs.daemon.systemd import Notifier
     from shardfs.fuse.libfuse import Session
     from shardfs.fuse.settings import FuseSettings
@@ -81,7 +81,7 @@ class MountArguments:
         fsname: name of the source for findmnt; None for `source` without secrets.
         nonempty: "warn", "refuse" or "allow" a mountpoint with entries. The mount hides these entries.
         access_log: file to which the daemon appends each request as a line of JSON.
-        metrics_addr: HOST:PORT of the HTTP server for Prometheus.
+        metrics_addr: HOST:PORT of the HTTP server for metrics and the status page.
         dead: the mount of a dead daemon to replace. `mount` sets it.
     """
 
@@ -238,7 +238,7 @@ def _serve(
     from shardfs.fuse.server import Server
 
     server = Server(arguments.fuse, AccessLog.open(arguments.access_log) if arguments.access_log else None)
-    scraping = _listening(arguments.metrics_addr)
+    web = _listening(arguments.metrics_addr)
     tree, writing = arguments.open_tree(server.waiting)
     gc.freeze()
     mount_options = [*arguments.fuse.options(), f"fsname={arguments.shown}", "subtype=shardfs"]
@@ -248,12 +248,12 @@ def _serve(
         replacing = _attach(session, arguments)
         session.negotiate()
         facts = {"source": arguments.shown, "mountpoint": arguments.mountpoint, "layout": arguments.layout}
-        if scraping is not None:
-            facts["metrics_addr"] = scraping.address
+        if web is not None:
+            facts["metrics_addr"] = web.address
         status = Status(server, tree, facts, writing)
         server.control = Control({b"status.json": status.as_json, b"metrics": status.as_prometheus, b"log": tail.text})
-        if scraping is not None:
-            scraping.start(status.as_prometheus)
+        if web is not None:
+            web.start(status.as_prometheus)
         server.start(tree, session, signals.unmounted)
         if replacing is not None:
             session.replace(replacing)
@@ -274,12 +274,12 @@ def _serve(
             cache.flush(LAST_WORDS_S)
 
 
-def _listening(address: str | None) -> Scraping | None:
+def _listening(address: str | None) -> StatusServer | None:
     if address is None:
         return None
-    from shardfs.daemon.metrics import Scraping
+    from shardfs.daemon.status_server import StatusServer
 
-    return Scraping(address)
+    return StatusServer(address)
 
 
 def _attach(session: Session, arguments: MountArguments) -> MountInfo | None:

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from shardfs import cli
 from shardfs.config.options import Options
 from shardfs.daemon import doctor
-from shardfs.daemon.doctor import NOTE, OK, WRONG, Diagnosis
+from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis
 from shardfs.storage import mount_table
 from shardfs.storage.mount_table import Mount
 from tests.storage.test_store import WithoutRanges, http_server

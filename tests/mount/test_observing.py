@@ -21,7 +21,7 @@ import pytest
 
 from shardfs.daemon import logs
 from shardfs.daemon.logs import Logs
-from shardfs.daemon.metrics import Scraping
+from shardfs.daemon.status_server import StatusServer
 from shardfs.model import redact
 from shardfs.model.errors import MountError
 from shardfs.storage.counters import BOUNDS_S, Histogram
@@ -258,7 +258,7 @@ def test_an_address_that_is_taken(source: Path, tmp_path: Path) -> None:
         done = shardfs("mount", source, tmp_path / "mnt", "--metrics-addr", address)
         assert (done.returncode, "Address already in use" in done.stderr) == (5, True), done.stderr
         with pytest.raises(MountError, match="in use"):
-            Scraping(address)
+            StatusServer(address)
 
 
 def test_a_histogram_has_every_duration_in_its_bin() -> None:

@@ -1,4 +1,4 @@
-"""HTTP server from which Prometheus fetches the metrics of a mount."""
+"""HTTP server of a mount: `/metrics` for Prometheus, `/` a page for people, `/mounts.json` the data of that page."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import errno
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from shardfs.daemon.health import MountsReport
 from shardfs.model.errors import MountError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 SLOW_S = 5.0
 """Seconds after which the server closes an idle connection."""
 
+METRICS, PAGE, JSON = "text/plain; version=0.0.4; charset=utf-8", "text/html; charset=utf-8", "application/json"
 
-class Scraping:
-    """HTTP server for /metrics. The constructor opens the listening socket; `start` begins to answer requests."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+"""The page loads nothing but `/mounts.json`."""
+
+
+class StatusServer:
+    """HTTP server of a mount. The constructor opens the listening socket; `start` begins to answer requests."""
 
     def __init__(self, address: str) -> None:
         """`address` is HOST:PORT. Raises MountError if the server cannot listen there."""
@@ -37,9 +44,14 @@ class Scraping:
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
-    def start(self, make: Callable[[], bytes]) -> None:
-        """Serve the result of `make` as /metrics, in a daemon thread that runs until the process exits."""
-        self._server.make = make
+    def start(self, metrics: Callable[[], bytes]) -> None:
+        """Answer requests in a daemon thread that runs until the process exits. `metrics` makes `/metrics`."""
+        page = resources.files(__package__).joinpath("status_page.html")
+        self._server.pages = {
+            "/": (PAGE, page.read_bytes),
+            "/metrics": (METRICS, metrics),
+            "/mounts.json": (JSON, MountsReport().as_json),
+        }
         threading.Thread(target=self._server.serve_forever, name="shardfs-metrics", daemon=True).start()
 
 
@@ -47,7 +59,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    make: Callable[[], bytes]
+    pages: Mapping[str, tuple[str, Callable[[], bytes]]]
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -66,13 +78,16 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = SLOW_S
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0] not in ("/", "/metrics"):
+        if (found := self.server.pages.get(self.path.partition("?")[0])) is None:
             self.send_error(404)
             return
-        body = self.server.make()
+        kind, make = found
+        body = make()
         self.send_response(200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         self.wfile.write(body)
 

@@ -1,0 +1,107 @@
+"""What is wrong with mounts, each with a remedy: for `shardfs doctor`, `shardfs status --watch` and the status page."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardfs.storage import mount_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+OK, NOTE, WRONG = "ok", "note", "wrong"
+"""States of a diagnosis. NOTE marks a missing feature that only some users need."""
+
+FULL = 0.9
+"""The share of its limit at which a journal is almost full."""
+
+FRESH_S = 1.0
+"""How long `MountsReport` repeats an answer. To make one starts a process for each mount."""
+
+
+class Diagnosis(NamedTuple):
+    """The result of one check. `message` describes the finding. `fix` is the remedy, or empty if none is needed."""
+
+    check: str
+    state: str
+    message: str
+    fix: str = ""
+
+
+def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
+    """Check one mount: whether its daemon answers, and whether its store answers."""
+    point = mount.mountpoint
+    if mount.state in _STATES:
+        state, finding, fix = _STATES[mount.state]
+        yield Diagnosis("mount", state, f"{point}: {finding}", fix.format(point))
+    elif mount.status is None:
+        yield Diagnosis("mount", NOTE, f"{point}: reports no status, as mounts of old versions")
+    elif (store := mount.status["store"]) and store["silent"]:
+        fix = "check the network and the store; the mount recovers by itself"
+        yield Diagnosis("mount", WRONG, f"{point}: its store does not answer", fix)
+    else:
+        failed = sum(store["errors"].values()) - store["errors"].get("ENOENT", 0) if store else 0
+        note = f"; its store has failed {failed} times, see {point}/.shardfs/log" if failed else ""
+        yield Diagnosis("mount", NOTE if failed else OK, f"{point}: answers{note}")
+    if mount.status is not None and (writing := mount.status.get("writing")):
+        yield from _writing(point, writing)
+
+
+def _writing(point: str, w: Mapping[str, Any]) -> Iterator[Diagnosis]:
+    """Check what a writable mount cannot publish or keep."""
+    if w["read_only"]:
+        fix = f"free space on the disk of {w['journal']}, then mount it again"
+        yield Diagnosis("writing", WRONG, f"{point}: accepts no more writes: {w['read_only']}", fix)
+    for path, why in w["errors"].items():
+        fix = f"shardfs tries again by itself; at once: shardfs flush {point}"
+        yield Diagnosis("writing", WRONG, f"{path}: is not published: {why}", fix)
+    for path, why in w["refused_paths"].items():
+        yield Diagnosis("writing", WRONG, f"{path or 'more files'}: was refused at close: {why}", "write it again")
+    for path in w["orphan_paths"]:
+        fix = "write the metadata of its array, or delete the file"
+        yield Diagnosis("writing", NOTE, f"{path}: belongs to no array, so it is not published", fix)
+    if w["journal_bytes"] > FULL * w["journal_limit"]:
+        fix = f"programs that write will wait; shardfs flush {point}, or mount with a larger journal_limit"
+        yield Diagnosis("writing", NOTE, f"{point}: the journal is almost full", fix)
+
+
+_STATES = {
+    mount_table.DEAD: (WRONG, "its daemon has died, and the mount remains", "shardfs umount --lazy {}"),
+    mount_table.HANGS: (WRONG, "does not answer", "shardfs umount --lazy {}, and mount it again"),
+    mount_table.CLOSED: (NOTE, "belongs to another user", ""),
+}
+
+
+class MountView(NamedTuple):
+    """A mount and its problems, each with a remedy."""
+
+    mount: mount_table.Mount
+    problems: list[Diagnosis]
+
+
+def mount_views() -> list[MountView]:
+    """Return the mounts that `shardfs status` shows to this user. Takes less than a second."""
+    return [MountView(m, [d for d in examine_mount(m) if d.state != OK]) for m in mount_table.mounts()]
+
+
+class MountsReport:
+    """The result of `mount_views` as JSON. Thread-safe; it is made once a second at most, however many clients ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made_at, self._json = -FRESH_S, b""
+
+    def as_json(self) -> bytes:
+        """Return a JSON array with an object for each mount."""
+        with self._lock:
+            if time.monotonic() - self._made_at >= FRESH_S:
+                self._json = json.dumps([_as_dict(view) for view in mount_views()]).encode()
+                self._made_at = time.monotonic()
+            return self._json
+
+
+def _as_dict(view: MountView) -> dict[str, object]:
+    return {**view.mount._asdict(), "problems": [problem._asdict() for problem in view.problems]}
