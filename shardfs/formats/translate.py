@@ -16,7 +16,7 @@ from shardfs.formats.format import Format
 from shardfs.formats.json_text import REMOVED, alike, rebased
 from shardfs.formats.layouts import join
 from shardfs.formats.registry import creating_view
-from shardfs.formats.zarr_values import CODEC_PARAMETERS
+from shardfs.formats.zarr_values import CODEC_PARAMETERS, is_same_element
 from shardfs.model.arrays import Codec
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 
@@ -302,8 +302,7 @@ class Translation(Format):
     def _require_rank(self, name: str, base: bytes, theirs: bytes | None) -> None:
         """Raise ValueError if the layout shows an array with another number of axes than the source has."""
         found = (self.source.open("", {name: raw}) for raw in (base, theirs) if raw is not None)
-        arrays = [c.array for d in found if d is not None for c in (*d.collections, *d.unsharded)]
-        ranks = [len(array.shape) for array in arrays if array is not None]
+        ranks = [len(array.shape) for dataset in found for array in _arrays(dataset)]
         if len(set(ranks)) > 1:
             raise ValueError(
                 f"in the source the array has {ranks[1]} axes, not {ranks[0]}; change it in another layout"
@@ -322,7 +321,8 @@ class Translation(Format):
         """Raise ValueError, with the members, unless the written document `name` comes back in `again`.
 
         A member may come back in another form that describes the same dataset, and members may be added that were not
-        in `before`. A value that a written null replaces must not become another value.
+        in `before`. A value that a written null replaces must not become another value, nor must an attribute whose
+        value follows from other members.
         """
         shown, old = _members(again.get(name)), _members(before.get(name))
         written = _with_additions(_members(new), old, shown)
@@ -341,6 +341,11 @@ class Translation(Format):
         if lost:
             form = self.source.dataset_formats[0]
             raise ValueError(f"{name}: {', '.join(lost)}: the source, which is {form}, cannot express this value")
+        for array in _arrays(_opened(self.layout, path, at, again)):
+            for m in written.keys() & shown.keys() & array.attributes.keys():
+                same = is_same_element(written[m], shown[m], array.data_type)
+                if not same and self._description(path, at, {**again, name: _with(shown, m, {})}) == wanted:
+                    raise ValueError(f"{name}: {m}: other members of the array say {shown[m]!r:.80}")
 
     def _home(self, at: str) -> str:
         """The directory with the stored document of what the layout shows in directory `at`."""
@@ -359,7 +364,7 @@ class Translation(Format):
             return None
         stored = (*dataset.collections, *dataset.unsharded)
         arrays = [(c.path, c.layers[0].format.key(0), c.array and _plain(c.array)) for c in stored]
-        attributes = [print_strict(c.array.attributes) for c in stored if c.array is not None]
+        attributes = [print_strict(array.attributes) for array in _arrays(dataset)]
         return (
             arrays,
             attributes,
@@ -429,6 +434,11 @@ def _split(name: str, documents: Sequence[str]) -> tuple[str, str]:
     """The directory of a document, and its name there, which may contain slashes."""
     own = next((d for d in documents if name == d or name.endswith(f"/{d}")), name.rpartition("/")[2])
     return name.removesuffix(own).rstrip("/"), own
+
+
+def _arrays(dataset: Dataset | None) -> list[Array]:
+    stored = () if dataset is None else (*dataset.collections, *dataset.unsharded)
+    return [c.array for c in stored if c.array is not None]
 
 
 def _plain(array: Array) -> Array:

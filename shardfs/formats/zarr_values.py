@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from shardfs.codecs.encoded_chunks import fill_element
 from shardfs.formats.documents import named_number
 from shardfs.model.arrays import BYTES, ChunkEncoding, Codec
 
@@ -151,6 +152,15 @@ def fill_value(value: Any, data_type: str) -> Any:
         if len(parts) == 2:
             return [_float(part, np.dtype(f"f{dtype.itemsize // 2}")) for part in parts]
     raise _unfit(value, dtype.name)
+
+
+def is_same_element(a: Any, b: Any, data_type: str) -> bool:
+    """Whether two fill values are the same element, also if their numbers have other digits."""
+    try:
+        first, second = (fill_element(fill_value(value, data_type), data_type) for value in (a, b))
+        return bool(first == second)
+    except (ValueError, TypeError, OverflowError):
+        return False
 
 
 def _integer(value: Any, dtype: np.dtype[Any]) -> int:

@@ -229,6 +229,22 @@ def test_an_undefined_fill_value_is_no_marker_of_missing_values(data_type: str, 
     assert (json.loads(through.show(stored)[".zarray"])["fill_value"] is None) is remembered
 
 
+@pytest.mark.parametrize("names", [None, ["y", "x"]])
+def test_a_marker_of_missing_values_that_contradicts_the_fill_value_is_refused(names: list[str] | None) -> None:
+    """In an array whose axes have names, Zarr v2 has both in one value. Programs may write it in another form."""
+    named = {} if names is None else {"dimension_names": names, "attributes": {"_FillValue": 0.1}}
+    stored = {"zarr.json": zarr3(data_type="float32", fill_value=0.1, **named)}
+    through = translation("zarr2", ZARR3)
+    for value, fits in ((0.1, True), (0.10000000149011612, True), (0.2, False), ("x", False), ([1], False)):
+        written = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x"], "_FillValue": value}).encode()
+        if fits:
+            made = {**stored, **through.edit("a", stored, ".zattrs", written)}
+            assert json.loads(through.show(made)[".zattrs"]) == {"_ARRAY_DIMENSIONS": ["y", "x"], "_FillValue": 0.1}
+        else:
+            with pytest.raises(ValueError, match=r"^\.zattrs: _FillValue: other members of the array say 0\.1"):
+                through.edit("a", stored, ".zattrs", written)
+
+
 @pytest.mark.parametrize(("stored_value", "shown"), [("", "AAAAAA=="), ("YWI=", "YWIAAA=="), ("YWIAAA==", "YWIAAA==")])
 def test_fill_values_of_bytes_have_the_size_of_an_element(stored_value: str, shown: str) -> None:
     """tensorstore refuses shorter ones; zarr-python 2.18 writes shorter ones."""

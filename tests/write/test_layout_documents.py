@@ -221,6 +221,8 @@ def test_deleting(shown: Shown) -> None:
 @in_layout("zarr2")
 def test_deleting_attributes_deletes_the_marker_that_names_of_axes_made(shown: Shown) -> None:
     shown.change("array/.zarray", fill_value=7)
+    names, why = ["z", "y", "x"], r"\.zattrs: _FillValue: other members of the array say 7"
+    shown.refused("array/.zattrs", why, _ARRAY_DIMENSIONS=names, _FillValue=3)
     shown.write("array/.zattrs", {"_ARRAY_DIMENSIONS": ["z", "y", "x"]})
     assert shown["array/.zattrs"]["_FillValue"] == 7
     shown.remove("array/.zattrs")
