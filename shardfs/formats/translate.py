@@ -225,11 +225,12 @@ class Translation(Format):
         """The stored documents to delete when a client deletes the shown document `name`.
 
         None if the dataset still exists without the document; the client then removes all its members. Raise
-        ValueError, with the reason, if these stored documents describe other datasets, too.
+        ValueError, with the reason, if these stored documents describe other datasets, too, or cannot be changed.
         """
-        before = self._shown_all(stored, name)
-        if name not in before:
+        if name not in (before := self._shown_all(stored, name)):
             return []
+        if self.has_source:
+            self._writable_view()
         at, _ = self._split(name)
         home, rest = self._home(at), {n: raw for n, raw in before.items() if n != name}
         with suppress(CorruptShardError):
@@ -281,12 +282,10 @@ class Translation(Format):
 
     def _made(self, path: str, stored: Documents, before: Documents, after: Documents) -> dict[str, bytes]:
         """The documents to store: those of the source, with the changes in the translation."""
-        if self.view is None:
-            found = self.source.dataset_formats[0] if self.has_source else "without a document for this directory"
-            raise ValueError(f"the source is {found}, and layouts cannot change that; change the source")
-        base = translated(self.layout, self.view, path, before)
+        view = self._writable_view()
+        base = translated(self.layout, view, path, before)
         made: dict[str, bytes] = {}
-        for name, raw in translated(self.layout, self.view, path, after).items():
+        for name, raw in translated(self.layout, view, path, after).items():
             if raw == (old := base.get(name, b"{}")):
                 continue
             at, document = self.stored_name(name)
@@ -298,6 +297,13 @@ class Translation(Format):
             edited = self.source.edit(join(path, home), now, document, wanted)
             made |= {join(home, n): _in_text_of(now.get(n), r) for n, r in edited.items()}
         return made
+
+    def _writable_view(self) -> View:
+        """The view of the source's format. Raise ValueError if there is none."""
+        if self.view is None:
+            found = self.source.dataset_formats[0] if self.has_source else "without a document for this directory"
+            raise ValueError(f"the source is {found}, and layouts cannot change that; change the source")
+        return self.view
 
     def _require_rank(self, name: str, base: bytes, theirs: bytes | None) -> None:
         """Raise ValueError if the layout shows an array with another number of axes than the source has."""

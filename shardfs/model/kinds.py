@@ -24,11 +24,14 @@ class NameKind(Enum):
     PLAIN = auto()
     """Any other file. Written to the store under the same path."""
 
+    FIXED = auto()
+    """Any other file in a directory that the store has at another path. Cannot be created, changed or removed."""
+
     HIDDEN = auto()
     """A name of the sharded form, or of shardfs itself. Not listed, and cannot be created."""
 
     DIRECTORY = auto()
-    """A virtual directory of chunks."""
+    """A directory of chunks that the store does not have, or has at another path."""
 
 
 OWN = ".shardfs"

@@ -89,11 +89,11 @@ class NameMeaning(NamedTuple):
     target: Target | None = None
 
 
-def not_a_chunk(name: str, looks_like_one: bool) -> NameMeaning:
-    """Return the kind of a name that is no chunk in a directory of chunks."""
+def not_a_chunk(name: str, looks_like_one: bool, other: NameKind) -> NameMeaning:
+    """Return the kind of a name that is no chunk in a directory of chunks; `other` is that of ordinary files."""
     if looks_like_one:
         return NameMeaning(NameKind.ORPHAN)
-    return NameMeaning(NameKind.SCRATCH if is_scratch(name) else NameKind.PLAIN)
+    return NameMeaning(NameKind.SCRATCH if is_scratch(name) else other)
 
 
 class ChunkDirs:
@@ -105,6 +105,7 @@ class ChunkDirs:
         stored: the path of the collection's directory in the store.
 
     Attributes:
+        is_moved: the store has the shards in another directory than `path`.
         root: the inode number of the top directory (`c`); None if the names are in the dataset's directory.
         former: the tree of an earlier shape of the array; its inode numbers stay valid.
         later: the tree of the array's present shape, which shows the chunks that both shapes have. None if this is that
@@ -122,8 +123,10 @@ class ChunkDirs:
         ttl_s: float = math.inf,
         *,
         stored: str,
+        is_moved: bool = False,
     ) -> None:
         self.path, self.collection, self.chunks, self._stored = path, collection, chunks, stored
+        self.is_moved = is_moved
         self.numbers, self._names, self._dims = numbers, collection.names, collection.names.dims
         self.first, self.directories, self.depth = numbers.first, numbers.directories, numbers.depth
         self.root = numbers.first if self._names.prefix else None
@@ -263,7 +266,8 @@ class ChunkDirs:
     def classify_name(self, directory: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory of chunks."""
         place, text = self.numbers.place(directory), os.fsdecode(name)
-        return self.classify_child(directory, name) or not_a_chunk(text, self.reserved(place.level, text))
+        other = NameKind.FIXED if self.is_moved else NameKind.PLAIN
+        return self.classify_child(directory, name) or not_a_chunk(text, self.reserved(place.level, text), other)
 
     def classify_child(self, parent: int | None, name: bytes) -> NameMeaning | None:
         """Return the kind of a name in a directory (None: the dataset's); None if the collection has no such name."""

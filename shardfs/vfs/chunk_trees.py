@@ -69,7 +69,10 @@ class ChunkTrees:
             if numbers.count > MAX_NODES or numbers.count >= CREATED - numbers.first:
                 why = f"a grid of {numbers.count} chunks is beyond any real array"
                 raise CorruptShardError(path, "its metadata", why)
-            tree = ChunkDirs(shown, collection, chunks, self._chunk_cache, numbers, mtime_ns, self._ttl, stored=path)
+            tree = ChunkDirs(
+                shown, collection, chunks, self._chunk_cache, numbers, mtime_ns, self._ttl,
+                stored=path, is_moved=shown != placed.shards,
+            )  # fmt: skip
             chunks.on_resize = partial(tree.resized, self.hooks)
             if former is not None and _is_reshaped(former.collection, collection):
                 tree.follow(former)

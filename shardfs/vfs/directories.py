@@ -201,15 +201,19 @@ class StoreDirectories:
     def classify_name(self, number: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory, whether the file exists or not."""
         text, content = os.fsdecode(name), self.content(number)
+        other = NameKind.FIXED if self.is_moved(number) else NameKind.PLAIN
         consolidation, rewriter = _made(content)
         if content.dataset is not None and content.dataset.hidden_entirely:
             return NameMeaning(NameKind.HIDDEN)
         is_consolidated = consolidation is not None and consolidation.name == text
         if text in content.documents or is_consolidated or (rewriter is not None and rewriter.applies(text)):
             return NameMeaning(NameKind.DOCUMENT)
-        chunks = content.chunks
+        chunks, path = content.chunks, self._nodes.directory(number).child_path(text)
+        placed = [item for _, item in content.below.get(text, ()) if isinstance(item, CollectionAt)]
+        if text in content.below and (other is NameKind.FIXED or any(not is_in(c.shards, path) for c in placed)):
+            return NameMeaning(NameKind.DIRECTORY)
         if chunks is None:
-            return NameMeaning(NameKind.SCRATCH if content.documents and is_scratch(text) else NameKind.PLAIN)
+            return NameMeaning(NameKind.SCRATCH if content.documents and is_scratch(text) else other)
         if chunks.root is not None and name == chunks.collection.names.prefix:
             return NameMeaning(NameKind.DIRECTORY)
         found = chunks.classify_child(None, name) if chunks.root is None else None
@@ -217,7 +221,12 @@ class StoreDirectories:
             return found
         if content.hides(text) or chunks.is_shard(text):
             return NameMeaning(NameKind.HIDDEN)
-        return not_a_chunk(text, chunks.root is None and chunks.reserved(0, text))
+        return not_a_chunk(text, chunks.root is None and chunks.reserved(0, text), other)
+
+    def is_moved(self, number: int) -> bool:
+        """Return whether the store has a directory at another path than the mount, or has only its chunks."""
+        node, chunks = self._nodes.directory(number), self.content(number).chunks
+        return node.inside != node.shown or (chunks is not None and chunks.is_moved)
 
     # ---- documents that clients write ----
 

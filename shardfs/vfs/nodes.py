@@ -288,6 +288,10 @@ class NodeTable:
         found = [n for n in (*self._kept.values(), *list(self._recent.values())) if is_in(n.path, path)]
         return sorted(found, key=lambda n: n.path.count("/") if n.path else -1)
 
+    def has_moved(self, path: str) -> bool:
+        """Return whether a known directory, at this path or below, is shown at another path than the store has it."""
+        return any(isinstance(node, DirectoryNode) and node.inside != node.shown for node in self.below(path))
+
     def above(self, path: str) -> Iterator[DirectoryNode]:
         """Yield the known directories at a path and above."""
         parts = path.split("/") if path else []

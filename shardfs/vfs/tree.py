@@ -72,7 +72,7 @@ class Tree:
         self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
         self._chunks_of, self.hooks = self.datasets.trees.owner, self.datasets.trees.hooks
         self._nodes = NodeTable()
-        self.remember, self.forget = self._nodes.remember, self._nodes.forget
+        self.remember, self.forget, self.has_moved = self._nodes.remember, self._nodes.forget, self._nodes.has_moved
         self._files = StoredFiles(self._nodes, self.datasets, *caches)
         self._foreign = ForeignFiles(self._files, self.datasets, index_cache, index_ttl_s)
         self.directories = StoreDirectories(self._nodes, self._files, self.datasets, index_cache, index_ttl_s)

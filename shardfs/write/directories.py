@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.model.kinds import NameKind
 from shardfs.vfs.inodes import TABLE_END
-from shardfs.write.files import join
+from shardfs.write.files import join, split
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
@@ -39,6 +40,7 @@ class Directories:
         self._names, self._local, self._every = names, local, every
         self._bits: dict[int, bytearray | None] = {}
         self._inhabited: set[str] = set()  # named by documents; shown even if missing in the store
+        self._removed: set[str] = set()  # named by documents; the store has their chunks at another path
 
     def hides(self, found: Attributes, parent: int, path: str) -> bool:
         """Return whether the mount does not show this entry of the tree."""
@@ -56,8 +58,8 @@ class Directories:
 
     def _is_implied(self, parent: int, path: str) -> bool:
         """Return whether only documents name a directory, so the mount does not show it."""
-        if path in self._inhabited:
-            return False
+        if path in self._inhabited or path in self._removed:
+            return path in self._removed
         if self._names.base.is_implied(parent, path.rpartition("/")[2]):
             return True
         if not self._local:
@@ -82,11 +84,14 @@ class Directories:
 
     def show(self, path: str, *, shown: bool = True) -> None:
         """Show a directory of the tree from now on, or with `shown=False` hide it."""
+        self._removed.discard(path)
         if not shown:
             self._inhabited.discard(path)
         number = self._names.base_number(path)
         tree = self._names.base.chunk_tree(number) if number is not None else None
         if tree is None or number is None:
+            if self._names.classify_name(*split(path)).kind is NameKind.DIRECTORY:
+                (self._inhabited if shown else self._removed).add(path)
             return
         with self._names.lock:
             self._set(tree, number, shown=shown)

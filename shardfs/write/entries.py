@@ -13,9 +13,10 @@ from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
 from shardfs.write.encoding import cleared, stored_bytes
-from shardfs.write.files import join, shown_mode
+from shardfs.write.files import join, shown_mode, split
 from shardfs.write.name_kind import document_at, is_document
 from shardfs.write.names import JOURNALED
+from shardfs.write.open_files import require_passed_through
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
@@ -93,6 +94,7 @@ class Entries:
         meaning = self.classify(directory, name, found)
         if meaning.kind is NameKind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        require_passed_through(meaning.kind, path)
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
         if meaning.kind is not NameKind.PLAIN:
@@ -239,6 +241,8 @@ class Entries:
             self._directories.show(path)
             return self._overlay.lookup(parent, name)
         hidden = name.startswith(b".") and self._names.keeps_hidden(directory)
+        if not hidden:
+            require_passed_through(meaning.kind, path)
         stored = self._writer.local and self._names.base_number(directory) is not None
         if meaning.kind is not NameKind.PLAIN or hidden or not stored:
             with self._names.lock:
@@ -248,6 +252,7 @@ class Entries:
         self._names.waiting()
         self._descriptions.make_stored_directory(directory)
         self._writer.make_directory(path, stat.S_IMODE(mode))
+        self._directories.show(path)
         self._base.changed(path)
         return self._overlay.lookup(parent, name)
 
@@ -264,9 +269,11 @@ class Entries:
         """Remove a directory. Raise OSError (ENOTEMPTY) if it shows entries, or the store has others there."""
         if self._has_entries(number):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        made, kind = self._files.by_number.get(number), self._names.classify_name(*split(path)).kind
+        if made is None:
+            require_passed_through(kind, path)
         self._remove_cleared(number, path)
         self._pending.refused.forget_below(path)
-        made = self._files.by_number.get(number)
         if made is not None:
             with self._names.lock:
                 self._files.forget_below(path)
@@ -275,7 +282,7 @@ class Entries:
         base = self._names.base_number(path)
         if base is None:
             return
-        if self._base.is_virtual(base):
+        if kind is NameKind.DIRECTORY or self._base.is_virtual(base):
             tree = self._base.chunk_tree(base)
             if tree is not None and base == tree.root and self._writer.local:
                 with suppress(OSError):  # another array, perhaps with other axes, may have shards of the same names

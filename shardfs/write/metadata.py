@@ -104,7 +104,7 @@ class FileMetadata:
             return None
         path = self._names.path_of(number)
         if self._base.attributes(number).directory:
-            return path if kind is NameKind.PLAIN else None
+            return path if kind is NameKind.PLAIN and not self._base.directories.is_moved(number) else None
         return path if self._names.classify_name(*split(path)).kind is kind else None
 
     # ---- extended attributes ----

@@ -131,6 +131,7 @@ class OpenFiles:
                 "shards or their directories are stored under this name; choose another name",
                 join(directory, name),
             )
+        require_passed_through(meaning.kind, join(directory, name))
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
         elif meaning.kind is NameKind.ORPHAN and self._documents.is_in_a_file(directory):
@@ -215,6 +216,13 @@ class OpenFiles:
                 self.adopt(number, os.O_RDONLY)
         elif file.handles:
             self._contents.load(file)
+
+
+def require_passed_through(kind: NameKind, path: str) -> None:
+    """Raise OSError (EROFS) if a name can be neither created nor changed, because the store has it at another path."""
+    if kind is NameKind.FIXED:
+        why = "the layout shows this directory at another path than the source; use a mount without --layout"
+        raise OSError(errno.EROFS, why, path)
 
 
 def _may_write(fd: int) -> bool:

@@ -12,6 +12,7 @@ from shardfs.model.kinds import NameKind
 from shardfs.write.encoding import encode
 from shardfs.write.files import join, split, stale
 from shardfs.write.names import JOURNALED
+from shardfs.write.open_files import require_passed_through
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
@@ -238,10 +239,12 @@ class Renames:
         numbers = [found.number, *(self._names.base_number(split(path)[0]) for path in (old, new))]
         if any(number is None or self._base.is_virtual(number) for number in numbers):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
-        kind = self._names.classify_name(*split(new)).kind
+        was, kind = (self._names.classify_name(*split(path)).kind for path in (old, new))
+        for known in (was, kind, NameKind.FIXED if self._base.has_moved(old) else kind):
+            require_passed_through(known, old)
         if kind is NameKind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), new)
-        if kind in (NameKind.DIRECTORY, NameKind.CHUNK):  # the source has shards at that path
+        if NameKind.DIRECTORY in (was, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
         if there is not None:
             self._entries.remove_directory(there.number, new)

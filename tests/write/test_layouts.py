@@ -10,6 +10,7 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from tests.write.engines import TreeFiles, Whole, mounted
 from tests.write.targets import LAYOUTS, Target, read_tensorstore, write_tensorstore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -449,6 +451,47 @@ def test_a_hierarchy_of_the_draft_in_a_directory(tmp_path: Path) -> None:
     native = open_tree(str(tmp_path / "store"))
     found = [native.resolve(f"hierarchy/data/root/a/c{i}").number for i in range(4)]
     assert [bytes(native.read(number, 0, 2)) for number in found] == [b"\0\1", b"\2\3", b"zz", b"\6\7"]
+
+
+DRAFT_CALLS: dict[str, Callable[[TreeFiles, str], object]] = {
+    "create": lambda files, at: files.write(f"{at}/new", b"x"),
+    "mkdir": lambda files, at: files.tree.mkdir(*files._parent(f"{at}/new"), 0o755),
+    "symlink": lambda files, at: files.tree.symlink(*files._parent(f"{at}/new"), b"notes"),
+    "a document": lambda files, at: files.write(f"{at}/.zgroup2", b"{}"),
+    "unlink": lambda files, at: files.unlink("h/g/notes"),
+    "truncate": lambda files, at: files.write("h/g/notes", b"y"),
+    "write": lambda files, at: files.patch("h/g/notes", 0, b"y"),
+    "rmdir": lambda files, at: files.tree.rmdir(*files._parent("h/g/sub")),
+    "rename": lambda files, at: files.rename("h/g/notes", "elsewhere"),
+    "rename of a directory": lambda files, at: files.rename("h/g/sub", "elsewhere"),
+    "rename into": lambda files, at: files.rename("plain", f"{at}/new"),
+    "rename of a chunk": lambda files, at: files.rename("h/g/a/0", f"{at}/new"),
+    "rename of all": lambda files, at: files.rename("h", "elsewhere"),
+}
+
+
+def test_other_files_in_a_hierarchy_of_the_draft_are_read_only(tmp_path: Path) -> None:
+    """The layout shows them at another path. Nothing is done half."""
+    store = tmp_path / "store"
+    write_hierarchy(store / "h", {"g/a": array_document((8,), (2,), transformer(2))}, {})
+    (store / "h/data/root/g/sub").mkdir(parents=True)
+    (store / "h/data/root/g/notes").write_text("x")
+    (store / "plain").write_text("x")
+    with mounted(store, tmp_path / "journal", "zarr2") as files:
+        files.write("h/g/a/0", b"ab")  # the source has no directory for it yet
+        files.publish()
+        before = {path: path.is_file() and path.read_bytes() for path in store.rglob("*")}
+        for name, directory in product(DRAFT_CALLS, ["h", "h/g", "h/g/a"]):
+            with pytest.raises(OSError, match="another path") as caught:
+                DRAFT_CALLS[name](files, directory)
+            assert caught.value.errno == errno.EROFS, name
+        with pytest.raises(PermissionError, match="layouts cannot change that"):
+            files.unlink("h/g/a/.zarray")
+        files.tree.set_mode(files.tree.number("h/g"), 0o700)
+        files.publish()
+        assert files.read("h/g/notes") == b"x"
+        assert files.read("h/g/a/0") == b"ab"
+        assert before == {path: path.is_file() and path.read_bytes() for path in store.rglob("*")}
 
 
 def test_bcolz_clips_the_last_chunk_when_it_flushes(tmp_path: Path) -> None:

@@ -23,11 +23,13 @@ FILL, OLD = 7, 5
 LAYOUTS = ["n5", "precomputed"]
 
 
-def _source(path: Path, shape: tuple[int, ...] = (10, 8), *, sharded: bool = True, compressed: bool = False) -> None:
+def _source(
+    path: Path, shape: tuple[int, ...] = (10, 8), *, sharded: bool = True, compressed: bool = False, fill: int = FILL
+) -> None:
     """The last four rows are not stored."""
     chunks, shards = (4,) * len(shape), (8,) * len(shape)
     array = zarr.create_group(path).create_array(
-        "a", shape=shape, chunks=chunks, shards=shards if sharded else None, dtype="<i2", fill_value=FILL,
+        "a", shape=shape, chunks=chunks, shards=shards if sharded else None, dtype="<i2", fill_value=fill,
         compressors="auto" if compressed else None,
     )  # fmt: skip
     array[:6] = OLD
@@ -122,12 +124,50 @@ def test_an_array_can_be_removed(
     assert [p.name for p in (tmp_path / "store").rglob("*")] == ["zarr.json"]
 
 
-def test_the_chunks_of_a_volume_can_be_removed(tmp_path: Path) -> None:
-    _source(tmp_path / "store")
+@pytest.mark.parametrize("fill", [0, FILL])
+def test_a_scale_can_be_removed_and_written_again(fill: int, tmp_path: Path) -> None:
+    """The source has no directory of this name, and must not get one."""
+    _source(tmp_path / "store", fill=fill)
+    expected = np.full((10, 8), fill, "<i2")
     with _mounted(tmp_path, "precomputed") as files:
         _remove_tree(files, "a/1_1_1")
+        assert [name for name, _ in _names(files, "a")] == ["a/info"]
+        assert files.read(_name("precomputed", 0, 0)) is None
         files.publish()
-    assert not list((tmp_path / "store/a").glob("c/*/*"))
+        assert not list((tmp_path / "store/a").glob("c/*/*"))
+        files.write(_name("precomputed", 1, 1), np.full(16, 9, "<i2").tobytes())  # creates the directory
+        assert ("a/1_1_1", True) in _names(files, "a")
+        files.publish()
+    assert not (tmp_path / "store/a/1_1_1").exists()
+    expected[4:8, 4:] = 9
+    np.testing.assert_array_equal(_natively(tmp_path / "store"), expected)
+
+
+@pytest.mark.parametrize("fill", [0, FILL])
+@pytest.mark.parametrize("first", ["", "a/info"])
+def test_a_volume_can_be_removed(first: str, fill: int, tmp_path: Path) -> None:
+    _source(tmp_path / "store", fill=fill)
+    with _mounted(tmp_path, "precomputed") as files:
+        _remove_tree(files, "a", first=first)
+        files.publish()
+        assert files.read("a/info") is None
+    assert [p.name for p in (tmp_path / "store").rglob("*")] == ["zarr.json"]
+
+
+@pytest.mark.fuse
+def test_rm_removes_a_scale_and_a_volume(tmp_path: Path) -> None:
+    need_fuse()
+    _source(tmp_path / "store")
+    with writable(tmp_path / "store", tmp_path, "--layout", "precomputed") as mount:
+        mount.mount()
+        script = "rm -r a/1_1_1 && ! ls a/1_1_1 2> /dev/null && mkdir a/1_1_1 && ls -A a/1_1_1 && rm -r a && ls -A"
+        run = subprocess.run(
+            ["sh", "-c", script], cwd=mount.path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (run.returncode, run.stderr) == (0, "")
+        assert "a" not in run.stdout.split()
+        assert mount.umount().returncode == 0
+    assert [p.name for p in (tmp_path / "store").rglob("*")] == ["zarr.json"]
 
 
 def test_chunks_of_other_elements_keep_their_directory(tmp_path: Path) -> None:
