@@ -20,7 +20,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.fuse.invalidation import AttributeCache, Notices
 from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
-from shardfs.write import recover
+from shardfs.write import recover, writeback
 from shardfs.write.journal import Journal, RecordKind
 from shardfs.write.unpublished import with_unpublished
 from tests import data_n5, handmade
@@ -169,6 +169,30 @@ def test_wrong_bytes_are_refused_and_the_old_chunk_stays(name: str, tmp_path: Pa
         place.put(files, 0)
         assert files.tree.state()["refused"] == 0
         files.publish()
+    place.natively()
+
+
+def test_an_empty_file_waits_for_its_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may truncate a chunk, close the file, and open it again. The old chunk stays in its shard meanwhile."""
+    monkeypatch.setattr(writeback, "EMPTY_NS", 0)
+    empty = [place.target.path(n) for n in (0, 1, 2)]
+    with place.mount() as files:
+        for path in empty:
+            files.write(path, b"")
+        files.publish()
+        assert {*files.tree.state()["errors"]} == {*empty}
+        files.die()
+    place.natively()
+    with place.mount() as files:
+        assert [files.read(path) for path in empty] == [b"", b"", b""]
+        assert b"empty" in files.tree.xattrs(files.tree.number(empty[0]))["user.shardfs.error"]
+        files.patch(empty[0], 0, place.target.shown(NEW))
+        place.held[0] = NEW
+        files.unlink(empty[1])
+        files.unlink(empty[2])
+        del place.held[2]
+        files.publish()
+        assert files.tree.state()["errors"] == {}
     place.natively()
 
 
