@@ -15,15 +15,18 @@ import errno
 import os
 import resource
 import threading
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from shardfs.jobs.packing import PackedArray, PackJob, SourceSurvey, is_of
-from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, run
+from shardfs.jobs.packing import PackedArray, Packing, PackJob, SourceSurvey
+from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
+from shardfs.jobs.target import is_of
 from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.dataset import Problem
@@ -42,9 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
-    from typing import Any
 
-    from shardfs.jobs.packing import Packing
+    from shardfs.jobs.target import JobTarget
     from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.values import Coords
 
@@ -54,8 +56,42 @@ BATCH = 64
 COPIED_SIZE = 256 << 10
 """Files of at least this size stay open, so that the kernel copies them. Smaller ones are read into memory."""
 
+J = TypeVar("J", bound="OpenedJob")
+J_co = TypeVar("J_co", covariant=True, bound="OpenedJob")
+
 _descriptors = threading.Semaphore(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096) // 4)
 """The number of files that all tasks of this process may keep open. Without a free one, files are read."""
+
+
+class OpenedJob(Protocol):
+    """An opened job. `target` is set by `begin`."""
+
+    target: JobTarget
+
+    def begin(self) -> None:
+        """Open the target for writing: see `JobTarget.begin`."""
+
+    def blob(self, key: str) -> Blob:
+        """Open the file of the source that is copied to this key."""
+
+    def finish(self) -> None:
+        """Write all documents, and end the job."""
+
+
+class CopyJob(Hashable, Protocol[J_co]):
+    """What to pack or unpack, and how. It can be pickled."""
+
+    @property
+    def source(self) -> JobSource: ...
+
+    @property
+    def target(self) -> JobSource: ...
+
+    def opened(self) -> J_co:
+        """The opened source, once per process. Raises the errors of the job's kind."""
+
+    def state(self) -> bytes:
+        """See `job_state`."""
 
 
 @dataclass
@@ -63,14 +99,16 @@ class PackReport:
     """What one task has done.
 
     Args:
-        shards: the number of shards, also of those that existed already.
-        files: the number of files of the source in these shards, or copied.
-        nbytes: the size of these files; 0 for shards that existed already.
+        shards: the number of shards, also of those that were packed or unpacked already.
+        files: the number of files of the source that the task packed, unpacked or copied.
+        objects: the number of files that it made of them.
+        nbytes: the size of these files; 0 for those that existed already.
         problems: files that were not packed; `damaged` ones prevent that the job is finished.
     """
 
     shards: int = 0
     files: int = 0
+    objects: int = 0
     nbytes: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -82,12 +120,16 @@ class OpenedFile(NamedTuple):
     blob: Blob | None = None
 
     @classmethod
-    def of(cls, packing: Packing, key: str) -> OpenedFile:
+    def of(cls, packing: OpenedJob, key: str) -> OpenedFile:
         """Open or read a file."""
-        blob = packing.store.open(key)
-        packing.store.reopen(key)  # drops it from the store's open files
+        blob = packing.blob(key)
         size = blob.stat().size
-        if blob.fd >= 0 and size >= COPIED_SIZE and packing.writer.local and _descriptors.acquire(blocking=False):
+        if (
+            blob.fd >= 0
+            and size >= COPIED_SIZE
+            and packing.target.writer.local
+            and _descriptors.acquire(blocking=False)
+        ):
             return cls(FilePart(blob.fd, max(blob.base, 0), size), blob)
         data = blob.read([ByteRange(0, size)])[0]
         if len(data) != size:
@@ -119,7 +161,8 @@ class ShardTask:
         return len(self.chunks) // 8
 
     def __call__(self) -> PackReport:
-        packing, report = opened_target(self.job), PackReport(1, self.files)
+        report = PackReport(1, self.files, 1)
+        packing: Packing = opened_target(self.job)
         array = packing.arrays[self.array]
 
         opened: dict[Coords, OpenedFile] = {}
@@ -134,7 +177,7 @@ class ShardTask:
             return rewriting.plan(array.target, self.shard, None, puts, set())
 
         try:
-            packing.writer.update(array.shard_key(self.shard), make, first=None)
+            packing.target.writer.update(array.shard_key(self.shard), make, first=None)
         finally:
             for found in opened.values():
                 found.close()
@@ -159,7 +202,7 @@ class ShardTask:
 class CopyTask:
     """A task that copies other files."""
 
-    job: PackJob
+    job: CopyJob[Any]
     keys: tuple[str, ...]
 
     @property
@@ -172,7 +215,7 @@ class CopyTask:
         return len(self.keys)
 
     def __call__(self) -> PackReport:
-        packing, report = opened_target(self.job), PackReport(files=self.files)
+        packing, report = opened_target(self.job), PackReport(files=self.files, objects=self.files)
         for key in self.keys:
             try:
                 report.nbytes += _copy(packing, key)
@@ -187,13 +230,13 @@ class CopyTask:
         return PackReport(problems=[Problem(self.keys[0], _reason(error), damaged=True)])
 
 
-def _copy(packing: Packing, key: str) -> int:
+def _copy(packing: OpenedJob, key: str) -> int:
     """Copy one file unless the target has it; return its size."""
-    if packing.is_stored(key):
+    if packing.target.is_stored(key):
         return 0
     found = OpenedFile.of(packing, key)
     try:
-        packing.writer.update(key, lambda _: [found.content])
+        packing.target.writer.update(key, lambda _: [found.content])
     finally:
         found.close()
     return size_of(found.content)
@@ -203,79 +246,121 @@ def _reason(error: BaseException) -> str:
     return message(error) or type(error).__name__
 
 
-Task = ShardTask | CopyTask
-
-
 @cache
-def opened_target(job: PackJob) -> Packing:
-    """The job with its target open for writing, once per process."""
-    packing = job.packing()
-    packing.open_target()
-    return packing
+def opened_target(job: CopyJob[Any]) -> Any:
+    """The opened job with its target open for writing, once per process."""
+    opened = job.opened()
+    opened.begin()
+    return opened
 
 
 # ---- a whole job ----
 
 
-class PackRun:
+class JobRun(ABC, Generic[J]):
     """A job that is ready to run.
 
     Attributes:
-        survey: all files of the source.
+        problems: the problems of the source that were found while it was listed.
+        finished: whether the target is complete.
 
-    Raise BusyError if a mount writes to the source, and the errors of `Packing`, before anything is written.
+    Raise BusyError if a mount writes to the source, and the errors of `CopyJob.opened`, before anything is written.
     """
 
-    def __init__(self, job: PackJob, part: JobPart = WHOLE, journals: str | None = None) -> None:
+    finished = False
+
+    def __init__(self, job: CopyJob[J], part: JobPart = WHOLE, journals: str | None = None) -> None:
         _require_apart(job)
         _require_idle(job.source.url, journal_directory(job.source.url, journals))
         self.job, self.part = job, part
-        self._packing = opened_target(job)
-        self.survey: SourceSurvey = self._packing.survey()
+        self._opened: J = opened_target(job)
+        self.problems = self._survey()
+
+    @abstractmethod
+    def _survey(self) -> list[Problem]:
+        """List the source. Return files that are left out; `damaged` ones prevent that the job is finished."""
 
     @property
+    @abstractmethod
     def files(self) -> int:
         """The number of files of the source, apart from documents."""
-        return self.survey.files + sum(len(plan.chunks) for plan in self.survey.plans)
 
     @property
+    @abstractmethod
     def shards(self) -> int:
-        """The number of shards that the target will have."""
-        return sum(len(plan.shards) for plan in self.survey.plans)
+        """The number of shards of the sharded dataset."""
 
     @property
+    @abstractmethod
     def objects(self) -> int:
-        """The number of files that the target will have, apart from documents."""
-        return self.survey.files + self.shards
+        """The number of files that the target will have, apart from documents, as far as it is known."""
 
-    def _tasks(self) -> Iterator[Task]:
-        for plan in self.survey.plans:
-            for shard, chunks in plan:
-                if is_of(self.part, plan.array.shard_key(shard)):
-                    yield ShardTask(self.job, plan.array.path, shard, chunks.tobytes())
-        keys = (key for key in self._packing.other_files() if is_of(self.part, key))
-        while batch := tuple(islice(keys, BATCH)):
-            yield CopyTask(self.job, batch)
+    @abstractmethod
+    def _tasks(self) -> Iterator[Task[PackReport]]:
+        """Yield the tasks of the part that make shards, or the files of shards."""
+
+    @abstractmethod
+    def _made(self) -> Iterator[str]:
+        """Yield the keys of objects of the target that show whether all these tasks are done."""
+
+    @abstractmethod
+    def _other_files(self) -> Iterator[str]:
+        """Yield the keys in the target of the other files."""
 
     def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
         """Do the work of the part, and yield the reports of its tasks. Write the documents if all parts are done."""
-        problems = self.survey.problems if self.part.number == 1 else []
-        yield PackReport(problems=problems)
-        failed = any(p.damaged for p in self.survey.problems)
-        for report in run(self._tasks(), executor, workers):
+        yield PackReport(problems=self.problems if self.part.number == 1 else [])
+        failed = any(p.damaged for p in self.problems)
+        for report in run(chain(self._tasks(), self._copies()), executor, workers):
             failed = failed or any(p.damaged for p in report.problems)
             yield report
         self.finished = not failed and (self.part == WHOLE or self._is_complete())
         if self.finished:
-            self._packing.finish()
+            self._opened.finish()
 
-    finished = False
-    """Whether the target is complete."""
+    def _copies(self) -> Iterator[Task[PackReport]]:
+        keys = (key for key in self._other_files() if is_of(self.part, key))
+        while batch := tuple(islice(keys, BATCH)):
+            yield CopyTask(self.job, batch)
 
     def _is_complete(self) -> bool:
         """Whether all parts have made their objects."""
-        shards = (plan.array.shard_key(shard) for plan in self.survey.plans for shard in plan.shards.tolist())
-        return all(map(self._packing.is_stored, chain(shards, self._packing.other_files())))
+        return all(map(self._opened.target.is_stored, chain(self._made(), self._other_files())))
+
+
+class PackRun(JobRun["Packing"]):
+    """Packing that is ready to run."""
+
+    job: PackJob
+    survey: SourceSurvey
+
+    def _survey(self) -> list[Problem]:
+        self.survey = self._opened.survey()
+        return self.survey.problems
+
+    @property
+    def files(self) -> int:
+        return self.survey.files + sum(len(plan.chunks) for plan in self.survey.plans)
+
+    @property
+    def shards(self) -> int:
+        return sum(len(plan.shards) for plan in self.survey.plans)
+
+    @property
+    def objects(self) -> int:
+        return self.survey.files + self.shards
+
+    def _tasks(self) -> Iterator[ShardTask]:
+        for plan in self.survey.plans:
+            for shard, chunks in plan:
+                if is_of(self.part, plan.array.shard_key(shard)):
+                    yield ShardTask(self.job, plan.array.path, shard, chunks.tobytes())
+
+    def _made(self) -> Iterator[str]:
+        return (plan.array.shard_key(shard) for plan in self.survey.plans for shard in plan.shards.tolist())
+
+    def _other_files(self) -> Iterator[str]:
+        return self._opened.other_files()
 
 
 def pack(
@@ -317,7 +402,7 @@ def pack(
     yield from PackRun(job, part).run(executor, workers)
 
 
-def _require_apart(job: PackJob) -> None:
+def _require_apart(job: CopyJob[Any]) -> None:
     source, target = canonical(job.source.url), canonical(job.target.url)
     if is_in(source, target) or is_in(target, source):
         why = "the source and the target must not be inside each other; give another target"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import zlib
 from array import array as typed_array
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,18 +15,13 @@ from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.layouts import join
 from shardfs.formats.registry import creating_view, format_of
 from shardfs.formats.zarr2 import ZARR2
-from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
-from shardfs.model.blobs import ByteRange
+from shardfs.jobs.target import JobTarget, job_state
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
 from shardfs.model.grid import unravel_many
-from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
-from shardfs.storage.open_store import open_store
-from shardfs.storage.source_locks import canonical
-from shardfs.storage.writers import open_writer
 from shardfs.vfs.discovery import NATIVE
 from shardfs.vfs.nodes import is_in
 
@@ -38,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.formats.format import Format
-    from shardfs.model.blobs import Blob, Plan
+    from shardfs.jobs.shared_work import JobSource
+    from shardfs.model.blobs import Blob
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords
     from shardfs.storage.store import Store
@@ -46,10 +38,6 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 ZARR3 = "zarr3"
-
-
-STATE = ".shardfs-pack.json"
-"""The object in the target that describes an unfinished job. No listing of a mount shows it."""
 
 RAW_CHUNKS: Mapping[str, str] = {"data_encoding": "raw"}
 """Words of the rule for precomputed: shards store the bytes of the chunk files unchanged."""
@@ -71,8 +59,8 @@ class PackJob:
     shard_bytes: int | None = None
     arrays: tuple[str, ...] = ()
 
-    def packing(self) -> Packing:
-        """The opened source and target, once per process. Raises the errors of `Packing`."""
+    def opened(self) -> Packing:
+        """The opened source, once per process. Raises the errors of `Packing`."""
         return _packing(self)
 
     def rule(self, format: str) -> Rule:
@@ -81,9 +69,8 @@ class PackJob:
         return Rule(format, chunks_per_shard=self.chunks_per_shard, words=words, shard_bytes=self.shard_bytes)
 
     def state(self) -> bytes:
-        """The content of `STATE`, which is equal for jobs that make the same target."""
-        choices = [self.chunks_per_shard, self.shard_bytes, sorted(self.arrays)]
-        return json.dumps({"source": canonical(self.source.url), "choices": choices}).encode()
+        """See `job_state`."""
+        return job_state("pack", self.source, [self.chunks_per_shard, self.shard_bytes, sorted(self.arrays)])
 
 
 @lru_cache(2)
@@ -168,6 +155,9 @@ class Packing:
     has no unsharded array.
     """
 
+    target: JobTarget
+    """Set by `begin`."""
+
     def __init__(self, job: PackJob) -> None:
         self.job = job
         self.arrays: dict[str, PackedArray] = {}
@@ -184,30 +174,9 @@ class Packing:
         self._require_complete()
         self._correct_copies()
 
-    def open_target(self) -> None:
-        """Open the target for writing, and begin or continue the job there.
-
-        Raise FileExistsError if the target has other data.
-        """
-        target, options = self.job.target.url, json.loads(self.job.target.options)
-        if "://" not in target:
-            os.makedirs(target, exist_ok=True)
-        self.target_store = open_store(target, options)
-        self.writer = open_writer(self.target_store)
-        self.writer.recovered()
-        state = self.job.state()
-
-        def begin(old: Blob | None) -> Plan:
-            if old is None:
-                if next(self.target_store.scan(""), None) is not None:
-                    raise FileExistsError(errno.EEXIST, "is not empty; give a new directory", target)
-                return [state]
-            if bytes_of([ByteRange(0, old.stat().size)], old) != state:
-                why = "has an unfinished pack of another source or with other options; repeat that one, or delete it"
-                raise FileExistsError(errno.EEXIST, why, target)
-            return unchanged(len(state))
-
-        self.writer.update(STATE, begin)
+    def begin(self) -> None:
+        """Open the target for writing: see `JobTarget.begin`."""
+        self.target = JobTarget.begin(self.job.target, self.job.state())
 
     # ---- documents and arrays ----
 
@@ -341,30 +310,20 @@ class Packing:
         """Whether a directory is a symbolic link. Following it could lead around in circles."""
         return isinstance(self.store, LocalStore) and os.path.islink(self.store.path(key))
 
-    def is_stored(self, key: str) -> bool:
-        """Whether the target has this object."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            self.target_store.entry(key)
-            return True
-        return False
+    def blob(self, key: str) -> Blob:
+        """Open a file of the source. It does not stay open in the store."""
+        blob = self.store.open(key)
+        self.store.reopen(key)
+        return blob
 
     def finish(self) -> None:
-        """Write all documents, those of groups last, and end the job."""
-        for key in sorted(self.documents, key=lambda key: (-key.count("/"), key)):
-            raw = self.documents[key]
-            self.writer.update(key, lambda _, raw=raw: [raw])  # type: ignore[misc]
-        with suppress(FileNotFoundError):
-            self.writer.delete(STATE)
+        """Write all documents, and end the job."""
+        self.target.finish((key, partial(self.documents.__getitem__, key)) for key in self.documents)
 
 
 def _has_zarr2(store: Store, path: str) -> bool:
     """Whether a directory has documents of Zarr v2."""
     return ZARR2.open(path, store.documents(path, ZARR2.documents, MAX_DOCUMENT_BYTES)) is not None
-
-
-def is_of(part: JobPart, key: str) -> bool:
-    """Whether a part of the job makes this object. Every process decides alike, in any order."""
-    return part == WHOLE or zlib.crc32(key.encode(errors="surrogateescape")) % part.of == part.number - 1
 
 
 def _stray(array: PackedArray, name: str, key: str) -> Problem | None:

@@ -1,0 +1,83 @@
+"""Where a job writes: a new dataset that is complete when the job has ended, and the state of a job that has not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
+from shardfs.model.blobs import ByteRange
+from shardfs.model.write_plan import bytes_of, unchanged
+from shardfs.storage.open_store import open_store
+from shardfs.storage.source_locks import canonical
+from shardfs.storage.writers import open_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.storage.store import Store
+    from shardfs.storage.writers import Writer
+
+STATE = ".shardfs-pack.json"
+"""The object in the target that describes an unfinished job. No listing of a mount shows it."""
+
+
+def job_state(kind: str, source: JobSource, choices: Sequence[Any]) -> bytes:
+    """Return the content of `STATE`, which is equal for jobs that make the same target."""
+    return json.dumps({"job": kind, "source": canonical(source.url), "choices": choices}).encode()
+
+
+def is_of(part: JobPart, key: str) -> bool:
+    """Whether a part of the job makes this object. Every process decides alike, in any order."""
+    return part == WHOLE or zlib.crc32(key.encode(errors="surrogateescape")) % part.of == part.number - 1
+
+
+class JobTarget(NamedTuple):
+    """The target of a job, open for writing."""
+
+    store: Store
+    writer: Writer
+
+    @classmethod
+    def begin(cls, target: JobSource, state: bytes) -> Self:
+        """Open the target, and begin or continue the job there.
+
+        Raise FileExistsError if the target has other data.
+        """
+        if "://" not in target.url:
+            os.makedirs(target.url, exist_ok=True)
+        store = open_store(target.url, json.loads(target.options))
+        writer = open_writer(store)
+        writer.recovered()
+
+        def begin(old: Blob | None) -> Plan:
+            if old is None:
+                if next(store.scan(""), None) is not None:
+                    raise FileExistsError(errno.EEXIST, "is not empty; give a new directory", target.url)
+                return [state]
+            if bytes_of([ByteRange(0, old.stat().size)], old) != state:
+                why = "has an unfinished job of another source or with other options; repeat that one, or delete it"
+                raise FileExistsError(errno.EEXIST, why, target.url)
+            return unchanged(len(state))
+
+        writer.update(STATE, begin)
+        return cls(store, writer)
+
+    def is_stored(self, key: str) -> bool:
+        """Whether the target has this object."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self.store.entry(key)
+            return True
+        return False
+
+    def finish(self, documents: Iterable[tuple[str, Callable[[], bytes]]]) -> None:
+        """Write the documents with these keys, those of groups last, and end the job."""
+        for key, document in sorted(documents, key=lambda found: (-found[0].count("/"), found[0])):
+            self.writer.update(key, lambda _, document=document: [document()])  # type: ignore[misc]
+        with suppress(FileNotFoundError):
+            self.writer.delete(STATE)
