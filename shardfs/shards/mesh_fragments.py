@@ -135,13 +135,13 @@ class LeadChunks(ChunkStore):
         shard, _, slot = self.format.place(coords)
         return CorruptShardError(self.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
 
-    def scan(self, cookie: int) -> Iterator[ChunkBatch]:
+    def scan(self, cookie: int, only: U64 | None = None) -> Iterator[ChunkBatch]:
         """Yield both files of each chunk, one after the other.
 
         The second has size -1: only the chunk contains its size.
         """
         whole, skip = divmod(cookie, 2)
-        for batch in super().scan(whole):
+        for batch in super().scan(whole, only):
             n = len(batch.sizes)
             coords = np.repeat(batch.coords, 2, axis=0)
             coords[1::2, -1] = 1

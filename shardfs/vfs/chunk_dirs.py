@@ -324,20 +324,24 @@ class ChunkDirs:
     def directory_path(self, place: TreePosition, *, shown: bool = False) -> str:
         """Return the path of a directory of chunks: the shown one, or the corresponding one in the store."""
         values = np.array(unravel(place.nth, self._dims[: place.level]), np.uint64)
-        return self._path(self.path if shown else self._stored, values)
+        parts = [self._names.render(level, values[level : level + 1])[0] for level in range(len(values))]
+        prefix = [self._names.prefix] if self._names.prefix else []
+        return "/".join(filter(None, [self.path if shown else self._stored, b"/".join([*prefix, *parts]).decode()]))
 
     def chunk_path(self, coords: Coords) -> str:
         """Return the shown path of a chunk."""
-        cell = np.array([coords], np.uint64).reshape(1, -1)
-        if isinstance(self._names, IdNames):  # ids above `SMALL_IDS` have no values
-            return "/".join(filter(None, [self.path, self._names.names(cell)[0].decode()]))
-        return self._path(self.path, self._names.values(cell)[0])
+        return self.chunk_paths(np.array([coords], np.uint64).reshape(1, -1))[0]
 
-    def _path(self, top: str, values: U64) -> str:
-        """Return the path whose components have these values. There may be fewer values than levels."""
-        parts = [self._names.render(level, values[level : level + 1])[0] for level in range(len(values))]
-        prefix = [self._names.prefix] if self._names.prefix else []
-        return "/".join(filter(None, [top, b"/".join([*prefix, *parts]).decode()]))
+    def chunk_paths(self, coords: U64) -> list[str]:
+        """Return the shown paths of chunks (n, d)."""
+        if isinstance(self._names, IdNames):  # ids above `SMALL_IDS` have no values
+            levels = [self._names.names(coords)]
+        else:
+            values = self._names.values(coords)
+            levels = [self._names.render(level, values[:, level]) for level in range(values.shape[1])]
+        prefix = self._names.prefix and self._names.prefix + b"/"
+        top = f"{self.path}/" if self.path else ""
+        return [top + (prefix + b"/".join(parts)).decode() for parts in zip(*(x.tolist() for x in levels), strict=True)]
 
     # ---- changes ----
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardfs.model.collection import Located
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.grid import unravel
+from shardfs.model.grid import ravel_many, unravel
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import crc32c_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from shardfs.model.collection import Collection
-    from shardfs.model.values import Coords, Version
-    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.model.values import U64, Coords, Version
+    from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
     from shardfs.shards.shard_indices import StoredChunk
     from shardfs.storage.cache import ByteLRU
 
@@ -108,6 +110,17 @@ class CollectionShards:
         return live, dead
 
     # ---- stored chunks ----
+
+    def stored_in(self, shards: U64) -> Iterator[ChunkBatch]:
+        """Yield all chunks in these outermost shards, ascending. Raise CorruptShardError like `ChunkStore.scan`."""
+        for outer in self.layers[:-1]:
+            inner = [np.empty(0, np.uint64)]
+            for batch in outer.scan(0, shards):
+                for broken in batch.coords[batch.sizes < 0][:1].tolist():
+                    outer.locate(tuple(broken))  # raises the error
+                inner.append(ravel_many(batch.coords, outer.format.grid))
+            shards = np.sort(np.concatenate(inner))
+        yield from self._chunks.scan(0, shards)
 
     def entry(self, coords: Coords, *, summed: bool = False) -> tuple[int, ...] | None:
         """Return start and size of a chunk in its outermost shard, like `rewriting.entries`; None if absent.

@@ -129,15 +129,20 @@ class ShownChunks:
             return stored
         return transform.sizes(np.array([coords], np.uint64), np.array([stored], np.int64)).item()
 
-    def _load(self, coords: Coords) -> tuple[bytes | memoryview, int, float]:
+    def whole(self, coords: Coords) -> bytes | memoryview | None:
+        """Return all bytes of a chunk, verified as far as its shard has a checksum, from no cache; None if absent."""
+
         def show(stored: bytes) -> bytes | memoryview:
             if len(stored) >= LONG_WORK:
                 self._cache.waiting()
             return stored if self._transform is None else self._transform.show(coords, stored)
 
+        return self._chunks.decoded(coords, show, most=math.inf if self._raw else MAX_STORED)
+
+    def _load(self, coords: Coords) -> tuple[bytes | memoryview, int, float]:
         self._chunks.locate(coords)  # loads the index page
         expires = self._chunks.index.expires(coords)
-        data = self._chunks.decoded(coords, show, most=MAX_STORED)
+        data = self.whole(coords)
         if data is None:
             raise self._missing(coords)
         return data, len(data), expires - monotonic()

@@ -9,19 +9,22 @@ import secrets
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from os import pread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from shardfs.model.blobs import Blob, ByteRange, ByteRequest, FilePart, Piece, Plan, Stat
 from shardfs.model.errors import StaleShardError, UnsupportedError
-from shardfs.model.write_plan import piece_size
+from shardfs.model.write_plan import piece_size, pieces_of
 from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
+
+    from shardfs.model.blobs import Content
 
 
 class Begun(NamedTuple):
@@ -54,6 +57,10 @@ Make = Callable[[Blob | None], Plan | None]
 
 FIRST = ByteRange(0, 8 << 20)
 """What the first request for an object fetches. Most shards are no larger, so one request fetches them whole."""
+
+
+AT_A_TIME = 16
+"""Objects that `create` writes at the same time: disks and stores take much longer for one than for one of many."""
 
 
 def nobody(_: Any) -> None:
@@ -128,6 +135,20 @@ class Writer(Protocol):
     def close(self) -> None:
         """Release the source for other writable mounts. Afterwards only `close` may be called again."""
         return
+
+    def create(self, files: Sequence[tuple[str, Content]]) -> None:
+        """Write objects that no other program uses yet, several at a time. All are on disk when this returns.
+
+        Before that, an object may be incomplete. Objects that exist are overwritten; two writers of the same bytes do
+        not disturb each other.
+        """
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            for _ in pool.map(self._create, files):
+                pass
+
+    def _create(self, file: tuple[str, Content]) -> None:
+        key, content = file
+        self.update(key, lambda _: pieces_of(content), first=None)
 
     def put(self, key: str, data: bytes) -> Stat:
         """Replace or create the object without regard to its current version."""

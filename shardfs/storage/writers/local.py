@@ -13,20 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange
-from shardfs.model.write_plan import is_same
+from shardfs.model.write_plan import is_same, pieces_of, size_of
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.writers import in_place as in_its_place
 from shardfs.storage.writers.common import FIRST, Begun, Changed, Make, Writer, nobody, repeated, temporary_name
-from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, identity_at, open_old
+from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, fill, identity_at, open_old
 from shardfs.storage.writers.replace import locked, name_new, settle, switch, synced, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from shardfs.model.blobs import Blob, ByteRequest, Stat
+    from shardfs.model.blobs import Blob, ByteRequest, Content, Stat
     from shardfs.storage.local import LocalStore
     from shardfs.storage.writers.files import ObjectPlace
 
@@ -177,6 +177,27 @@ class LocalWriter(Writer):
             raise
         if not switched:
             raise Changed
+
+    # ---- new objects
+
+    def create(self, files: Sequence[tuple[str, Content]]) -> None:
+        self._directories.require_source()
+        super().create(files)
+        for directory in {key.rpartition("/")[0] for key, _ in files}:
+            self._directories.make_durable(directory)
+            self.sync_directory(directory)
+
+    def _create(self, file: tuple[str, Content]) -> None:
+        key, content = file
+        with self._directories.changing(self._directories.locate(key, make=True)) as place:
+            # Not truncated first: another process may have written the same bytes, and may be killed after this.
+            fd = syscalls.open(place.name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666, place.at)
+            try:
+                fill(fd, None, pieces_of(content))
+                syscalls.ftruncate(fd, size_of(content))
+                syscalls.fsync(fd)
+            finally:
+                os.close(fd)
 
     # ---- plain files and directories
 
