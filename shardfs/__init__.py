@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
     from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from shardfs.jobs.pack import JobResult, Progress
 
 from shardfs.model.version import __version__ as __version__
 
@@ -42,3 +45,97 @@ def mounted(
     from shardfs.daemon import context
 
     return context.mounted(source, storage_options=storage_options, ready_timeout=ready_timeout, given=options)
+
+
+def pack(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    chunks_per_shard: Sequence[int] = (),
+    shard_size: int | None = None,
+    arrays: Sequence[str] = (),
+    jobs: int = 1,
+    part: tuple[int, int] = (1, 1),
+    executor: Executor | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    follow_symlinks: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    dest_storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
+
+        result = shardfs.pack("brain.zarr", "sharded.zarr", chunks_per_shard=(8, 8, 8), jobs=4)
+        print(f"{result.files} files became {result.objects}")
+
+    Call the function again after an error or an interruption: it continues.
+
+    Args:
+        source, dest: paths or fsspec URLs. `dest` must not exist, or must be empty.
+        chunks_per_shard: in the axis order of shapes in the documents of the source.
+        shard_size: the largest size of a shard before compression in bytes, if `chunks_per_shard` is not given.
+        arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
+        jobs: the number of processes. Their start needs `if __name__ == "__main__":` in a script.
+        part: (i, n) does part i of n, counted from 1. The part that ends last completes `dest`.
+        executor: runs the tasks instead of new processes; `jobs` is then the number of tasks that it runs at a time.
+        progress: called in this thread after each task, which is a shard or a batch of other files.
+        follow_symlinks: also copy the targets of symbolic links that lead out of the source.
+        storage_options: passed to the fsspec file system of the source. The values must be JSON serializable.
+        dest_storage_options: the same for `dest`; None passes the options of the source.
+
+    Raises:
+        shardfs.jobs.pack.UnfinishedJobError: some files failed. The others are in `dest`, without metadata documents.
+        shardfs.model.errors.UnsupportedError: an array cannot be packed, or there is none. Nothing was written.
+        shardfs.model.errors.BusyError: a mount writes to the source, or data wait in its journal.
+        FileExistsError: `dest` has other data.
+        OSError: `source` cannot be listed or `dest` cannot be written, or one is inside the other.
+    """
+    from shardfs.jobs.pack import PackRun
+    from shardfs.jobs.packing import PackJob
+    from shardfs.jobs.shared_work import JobPart, JobSource
+
+    options = storage_options if dest_storage_options is None else dest_storage_options
+    places = JobSource.of(source, storage_options, follow_symlinks=follow_symlinks), JobSource.of(dest, options)
+    job = PackJob(*places, tuple(chunks_per_shard), shard_size, tuple(path.strip("/") for path in arrays))
+    return PackRun(job, JobPart(*part)).complete(executor, jobs, progress)
+
+
+def unpack(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    layout: str = "native",
+    arrays: Sequence[str] = (),
+    jobs: int = 1,
+    part: tuple[int, int] = (1, 1),
+    executor: Executor | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    chunk_codec: str | None = None,
+    skip_unsupported: bool = False,
+    follow_symlinks: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    dest_storage_options: Mapping[str, Any] | None = None,
+) -> JobResult:
+    """Copy a sharded dataset to a new one with one file per chunk, as `shardfs unpack` does (docs/pack.md).
+
+        shardfs.unpack("s3://bucket/brain.zarr", "/data/brain.zarr", layout="zarr2", storage_options={"anon": True})
+
+    `dest` gets the files that a mount of the source shows. In the native layout, the bytes of chunks are copied without
+    decoding. Call the function again after an error or an interruption: it continues.
+
+    Args:
+        layout: the layout of the mount: native, zarr2, zarr3, n5, precomputed or bcolz (docs/layouts.md).
+        arrays: the directories of the documents of the arrays to unpack, relative to the source; () for all arrays.
+            Other files are copied, and with them other arrays. Only in the native layout.
+        chunk_codec, skip_unsupported: the options `chunk_codec` and `unsupported=skip` of the mount (docs/options.md).
+
+    The other arguments and the exceptions are those of `pack`. UnsupportedError: the layout cannot show an array.
+    """
+    from shardfs.jobs.shared_work import JobPart, JobSource
+    from shardfs.jobs.unpack import UnpackRun
+    from shardfs.jobs.unpacking import UnpackJob
+
+    options = storage_options if dest_storage_options is None else dest_storage_options
+    places = JobSource.of(source, storage_options, follow_symlinks=follow_symlinks), JobSource.of(dest, options)
+    chosen = tuple(path.strip("/") for path in arrays)
+    job = UnpackJob(*places, layout, chunk_codec, skip_unsupported, chosen)
+    return UnpackRun(job, JobPart(*part)).complete(executor, jobs, progress)

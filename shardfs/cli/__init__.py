@@ -44,6 +44,7 @@ VERBS = {
     "recover": "recovering",
     "compact": "jobs",
     "pack": "packing",
+    "unpack": "packing",
     "cache": "caching",
     "config": "configuring",
     "install": "installing",

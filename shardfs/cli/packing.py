@@ -1,24 +1,40 @@
-"""The verb `pack`."""
+"""The verbs `pack` and `unpack`."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs.cli.jobs import part_of
 from shardfs.cli.printing import human_bytes, printable, write_json
-from shardfs.cli.sources import Given, absolute, opening, source_options
+from shardfs.cli.sources import Given, absolute, decorated, given_options, opening, source_options
 from shardfs.config import parsers
 
 if TYPE_CHECKING:
-    from shardfs.jobs.pack import PackReport, PackRun
-    from shardfs.jobs.shared_work import JobPart
+    from collections.abc import Callable
+
+    from shardfs.config.options import Options
+    from shardfs.jobs.pack import JobRun, PackReport
+    from shardfs.jobs.shared_work import JobPart, JobSource
     from shardfs.model.values import Coords
 
 UNFINISHED = 3
-"""Exit code if some files could not be packed."""
+"""Exit code if some files could not be packed or unpacked."""
+
+
+def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator that adds the arguments and options of both verbs."""
+    return decorated(
+        click.argument("source"),
+        click.argument("dest"),
+        click.option("--array", "arrays", multiple=True, metavar="PATH", help="Only this array; copy other files."),
+        click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]"),
+        click.option("--part", default="1/1", metavar="I/N", callback=part_of, help="Do only part I of N."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object per line: problems, then counts."),
+        source_options,
+    )(function)
 
 
 def _chunks_per_shard(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Coords:
@@ -38,15 +54,9 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 
 
 @click.command()
-@click.argument("source")
-@click.argument("dest")
 @click.option("--chunks-per-shard", "per_shard", metavar="N,...", callback=_chunks_per_shard, help="Such as 8,8,8.")
 @click.option("--shard-size", metavar="SIZE", callback=_size, help="Size of a shard before compression, such as 512M.")
-@click.option("--array", "arrays", multiple=True, metavar="PATH", help="Pack this array only, and copy other files.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
-@click.option("--part", default="1/1", metavar="I/N", callback=part_of, help="Do only part I of N.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: problems, then counts.")
-@source_options
+@_job_options
 def pack(
     source: str,
     dest: str,
@@ -66,32 +76,70 @@ def pack(
     """
     from shardfs.jobs.pack import PackRun
     from shardfs.jobs.packing import PackJob
-    from shardfs.jobs.shared_work import JobSource
 
     if per_shard and shard_size is not None:
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
     found = given.options()
-    follow = found.symlinks == "follow"
-    job = PackJob(
-        JobSource.of(absolute(source), found.storage_options, follow_symlinks=follow),
-        JobSource.of(absolute(dest), found.storage_options),
-        per_shard,
-        shard_size,
+    job = PackJob(*_places(source, dest, found), per_shard, shard_size, tuple(path.strip("/") for path in arrays))
+    return _run(source, lambda: PackRun(job, part, found.journal), jobs, as_json=as_json)
+
+
+@click.command()
+@click.option("--layout", metavar="NAME", help="Files of this layout: native, zarr2, zarr3, n5, precomputed, bcolz.")
+@_job_options
+def unpack(
+    source: str,
+    dest: str,
+    layout: str | None,
+    arrays: tuple[str, ...],
+    jobs: int,
+    part: JobPart,
+    as_json: bool,
+    given: Given,
+) -> int:
+    """Copy a sharded SOURCE to a new DEST with one file per chunk.
+
+    DEST gets the files that a mount of SOURCE shows. Without --layout, copies the bytes of chunks without decoding.
+    Repeat an interrupted command to continue. Exit code 3 if some files could not be unpacked; see docs/pack.md.
+    """
+    from shardfs.jobs.unpack import UnpackRun
+    from shardfs.jobs.unpacking import UnpackJob
+
+    found = given_options(*given, {"layout": layout} if layout is not None else {})[0]
+    job = UnpackJob(
+        *_places(source, dest, found),
+        found.layout,
+        found.chunk_codec,
+        found.unsupported == "skip",
         tuple(path.strip("/") for path in arrays),
     )
+    return _run(source, lambda: UnpackRun(job, part, found.journal), jobs, as_json=as_json)
+
+
+def _places(source: str, dest: str, found: Options) -> tuple[JobSource, JobSource]:
+    from shardfs.jobs.shared_work import JobSource
+
+    return (
+        JobSource.of(absolute(source), found.storage_options, follow_symlinks=found.symlinks == "follow"),
+        JobSource.of(absolute(dest), found.storage_options),
+    )
+
+
+def _run(source: str, prepare: Callable[[], JobRun[Any]], jobs: int, *, as_json: bool) -> int:
+    """Run what `prepare` returns, and print its reports; return the exit code."""
     with opening(source):
-        work = PackRun(job, part, found.journal)
-    output = _PackOutput(work, as_json=as_json)
+        work = prepare()
+    output = _JobOutput(work, as_json=as_json)
     with output.progress:
         for report in work.run(workers=jobs):
             output.report(report)
     return output.end()
 
 
-class _PackOutput:
+class _JobOutput:
     """Prints problems as they arrive and counts at the end: as JSON, or as text with a progress bar on a terminal."""
 
-    def __init__(self, work: PackRun, *, as_json: bool) -> None:
+    def __init__(self, work: JobRun[Any], *, as_json: bool) -> None:
         from rich import progress
         from rich.console import Console
 

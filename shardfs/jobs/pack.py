@@ -1,12 +1,9 @@
 """`shardfs pack`: copies an unsharded source to a new sharded one. Chunks are copied, not decoded.
 
-    from shardfs.jobs.pack import pack
-    for report in pack("/data/brain.zarr", "/data/sharded.zarr", workers=4):
-        print(report.files, report.problems)
-
-The work is a list of tasks, one for each shard, that any `concurrent.futures` executor can run. An interrupted job
-continues when it is repeated, because a shard appears in the target only when it is complete. Documents are written
-last, so that no reader sees an array before all its shards exist.
+The public function is `shardfs.pack`. The work is a list of tasks, one for each shard, that any `concurrent.futures`
+executor can run. An interrupted job continues when it is repeated, because a shard appears in the target only when it
+is complete. Documents are written last, so that no reader sees an array before all its shards exist. `JobRun` does the
+same for `unpack`.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import resource
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, islice
@@ -30,7 +28,7 @@ from shardfs.jobs.target import is_of
 from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, message
+from shardfs.model.errors import BusyError, ShardfsError, message
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
@@ -42,7 +40,7 @@ from shardfs.write.journal.places import is_locked
 from shardfs.write.pending import Pending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -52,6 +50,9 @@ if TYPE_CHECKING:
 
 BATCH = 64
 """Other files that one task copies."""
+
+MOST_PROBLEMS = 1000
+"""Problems that `JobRun.complete` lists."""
 
 COPIED_SIZE = 256 << 10
 """Files of at least this size stay open, so that the kernel copies them. Smaller ones are read into memory."""
@@ -111,6 +112,51 @@ class PackReport:
     objects: int = 0
     nbytes: int = 0
     problems: list[Problem] = field(default_factory=list)
+
+
+class Progress(NamedTuple):
+    """How far a job is: files of the source, or of its part, that were dealt with, and bytes that were copied.
+
+    Args:
+        of_files: the number of all files; estimated if this is a part of the job.
+    """
+
+    files: int
+    of_files: int
+    nbytes: int
+
+
+class JobResult(NamedTuple):
+    """What a job, or a part of it, has done.
+
+    Args:
+        files, objects: the number of files that the source has and the target will have, apart from documents.
+        shards: the number of shards that were made or unpacked.
+        nbytes: the bytes that were copied; files that existed in the target do not count.
+        problems: files that were left out, with reasons.
+        finished: whether the target is complete. False after a part, unless it was the last one to end.
+    """
+
+    files: int
+    objects: int
+    shards: int
+    nbytes: int
+    problems: Sequence[Problem]
+    finished: bool
+
+
+class UnfinishedJobError(ShardfsError):
+    """Some files could not be packed or unpacked. Solve their problems, and start the same job again.
+
+    Args:
+        failed: the number of these files or shards.
+        problems: the first of them, with reasons.
+    """
+
+    def __init__(self, failed: int, problems: Sequence[Problem]) -> None:
+        self.failed, self.problems = failed, problems
+        first = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
+        super().__init__(f"not finished: {failed} problems; solve them, and repeat the job. {first}")
 
 
 class OpenedFile(NamedTuple):
@@ -270,6 +316,8 @@ class JobRun(ABC, Generic[J]):
     finished = False
 
     def __init__(self, job: CopyJob[J], part: JobPart = WHOLE, journals: str | None = None) -> None:
+        if not 1 <= part.number <= part.of:
+            raise ValueError(f"part {part.number} of {part.of}: parts are counted from 1")
         _require_apart(job)
         _require_idle(job.source.url, journal_directory(job.source.url, journals))
         self.job, self.part = job, part
@@ -300,8 +348,8 @@ class JobRun(ABC, Generic[J]):
         """Yield the tasks of the part that make shards, or the files of shards."""
 
     @abstractmethod
-    def _made(self) -> Iterator[str]:
-        """Yield the keys of objects of the target that show whether all these tasks are done."""
+    def _is_complete(self) -> bool:
+        """Whether all parts have made their objects."""
 
     @abstractmethod
     def _other_files(self) -> Iterator[str]:
@@ -323,9 +371,21 @@ class JobRun(ABC, Generic[J]):
         while batch := tuple(islice(keys, BATCH)):
             yield CopyTask(self.job, batch)
 
-    def _is_complete(self) -> bool:
-        """Whether all parts have made their objects."""
-        return all(map(self._opened.target.is_stored, chain(self._made(), self._other_files())))
+    def complete(
+        self, executor: Executor | None = None, workers: int = 1, progress: Callable[[Progress], object] | None = None
+    ) -> JobResult:
+        """Do the work of the part. Raise UnfinishedJobError if some files could not be packed or unpacked."""
+        nbytes, files, failed, of_files = 0, 0, 0, self.files // self.part.of
+        problems = list[Problem]()
+        for report in self.run(executor, workers):
+            files, nbytes = files + report.files, nbytes + report.nbytes
+            failed += sum(p.damaged for p in report.problems)
+            problems += report.problems[: MOST_PROBLEMS - len(problems)]
+            if progress is not None:
+                progress(Progress(files, max(files, of_files), nbytes))
+        if failed:
+            raise UnfinishedJobError(failed, [p for p in problems if p.damaged])
+        return JobResult(self.files, self.objects, self.shards, nbytes, problems, self.finished)
 
 
 class PackRun(JobRun["Packing"]):
@@ -356,8 +416,9 @@ class PackRun(JobRun["Packing"]):
                 if is_of(self.part, plan.array.shard_key(shard)):
                     yield ShardTask(self.job, plan.array.path, shard, chunks.tobytes())
 
-    def _made(self) -> Iterator[str]:
-        return (plan.array.shard_key(shard) for plan in self.survey.plans for shard in plan.shards.tolist())
+    def _is_complete(self) -> bool:
+        shards = (plan.array.shard_key(shard) for plan in self.survey.plans for shard in plan.shards.tolist())
+        return all(map(self._opened.target.is_stored, chain(shards, self._other_files())))
 
     def _other_files(self) -> Iterator[str]:
         return self._opened.other_files()
@@ -376,7 +437,7 @@ def pack(
     storage_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
 ) -> Iterator[PackReport]:
-    """Copy an unsharded source to `target`, with shards. Yield a report for each shard, and for batches of other files.
+    """Do what `shardfs.pack` does. Yield a report for each shard, and for batches of other files.
 
     The target is complete unless a report has a problem that is `damaged`; then solve it, and call this function again.
 
@@ -412,8 +473,9 @@ def _require_apart(job: CopyJob[Any]) -> None:
 def _require_idle(source: str, journal: Path) -> None:
     """Raise BusyError if a mount writes to the source, or has left data that wait to be published."""
     for lock in (str(journal / LOCK), os.path.join(canonical(source), SOURCE_LOCK)):
-        if is_locked(lock):
-            raise busy(read_owner(lock), source)
+        with suppress(NotADirectoryError):  # the source is a file
+            if is_locked(lock):
+                raise busy(read_owner(lock), source)
     if journal.exists() and (n := len(Pending(Journal.peek(journal, source).recovered).versions)):
         why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
         raise BusyError(errno.EBUSY, why, redact.public_name(source))

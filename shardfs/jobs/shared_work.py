@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
 import time
 from collections import deque
@@ -69,9 +70,15 @@ class JobSource:
 
     @classmethod
     def of(
-        cls, url: str, storage_options: Mapping[str, Any] | None = None, *, follow_symlinks: bool = False
+        cls,
+        url: str | os.PathLike[str],
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        follow_symlinks: bool = False,
     ) -> JobSource:
         """The source at a path or fsspec URL. The storage options must be JSON serializable."""
+        url = os.fspath(url)
+        url = os.path.abspath(url) if redact.is_path(url) else url  # a worker may have another current directory
         return cls(url, json.dumps(storage_options or {}), follow_symlinks)
 
     def tree(self) -> Tree:

@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
@@ -15,6 +17,7 @@ from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.storage.open_store import open_store
 from shardfs.storage.source_locks import canonical
 from shardfs.storage.writers import open_writer
+from shardfs.storage.writers.common import AT_A_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, Plan
     from shardfs.storage.store import Store
     from shardfs.storage.writers import Writer
+
+MARKS = 4096
+"""Objects whose deletion is submitted at once."""
 
 STATE = ".shardfs-pack.json"
 """The object in the target that describes an unfinished job. No listing of a mount shows it."""
@@ -75,9 +81,23 @@ class JobTarget(NamedTuple):
             return True
         return False
 
-    def finish(self, documents: Iterable[tuple[str, Callable[[], bytes]]]) -> None:
-        """Write the documents with these keys, those of groups last, and end the job."""
+    def finish(self, documents: Iterable[tuple[str, Callable[[], bytes]]], marks: Iterable[str] = ()) -> None:
+        """Write the documents with these keys, those of groups last, delete the objects `marks`, and end the job."""
         for key, document in sorted(documents, key=lambda found: (-found[0].count("/"), found[0])):
             self.writer.update(key, lambda _, document=document: [document()])  # type: ignore[misc]
+        rest = iter(marks)
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            while batch := list(islice(rest, MARKS)):
+                for _ in pool.map(self._delete, batch):
+                    pass
+        self._delete(STATE)
+
+    def _delete(self, key: str) -> None:
+        """Delete an object, and directories of `OWN` names that it leaves empty."""
         with suppress(FileNotFoundError):
-            self.writer.delete(STATE)
+            self.writer.delete(key)
+        while self.writer.local and (key := key.rpartition("/")[0]):
+            try:
+                self.writer.remove_directory(key)
+            except OSError:  # not empty
+                return

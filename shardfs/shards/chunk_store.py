@@ -326,16 +326,13 @@ class ChunkStore:
         return self.index.existing()[0]
 
     def scan(self, cookie: int, only: U64 | None = None) -> Iterator[ChunkBatch]:
-        """Yield all chunks that follow `cookie`, shard by shard and page by page, with at most `BATCH` in a batch.
-
-        `only`: yield the chunks of these shards.
+        """Yield all chunks that follow `cookie`, or those in the shards `only`, page by page, at most `BATCH` together.
 
         All possible chunks of a damaged page are listed with size -1, if they can be enumerated. If not,
         CorruptShardError is raised after the last batch, so that a client that copies the directory learns of missing
         chunks.
         """
-        shards, damage = self.index.existing() if only is None else (only, None)
-        page_bits = self.format.page_bits
+        (shards, damage), page_bits = (only, None) if only is not None else self.index.existing(), self.format.page_bits
         if len(shards).bit_length() + page_bits + POSITION_BITS > 60:
             raise UnsupportedError(f"{self.path}: too many index pages to list the chunks in one directory")
         begin = cookie >> (page_bits + POSITION_BITS)

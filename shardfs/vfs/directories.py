@@ -16,7 +16,17 @@ from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.store import DirEntry
 from shardfs.vfs.chunk_dirs import NameMeaning, not_a_chunk
 from shardfs.vfs.inodes import TABLE_END, number_of
-from shardfs.vfs.nodes import ChunkNode, CollectionAt, Content, DirectoryNode, DocumentNode, Node, NodeTable, is_in
+from shardfs.vfs.nodes import (
+    ChunkNode,
+    CollectionAt,
+    Content,
+    DirectoryNode,
+    DocumentNode,
+    FileNode,
+    Node,
+    NodeTable,
+    is_in,
+)
 from shardfs.vfs.stored_files import listed_by_name
 
 if TYPE_CHECKING:
@@ -56,6 +66,11 @@ class StoreDirectories:
     def content(self, number: int) -> Content:
         """Return the content of the directory with this inode number."""
         return self._datasets.open(self._nodes.directory(number))
+
+    def stored_path(self, number: int) -> str | None:
+        """Return the path in the store of a known file or directory that is shown unchanged; None for any other."""
+        node = self._nodes.get(number) if number < TABLE_END else None
+        return node.path if isinstance(node, FileNode | DirectoryNode) else None
 
     # ---- lookups ----
 

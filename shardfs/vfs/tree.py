@@ -27,7 +27,7 @@ from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
 from shardfs.vfs.directories import StoreDirectories
 from shardfs.vfs.discovery import NATIVE, Datasets
 from shardfs.vfs.inodes import ROOT, TABLE_END, TOP
-from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, FileNode, NodeTable
+from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, NodeTable
 from shardfs.vfs.stored_files import ForeignFiles, StoredFiles, listed_by_name
 from shardfs.vfs.survey import Survey
 
@@ -257,11 +257,6 @@ class Tree:
         if place.level < chunks.depth:
             return chunks.directory_path(place, shown=True)
         return chunks.chunk_path(chunks.numbers.coords(number))
-
-    def stored_path(self, number: int) -> str | None:
-        """Return the path in the store of a known file or directory that is shown unchanged; None for any other."""
-        node = self._nodes.get(number) if number < TABLE_END else None
-        return node.path if isinstance(node, FileNode | DirectoryNode) else None
 
     def collection(self, path: str) -> ChunkDirs:
         """Return the collection shown in a directory. Raise FileNotFoundError if there is none."""

@@ -1,0 +1,475 @@
+"""`unpack`: sharded sources that other libraries wrote become the plain files that a mount shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import z5py
+import zarr
+from click.testing import CliRunner
+
+import shardfs
+from shardfs.cli import commands
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.jobs.pack import UnfinishedJobError
+from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
+from shardfs.jobs.unpack import UnpackRun
+from shardfs.jobs.unpacking import UnpackJob
+from shardfs.model.errors import BusyError, NotADatasetError, UnsupportedError
+from shardfs.storage.source_locks import SOURCE_LOCK
+from shardfs.write.journal.places import Lock
+from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_zarr_transformer
+from tests.conftest import client_python, read_with, run_client
+from tests.datasets import PRECOMPUTED, ZARR3, Dataset, ramp, same
+from tests.jobs.test_pack import files, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shardfs.jobs.pack import PackReport, Progress
+    from shardfs.model.dataset import Problem
+
+
+def shown(root: Path, layout: str = "native", **options: Any) -> dict[str, bytes]:
+    """All files that a mount shows."""
+    fs = ShardFileSystem(str(root), layout, skip_instance_cache=True, **options)
+    return {name.lstrip("/"): fs.cat_file(name) for name in fs.find("")}
+
+
+def unpacked(source: Path, target: Path, *, part: JobPart = WHOLE, workers: int = 1, **how: Any) -> UnpackRun:
+    """Run a job to its end; assert that nothing was left out, except on request."""
+    run = UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(target), **how), part)
+    assert [p for report in run.run(workers=workers) for p in report.problems if not p.skipped] == []
+    return run
+
+
+def problems(source: Path, target: Path, **how: Any) -> list[Problem]:
+    run = UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(target), **how))
+    return [problem for report in run.run() for problem in report.problems]
+
+
+# ---- what other libraries wrote
+
+
+@pytest.mark.parametrize("name", sorted(ZARR3))
+def test_zarr3_equals_what_its_writer_writes_unsharded(
+    name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path
+) -> None:
+    given, target = dataset("zarr3", name), tmp_path / "target"
+    assert unpacked(given.path, target).finished
+    assert parsed(files(target)) == parsed(files(given.twin))
+    for member, data in given.arrays.items() if "tensorstore" in given.readers else ():
+        assert same(np.asarray(ts.open(given.spec(target, member)).result().read().result()), data)
+
+
+@pytest.mark.parametrize("name", sorted(PRECOMPUTED))
+def test_volumes_equal_what_their_writer_writes_unsharded(
+    name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path
+) -> None:
+    given, target = dataset("precomputed", name), tmp_path / "target"
+    assert unpacked(given.path, target).finished
+    assert parsed(files(target)) == parsed(files(given.twin))
+
+
+@pytest.mark.parametrize("name", sorted(data_n5.VARIANTS))
+def test_n5_equals_what_its_writer_writes_unsharded(name: str, tmp_path: Path) -> None:
+    given, target = data_n5.VARIANTS[name].write(tmp_path, name), tmp_path / "target"
+    unpacked(given.path, target)
+    assert parsed(files(target)) == parsed(files(given.twin))
+    if "z5" in given.readers:
+        found = z5py.File(str(target), mode="r", use_zarr_format=False)[data_n5.MEMBER][...].T
+        assert same(np.asarray(found), given.array)
+    if "tensorstore" in given.readers:
+        spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{target / data_n5.MEMBER}/"}}
+        assert same(np.asarray(ts.open(spec).result().read().result()), given.array)
+
+
+@pytest.mark.parametrize("name", sorted(data_precomputed_ids.DATASETS))
+def test_meshes_skeletons_and_annotations_equal_what_their_writers_write(name: str, tmp_path: Path) -> None:
+    given = data_precomputed_ids.DATASETS[name](tmp_path)
+    unpacked(given.path, tmp_path / "target")
+    assert files(tmp_path / "target") == shown(given.path)
+    chunks = {name: raw for name, raw in files(given.twin).items() if Path(name).name != "info"}
+    assert chunks.items() <= files(tmp_path / "target").items()
+
+
+@pytest.mark.interop
+def test_cloudvolume_reads_an_unpacked_volume(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
+    given = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
+    unpacked(given.path, tmp_path / "target")
+    assert same(read_with("cloudvolume", given, tmp_path / "target"), given.array)
+
+
+@pytest.mark.interop
+def test_the_draft_of_2022_is_unpacked_as_a_mount_shows_it(tmp_path: Path) -> None:
+    for given in data_zarr_transformer.write_variants(tmp_path).values():
+        for layout in ("native", "zarr2"):
+            target = tmp_path / layout / given.name
+            unpacked(given.path, target, layout=layout, skip_unsupported=True)
+            assert files(target) == shown(given.path, layout, unsupported="skip"), given.name
+
+
+@pytest.mark.parametrize("name", sorted(data_blosc2.WRITERS))
+def test_blosc2_is_unpacked_as_a_mount_shows_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    data_blosc2.WRITERS[name](tmp_path / "source" / name, True)
+    unpacked(tmp_path / "source", tmp_path / "target")
+    assert files(tmp_path / "target") == shown(tmp_path / "source")
+    unpacked(tmp_path / "source" / name, tmp_path / "alone")  # the source is the file itself
+    assert files(tmp_path / "alone") == shown(tmp_path / "source" / name)
+
+
+@pytest.fixture
+def superchunks(tmp_path: Path) -> Path:
+    """An array of bcolz, whose last chunk is not full."""
+    data_bcolz.write_array(tmp_path / "superchunks", np.arange(1, 47, dtype="<i4").reshape(23, 2), 4, 3)
+    return tmp_path / "superchunks"
+
+
+def test_bcolz_is_unpacked_as_a_mount_shows_it(superchunks: Path, tmp_path: Path) -> None:
+    unpacked(superchunks, tmp_path / "target")
+    assert files(tmp_path / "target") == shown(superchunks)
+    assert len([name for name in files(tmp_path / "target") if name.startswith("data/")]) == 6
+
+
+# ---- layouts
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """A group of Zarr v3 with two arrays in 8 shards, absent chunks and absent shards, and other files."""
+    root = tmp_path / "sharded"
+    group = zarr.create_group(root)
+    for name, dtype in (("a", "u2"), ("b", "u4")):
+        array = group.create_array(name, shape=(100, 100), chunks=(10, 10), shards=(50, 30), dtype=dtype)
+        array[:] = VALUES.astype(dtype)
+    zarr.consolidate_metadata(root)
+    (root / "notes").mkdir()
+    (root / "notes" / "x").write_bytes(b"x" * 300_000)
+    (root / "a" / "c" / "1" / "by hand").write_bytes(b"y")
+    return root
+
+
+VALUES = np.arange(1, 10001).reshape(100, 100)
+VALUES[50:, :70] = 0
+CHUNKS = 2 * (100 - 5 * 7)
+
+
+@pytest.mark.parametrize("layout", ["native", "zarr2", "zarr3", "n5", "precomputed", "bcolz"])
+def test_every_layout_is_unpacked_as_a_mount_shows_it(
+    layout: str, sharded: Path, superchunks: Path, tmp_path: Path
+) -> None:
+    for source in (superchunks,) if layout == "bcolz" else (sharded, superchunks):
+        target = tmp_path / "target" / source.name
+        unpacked(source, target, layout=layout)
+        assert files(target) == shown(source, layout)
+
+
+def test_chunks_that_a_layout_fills_are_written(tmp_path: Path) -> None:
+    """xarray would take missing chunks for missing values, so the layout shows them."""
+    array = zarr.create_array(
+        tmp_path / "source", shape=(90, 90), chunks=(1, 1), shards=(9, 9), dtype="i4", fill_value=7,
+        dimension_names=("y", "x"), attributes={"_FillValue": -1},
+    )  # fmt: skip
+    array[:9, :9] = 3
+    run = unpacked(tmp_path / "source", tmp_path / "target", layout="zarr2")
+    found = files(tmp_path / "target")
+    assert found == shown(tmp_path / "source", "zarr2")
+    assert run.objects == len([n for n in found if not n.startswith(".z")]) == 8100
+
+
+def test_options_of_a_mount_hold(sharded: Path, tmp_path: Path) -> None:
+    zarr.create_array(sharded / "b" / "text", shape=(4,), chunks=(2,), shards=(4,), dtype="datetime64[s]")
+    shutil.move(sharded / "b" / "text", sharded / "times")
+    with pytest.raises(UnsupportedError, match="times"):
+        unpacked(sharded, tmp_path / "target", layout="n5")
+    assert not (tmp_path / "target").exists()
+    places = JobSource.of(sharded), JobSource.of(tmp_path / "target")
+    run = UnpackRun(UnpackJob(*places, "n5", "raw", skip_unsupported=True))
+    assert [p.path for report in run.run() for p in report.problems if p.skipped] == ["times"]
+    assert files(tmp_path / "target") == shown(sharded, "n5", chunk_codec="raw", unsupported="skip")
+
+
+@pytest.mark.interop
+def test_zarr_python_2_reads_the_layout_zarr2(sharded: Path, tmp_path: Path) -> None:
+    unpacked(sharded, tmp_path / "target", layout="zarr2")
+    for member, dtype in (("a", "u2"), ("b", "u4")):
+        out = tmp_path / "out.npy"
+        run_client("read_zarr2", tmp_path / "target", out, "--member", member, python=client_python("zarr2"))
+        assert same(np.load(out), VALUES.astype(dtype))
+
+
+# ---- pack, then unpack
+
+
+@pytest.mark.parametrize("name", ["group_consolidated", "keys_v2_dot", "rank_4", "sparse"])
+def test_packed_and_unpacked_is_the_original(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
+    twin = dataset("zarr3", name).twin
+    shardfs.pack(twin, tmp_path / "packed")
+    shardfs.unpack(tmp_path / "packed", tmp_path / "again")
+    assert parsed(files(tmp_path / "again")) == parsed(files(twin))
+
+
+def test_zarr2_packed_and_unpacked_is_the_original(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "a", zarr_format=2, attributes={"who": "me"})
+    array = group.create_array("x/y", shape=(100, 100), chunks=(10, 10), dtype="u2", order="F", attributes={"b": 1})
+    array[:50] = VALUES[:50]
+    (tmp_path / "a" / "x" / "README").write_text("by hand")
+    result = shardfs.pack(tmp_path / "a", tmp_path / "b", chunks_per_shard=(3, 2))
+    assert (result.files, result.finished) == (51, True)
+    assert shardfs.unpack(tmp_path / "b", tmp_path / "c", layout="zarr2").objects == 51
+    before, after = files(tmp_path / "a"), files(tmp_path / "c")
+    documents = {name for name in after if Path(name).name.startswith(".z")}
+    assert {n: after[n] for n in after.keys() - documents} == {
+        n: raw for n, raw in before.items() if not Path(n).name.startswith(".z")
+    }
+    for name in (n for n in before if Path(n).name in (".zattrs", ".zgroup")):
+        assert json.loads(after[name]) == json.loads(before[name])
+    found = zarr.open_group(tmp_path / "c", mode="r", zarr_format=2)["x/y"]
+    assert isinstance(found, zarr.Array)
+    assert (found.metadata.to_dict(), found.attrs.asdict()) == (array.metadata.to_dict(), {"b": 1})
+    assert same(np.asarray(found[:]), np.asarray(array[:]))
+
+
+# ---- sharing the work out
+
+
+def test_every_way_to_share_the_work_makes_the_same_files(sharded: Path, tmp_path: Path) -> None:
+    run = unpacked(sharded, tmp_path / "alone")
+    assert (run.shards, run.files, run.objects) == (12, 14, CHUNKS + 2)
+    group = zarr.open_consolidated(tmp_path / "alone")
+    for name, dtype in (("a", "u2"), ("b", "u4")):
+        array = group[name]
+        assert isinstance(array, zarr.Array)
+        assert array.shards is None
+        assert same(np.asarray(array[:]), VALUES.astype(dtype))
+    unpacked(sharded, tmp_path / "two", workers=2)
+    with ThreadPoolExecutor(3) as threads:
+        shardfs.unpack(sharded, tmp_path / "threads", executor=threads, jobs=3)
+    for number in (3, 1, 2):
+        assert not (tmp_path / "parts" / "zarr.json").exists()
+        run = unpacked(sharded, tmp_path / "parts", part=JobPart(number, 3))
+    assert (run.finished, run.objects) == (True, CHUNKS + 2)
+    for name in ("two", "threads", "parts"):
+        assert files(tmp_path / name) == files(tmp_path / "alone")
+        assert sorted(os.listdir(tmp_path / name)) == ["a", "b", "notes", "zarr.json"]
+
+
+def test_an_interrupted_job_continues(sharded: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    job = UnpackJob(JobSource.of(sharded), JobSource.of(target))
+    begun: Any = UnpackRun(job).run()
+    for _ in range(4):
+        next(begun)
+    begun.close()
+    assert not list(target.rglob("zarr.json"))
+    with pytest.raises(FileExistsError, match="other options"):
+        unpacked(sharded, target, layout="zarr2")
+    before = {name: os.stat(target / name).st_ino for name in files(target)}
+    (target / "b").mkdir(exist_ok=True)
+    reports: list[PackReport] = list(UnpackRun(UnpackJob(JobSource.of(sharded), JobSource.of(target))).run())
+    assert sum(report.shards for report in reports) == 12
+    assert sum(report.shards for report in reports if report.nbytes) == 12 - 3
+    assert files(target) == shown(sharded)
+    assert {name: os.stat(target / name).st_ino for name in before if "/c/" in name}.items() <= before.items()
+
+
+def test_a_chunk_that_an_interrupted_task_has_begun_is_written_again(sharded: Path, tmp_path: Path) -> None:
+    target, longer = tmp_path / "target", b"z" * 5000
+    run = UnpackRun(UnpackJob(JobSource.of(sharded), JobSource.of(target)))
+    (target / "a" / "c" / "0").mkdir(parents=True)
+    (target / "a" / "c" / "0" / "0").write_bytes(longer)
+    (target / "a" / "c" / "0" / "1").write_bytes(b"")
+    list(run.run())
+    assert files(target) == shown(sharded)
+
+
+@pytest.mark.slow
+def test_a_killed_job_continues(sharded: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    command = [sys.executable, "-m", "shardfs", "unpack", str(sharded), str(target)]
+    for wanted in (1, 30, 60):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while process.poll() is None and len([p for p in target.rglob("c/*/*") if p.is_file()]) < wanted:
+            pass
+        process.kill()
+        process.wait()
+    subprocess.run(command, check=False, timeout=100, stdout=subprocess.DEVNULL)
+    assert files(target) == shown(sharded)
+
+
+def test_arrays_that_are_not_named_are_copied(sharded: Path, tmp_path: Path) -> None:
+    unpacked(sharded, tmp_path / "target", arrays=("b",))
+    group = zarr.open_consolidated(tmp_path / "target")
+    a, b = group["a"], group["b"]
+    assert isinstance(a, zarr.Array)
+    assert isinstance(b, zarr.Array)
+    assert (a.shards, b.shards) == ((50, 30), None)
+    assert same(np.asarray(a[:]), VALUES.astype("u2"))
+    assert same(np.asarray(b[:]), VALUES.astype("u4"))
+    assert (tmp_path / "target/a/c/0/0").read_bytes() == (sharded / "a/c/0/0").read_bytes()
+    for arrays, layout, why in ((("nothing",), "native", "nothing: no sharded array"), (("b",), "n5", "omit --array")):
+        with pytest.raises(UnsupportedError, match=why):
+            unpacked(sharded, tmp_path / "again", arrays=arrays, layout=layout)
+    assert not (tmp_path / "again").exists()
+
+
+# ---- bad input
+
+
+def spoil(shard: Path) -> bytes:
+    """Damage the index at the end of a shard; return the shard."""
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[:-20] + bytes(20))
+    return raw
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_broken_shard_stops_only_itself(workers: int, sharded: Path, tmp_path: Path) -> None:
+    wanted, target = shown(sharded), tmp_path / "target"
+    raw = spoil(sharded / "a" / "c" / "0" / "1")
+    run = UnpackRun(UnpackJob(JobSource.of(sharded), JobSource.of(target)))
+    found = [problem for report in run.run(workers=workers) for problem in report.problems]
+    assert {(p.path.rpartition("/")[0] or p.path)[:1] for p in found} == {"a"}
+    assert all(p.damaged for p in found)
+    assert not run.finished
+    broken = {f"a/c/{i}/{j}" for i in range(5) for j in range(3, 6)}
+    documents = {name for name in wanted if name.endswith("zarr.json")}
+    assert {n: r for n, r in files(target).items() if not n.startswith(".shardfs")} == {
+        n: raw for n, raw in wanted.items() if n not in broken | documents
+    }
+    (sharded / "a" / "c" / "0" / "1").write_bytes(raw)
+    unpacked(sharded, target)
+    assert files(target) == wanted
+
+
+def test_a_broken_chunk_is_named_and_the_others_of_its_shard_are_written(sharded: Path, tmp_path: Path) -> None:
+    shard = sharded / "b" / "c" / "0" / "0"
+    raw = shard.read_bytes()
+    index = np.frombuffer(raw[-4 - 16 * 15 : -4], "<u8").copy()
+    where = slice(int(index[2]) + 4, int(index[2]) + 12)
+    spoilt = bytearray(raw)
+    spoilt[where] = bytes(8)
+    shard.write_bytes(spoilt)
+    found = problems(sharded, tmp_path / "target", layout="n5")
+    assert [p.path for p in found] == ["b/1/0"]
+    assert problems(sharded, tmp_path / "copied") == []  # natively, chunks are copied as they are
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [("full", "is not empty"), ("sharded/inside", "inside each other"), (".", "inside each other")],
+)
+def test_targets_that_are_refused(where: str, why: str, sharded: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    before = files(tmp_path)
+    with pytest.raises(OSError, match=why):
+        shardfs.unpack(sharded, tmp_path / where)
+    assert files(tmp_path) == before
+
+
+def test_a_source_without_shards_is_refused(sharded: Path, tmp_path: Path) -> None:
+    shardfs.unpack(sharded, tmp_path / "plain")
+    with pytest.raises(NotADatasetError, match="no sharded dataset found"):
+        shardfs.unpack(tmp_path / "plain", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_writable_mount_of_the_source_is_refused(sharded: Path, tmp_path: Path) -> None:
+    lock = Lock.take(str(sharded / SOURCE_LOCK), "/mnt", str(sharded), fleeting=True, mode=0o644)
+    try:
+        with pytest.raises(BusyError, match="already mounted rw"):
+            shardfs.unpack(sharded, tmp_path / "target")
+    finally:
+        lock.free()
+    assert not (tmp_path / "target").exists()
+
+
+def test_files_that_cannot_be_unpacked_are_named(sharded: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"y")
+    (sharded / "around").symlink_to(".")
+    (sharded / "notes" / "link").symlink_to(outside)
+    os.mkfifo(sharded / "pipe")
+    (sharded / "b" / "c" / "1" / "0").mkdir()
+    with pytest.raises(UnfinishedJobError, match="4 problems") as failed:
+        shardfs.unpack(sharded, tmp_path / "target")
+    assert {p.path for p in failed.value.problems} == {"around", "notes/link", "pipe", "b/c/1/0"}
+    assert not list((tmp_path / "target").rglob("zarr.json"))
+    for name in ("around", "notes/link", "pipe"):
+        (sharded / name).unlink()
+    (sharded / "b" / "c" / "1" / "0").rmdir()
+    assert shardfs.unpack(sharded, tmp_path / "target").finished
+    assert files(tmp_path / "target") == shown(sharded)
+
+
+# ---- the command line, Python, remote stores
+
+
+def test_the_command_line(sharded: Path, tmp_path: Path) -> None:
+    command = ["unpack", str(sharded), str(tmp_path / "target"), "--layout", "zarr2", "--json"]
+    found = CliRunner().invoke(commands, command, standalone_mode=False)
+    (end,) = map(json.loads, found.stdout.splitlines())
+    assert (end["files"], end["objects"], end["shards"], end["finished"]) == (13, CHUNKS + 1, 12, True)
+    assert found.return_value == 0
+    raw = spoil(sharded / "a" / "c" / "0" / "1")
+    command = ["unpack", str(sharded), str(tmp_path / "native")]
+    found = CliRunner().invoke(commands, command, standalone_mode=False)
+    assert found.return_value == 3
+    assert "problems; solve them, and repeat the command" in found.stderr
+    (sharded / "a" / "c" / "0" / "1").write_bytes(raw)
+    found = CliRunner().invoke(commands, command, standalone_mode=False)
+    assert found.stdout.startswith(f"14 files become {CHUNKS + 2} (")
+
+
+def test_progress_is_reported(sharded: Path, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    result = shardfs.unpack(sharded, tmp_path / "target", progress=seen.append)
+    assert (seen[-1].files, seen[-1].of_files) == (result.files, result.files) == (14, 14)
+    assert (
+        seen[-1].nbytes
+        == result.nbytes
+        == sum(len(raw) for name, raw in files(tmp_path / "target").items() if not name.endswith("zarr.json"))
+    )
+    assert [p.files for p in seen] == sorted(p.files for p in seen)
+    seen.clear()
+    packed = shardfs.pack(tmp_path / "target", tmp_path / "again", chunks_per_shard=(5, 3), progress=seen.append)
+    assert (seen[-1].files, packed.objects) == (packed.files, 14)
+    with pytest.raises(ValueError, match="part"):
+        shardfs.unpack(sharded, tmp_path / "more", part=(3, 2))
+
+
+def test_remote_stores(sharded: Path, tmp_path: Path) -> None:
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    fs.put(str(sharded), "/unpack/source", recursive=True)
+    try:
+        shardfs.unpack("memory://unpack/source", tmp_path / "local")
+        assert files(tmp_path / "local") == shown(sharded)
+        shardfs.unpack(sharded, "memory://unpack/target", layout="n5")
+        stored = {name.removeprefix("/unpack/target/"): fs.cat_file(name) for name in fs.find("/unpack/target")}
+        assert stored == shown(sharded, "n5")
+    finally:
+        fs.rm("/unpack", recursive=True)
+
+
+def test_large_chunks_are_copied_by_the_kernel(tmp_path: Path) -> None:
+    data = ramp((1024, 1024), "uint8")
+    array = zarr.create_array(tmp_path / "a", shape=data.shape, chunks=(512, 1024), shards=data.shape, dtype="u1",
+                              compressors=None)  # fmt: skip
+    array[:] = data
+    result = shardfs.unpack(tmp_path / "a", tmp_path / "b")
+    assert (result.objects, result.nbytes) == (2, data.nbytes)
+    assert (tmp_path / "b/c/0/0").read_bytes() + (tmp_path / "b/c/1/0").read_bytes() == data.tobytes()
