@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.config.options import Options
+    from shardfs.jobs.in_place import InPlaceRun
     from shardfs.jobs.pack import JobRun, PackReport
     from shardfs.jobs.shared_work import JobPart, JobSource
     from shardfs.model.values import Coords
@@ -28,7 +29,9 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator that adds the arguments and options of both verbs."""
     return decorated(
         click.argument("source"),
-        click.argument("dest"),
+        click.argument("dest", required=False),
+        click.option("--in-place", is_flag=True, help="Replace the files of SOURCE instead of writing to DEST."),
+        click.option("--abort", is_flag=True, help="With --in-place: go back to the former files of SOURCE."),
         click.option("--array", "arrays", multiple=True, metavar="PATH", help="Only this array; copy other files."),
         click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]"),
         click.option("--part", default="1/1", metavar="I/N", callback=part_of, help="Do only part I of N."),
@@ -59,7 +62,9 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 @_job_options
 def pack(
     source: str,
-    dest: str,
+    dest: str | None,
+    in_place: bool,
+    abort: bool,
     per_shard: Coords,
     shard_size: int | None,
     arrays: tuple[str, ...],
@@ -68,7 +73,7 @@ def pack(
     as_json: bool,
     given: Given,
 ) -> int:
-    """Copy an unsharded SOURCE to a new sharded DEST.
+    """Copy an unsharded SOURCE to a new sharded DEST, or replace its chunk files with --in-place.
 
     Zarr v2 becomes Zarr v3; Zarr v3, N5 and precomputed volumes keep their format. Copies the bytes of chunks without
     decoding. Repeat an interrupted command to continue. Exit code 3 if some files could not be packed; see
@@ -80,7 +85,10 @@ def pack(
     if per_shard and shard_size is not None:
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
     found = given.options()
-    job = PackJob(*_places(source, dest, found), per_shard, shard_size, tuple(path.strip("/") for path in arrays))
+    if _is_in_place(dest, part, in_place=in_place, abort=abort):
+        how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": _stripped(arrays)}
+        return _run(source, _in_place(source, "pack", found, how, abort=abort), jobs, as_json=as_json)
+    job = PackJob(*_places(source, dest, found), per_shard, shard_size, _stripped(arrays))
     return _run(source, lambda: PackRun(job, part, found.journal), jobs, as_json=as_json)
 
 
@@ -89,7 +97,9 @@ def pack(
 @_job_options
 def unpack(
     source: str,
-    dest: str,
+    dest: str | None,
+    in_place: bool,
+    abort: bool,
     layout: str | None,
     arrays: tuple[str, ...],
     jobs: int,
@@ -97,7 +107,7 @@ def unpack(
     as_json: bool,
     given: Given,
 ) -> int:
-    """Copy a sharded SOURCE to a new DEST with one file per chunk.
+    """Copy a sharded SOURCE to a new DEST with one file per chunk, or replace its shards with --in-place.
 
     DEST gets the files that a mount of SOURCE shows. Without --layout, copies the bytes of chunks without decoding.
     Repeat an interrupted command to continue. Exit code 3 if some files could not be unpacked; see docs/pack.md.
@@ -106,26 +116,53 @@ def unpack(
     from shardfs.jobs.unpacking import UnpackJob
 
     found = given_options(*given, {"layout": layout} if layout is not None else {})[0]
+    if _is_in_place(dest, part, in_place=in_place, abort=abort):
+        raise click.UsageError("unpack --in-place is not there yet")
     job = UnpackJob(
         *_places(source, dest, found),
         found.layout,
         found.chunk_codec,
         found.unsupported == "skip",
-        tuple(path.strip("/") for path in arrays),
+        _stripped(arrays),
     )
     return _run(source, lambda: UnpackRun(job, part, found.journal), jobs, as_json=as_json)
 
 
-def _places(source: str, dest: str, found: Options) -> tuple[JobSource, JobSource]:
+def _places(source: str, dest: str | None, found: Options) -> tuple[JobSource, JobSource]:
     from shardfs.jobs.shared_work import JobSource
 
     return (
         JobSource.of(absolute(source), found.storage_options, follow_symlinks=found.symlinks == "follow"),
-        JobSource.of(absolute(dest), found.storage_options),
+        JobSource.of(absolute(dest or ""), found.storage_options),
     )
 
 
-def _run(source: str, prepare: Callable[[], JobRun[Any]], jobs: int, *, as_json: bool) -> int:
+def _stripped(arrays: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path.strip("/") for path in arrays)
+
+
+def _is_in_place(dest: str | None, part: JobPart, *, in_place: bool, abort: bool) -> bool:
+    """Whether the job is one in place. Raise UsageError for options that contradict each other."""
+    if in_place == (dest is not None):
+        raise click.UsageError("give either DEST or --in-place")
+    if abort and not in_place:
+        raise click.UsageError("--abort needs --in-place; to give up another job, delete DEST")
+    if in_place and part.of > 1:
+        raise click.UsageError("--part does not go with --in-place; use --jobs")
+    return in_place
+
+
+def _in_place(
+    source: str, command: str, found: Options, how: dict[str, Any], *, abort: bool
+) -> Callable[[], InPlaceRun]:
+    from shardfs.jobs.in_place import InPlaceRun
+    from shardfs.jobs.shared_work import JobSource
+
+    job = JobSource.of(absolute(source))
+    return lambda: InPlaceRun(job, command, abort=abort, options=how, journals=found.journal)
+
+
+def _run(source: str, prepare: Callable[[], JobRun[Any] | InPlaceRun], jobs: int, *, as_json: bool) -> int:
     """Run what `prepare` returns, and print its reports; return the exit code."""
     with opening(source):
         work = prepare()
@@ -139,7 +176,7 @@ def _run(source: str, prepare: Callable[[], JobRun[Any]], jobs: int, *, as_json:
 class _JobOutput:
     """Prints problems as they arrive and counts at the end: as JSON, or as text with a progress bar on a terminal."""
 
-    def __init__(self, work: JobRun[Any], *, as_json: bool) -> None:
+    def __init__(self, work: JobRun[Any] | InPlaceRun, *, as_json: bool) -> None:
         from rich import progress
         from rich.console import Console
 
@@ -172,6 +209,8 @@ class _JobOutput:
         if self._as_json:
             counts = {"files": work.files, "objects": work.objects, "shards": work.shards, "bytes": self._nbytes}
             write_json({"type": "end", **counts, "problems": self._problems, "finished": work.finished})
+        elif work.finished and not work.files:
+            click.echo("finished")
         elif work.finished:
             click.echo(f"{work.files:,} files become {work.objects:,} ({human_bytes(self._nbytes)} copied)")
         elif self._problems:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.collection import Collection
     from shardfs.model.shard_format import Usage
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.store import Store
@@ -110,7 +111,7 @@ class Packer:
 
 def compare(work: Work, old: Blob, new: Blob) -> None:
     """Raise ValueError unless both shards have the same chunks with the same bytes."""
-    one, other = (_chunks_in(work, blob) for blob in (old, new))
+    one, other = (chunks_in(work.tree.collection, work.shard, work.key, blob) for blob in (old, new))
     n = sum(len(batch.sizes) for batch in other.scan(0))
     for batch in one.scan(0):
         n -= len(batch.sizes)
@@ -121,13 +122,11 @@ def compare(work: Work, old: Blob, new: Blob) -> None:
         raise ValueError(f"{work.key}: the number of chunks would not be the same")
 
 
-def _chunks_in(work: Work, blob: Blob) -> ChunkStore:
-    """The chunks that readers find if this blob is stored as the shard."""
-    collection = work.tree.collection
-    inside = rewriting.key(collection, work.shard)
-    directory = work.key.removesuffix(inside).rstrip("/")
-    store = cast("Store", _Single(work.key, blob))
-    return open_chunks(store, directory, work.tree.path, collection, ByteLRU(CACHE), ByteLRU(CACHE))
+def chunks_in(collection: Collection, shard: int, key: str, blob: Blob) -> ChunkStore:
+    """The chunks that readers find if this blob is stored as the shard, whose path in the source is `key`."""
+    directory = key.removesuffix(rewriting.key(collection, shard)).rstrip("/")
+    store = cast("Store", _Single(key, blob))
+    return open_chunks(store, directory, collection.path, collection, ByteLRU(CACHE), ByteLRU(CACHE))
 
 
 class _Single:

@@ -241,7 +241,7 @@ class ShardTask:
         return [self]
 
     def failed(self, error: BaseException) -> PackReport:
-        return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {_reason(error)}", damaged=True)])
+        return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {reason(error)}", damaged=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,14 +266,14 @@ class CopyTask:
             try:
                 report.nbytes += _copy(packing, key)
             except OSError as e:
-                report.problems.append(Problem(key, _reason(e), damaged=True))
+                report.problems.append(Problem(key, reason(e), damaged=True))
         return report
 
     def split(self) -> Sequence[CopyTask]:
         return [CopyTask(self.job, (key,)) for key in self.keys]
 
     def failed(self, error: BaseException) -> PackReport:
-        return PackReport(problems=[Problem(self.keys[0], _reason(error), damaged=True)])
+        return PackReport(problems=[Problem(self.keys[0], reason(error), damaged=True)])
 
 
 def _copy(packing: OpenedJob, key: str) -> int:
@@ -288,7 +288,8 @@ def _copy(packing: OpenedJob, key: str) -> int:
     return size_of(found.content)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """The reason for a problem."""
     return message(error) or type(error).__name__
 
 
@@ -319,7 +320,7 @@ class JobRun(ABC, Generic[J]):
         if not 1 <= part.number <= part.of:
             raise ValueError(f"part {part.number} of {part.of}: parts are counted from 1")
         _require_apart(job)
-        _require_idle(job.source.url, journal_directory(job.source.url, journals))
+        require_idle(job.source.url, journal_directory(job.source.url, journals))
         self.job, self.part = job, part
         self._opened: J = opened_target(job)
         self.problems = self._survey()
@@ -470,7 +471,7 @@ def _require_apart(job: CopyJob[Any]) -> None:
         raise OSError(errno.EINVAL, why, redact.public_name(job.target.url))
 
 
-def _require_idle(source: str, journal: Path) -> None:
+def require_idle(source: str, journal: Path) -> None:
     """Raise BusyError if a mount writes to the source, or has left data that wait to be published."""
     for lock in (str(journal / LOCK), os.path.join(canonical(source), SOURCE_LOCK)):
         with suppress(NotADirectoryError):  # the source is a file

@@ -18,7 +18,7 @@ from shardfs.formats.zarr2 import ZARR2
 from shardfs.jobs.target import JobTarget, job_state
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
-from shardfs.model.grid import unravel_many
+from shardfs.model.grid import ravel_many, unravel_many
 from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
@@ -89,6 +89,11 @@ class PackedArray(NamedTuple):
         """The number of the chunk with this file name below `path`; None for other names."""
         return self.source.layers[0].format.shard_of(name)
 
+    def has_chunks_below(self, name: str) -> bool:
+        """Whether chunk files can be in the directory `name` below `path`."""
+        parts, first = name.split("/"), self.source.layers[0].format.key(0).split("/")
+        return len(parts) < len(first) and self.number("/".join([*parts, *first[len(parts) :]])) is not None
+
     def file(self, number: int) -> str:
         """The path of a chunk's file in the source."""
         return join(self.path, self.source.layers[0].format.key(number))
@@ -101,6 +106,11 @@ class PackedArray(NamedTuple):
         """The coordinates of chunks in the target. A chunk has the same name there as in the source."""
         stored = unravel_many(numbers, self.source.layers[0].format.grid)
         return self.target.names.coords_many(self.source.names.values(stored))
+
+    def numbers(self, cells: U64) -> U64:
+        """The inverse of `cells`."""
+        stored = self.source.names.coords_many(self.target.names.values(cells))
+        return ravel_many(stored, self.source.layers[0].format.grid)
 
     def shards(self, numbers: U64) -> U64:
         """The shards of chunks."""
@@ -273,6 +283,10 @@ class Packing:
                 self.documents[key] = format.edit(path, stored, name, raw)[name]
 
     # ---- files ----
+
+    def document_names(self) -> set[str]:
+        """The paths of documents in the source and in the target. A document need not exist in both."""
+        return self._hidden.union(self.documents)
 
     def survey(self) -> SourceSurvey:
         """List the source."""

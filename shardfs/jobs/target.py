@@ -15,6 +15,7 @@ from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.storage.open_store import open_store
+from shardfs.storage.pack_state import STATE
 from shardfs.storage.source_locks import canonical
 from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.common import AT_A_TIME
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 MARKS = 4096
 """Objects whose deletion is submitted at once."""
-
-STATE = ".shardfs-pack.json"
-"""The object in the target that describes an unfinished job. No listing of a mount shows it."""
 
 
 def job_state(kind: str, source: JobSource, choices: Sequence[Any]) -> bytes:

@@ -15,13 +15,14 @@ import numpy as np
 
 from shardfs.jobs.pack import COPIED_SIZE, JobRun, OpenedFile, PackReport, opened_target
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
-from shardfs.jobs.target import STATE, is_of
+from shardfs.jobs.target import is_of
 from shardfs.jobs.unpacking import ChunkGroup, ShownSurvey, Unpacking, UnpackJob
 from shardfs.model.blobs import FilePart
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import ShardfsError, message
 from shardfs.model.write_plan import size_of
 from shardfs.storage.load_ahead import load_ahead
+from shardfs.storage.pack_state import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -22,6 +22,7 @@ from shardfs.model.listing import REST
 from shardfs.model.write_plan import bytes_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
+from shardfs.storage.pack_state import DIRECTORY
 from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.tree import Tree
 
-DONE = ".shardfs-pack/done"
+DONE = f"{DIRECTORY}/done"
 """The directory in the target with an object for each finished task, whose content is the number of its files."""
 
 MOST_OBJECTS = 256

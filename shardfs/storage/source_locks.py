@@ -92,20 +92,20 @@ def busy(owner: dict[str, Any], source: str = "", other: str = "") -> BusyError:
 
 def describe(owner: dict[str, Any]) -> str:
     """Describe an owner for messages: process, host, mountpoint and start time."""
-    words = f"mounted rw by pid {owner.get('pid', '?')}"
+    words = f"{owner.get('job') or 'mounted rw'} by pid {owner.get('pid', '?')}"
     if owner.get("host") != socket.gethostname():
         words += f" on {owner.get('host', 'another host')}"
     if owner.get("mountpoint"):
         words += f" at {owner['mountpoint']}"
-    elif owner.get("pid") == os.getpid():
+    elif owner.get("pid") == os.getpid() and not owner.get("job"):
         words += ", this process, by another file system object of fsspec"
     if isinstance(since := owner.get("since"), int | float):
         words += time.strftime(" since %Y-%m-%d %H:%M:%S", time.localtime(since))
     return words
 
 
-def owner_record(mountpoint: str, source: str) -> dict[str, Any]:
-    """Return the record of this process, for a lock that it holds."""
+def owner_record(mountpoint: str, source: str, job: str = "") -> dict[str, Any]:
+    """Return the record of this process, for a lock that it holds. `job`: what it does, if it is no mount."""
     return {
         "sources": names(source) if source else [],
         "host": socket.gethostname(),
@@ -113,6 +113,7 @@ def owner_record(mountpoint: str, source: str) -> dict[str, Any]:
         "pid": os.getpid(),
         "started": _first_line("/proc/self/stat").rpartition(")")[2].split()[19:20],
         "mountpoint": mountpoint,
+        "job": job,
         "since": int(time.time()),
     }
 

@@ -149,10 +149,19 @@ class Lock:
         self._path, self._fd, self._fleeting = path, fd, fleeting
 
     @classmethod
-    def take(cls, path: str, mountpoint: str, source: str = "", *, fleeting: bool = False, mode: int = 0o600) -> Lock:
+    def take(
+        cls,
+        path: str,
+        mountpoint: str,
+        source: str = "",
+        *,
+        fleeting: bool = False,
+        mode: int = 0o600,
+        job: str = "",
+    ) -> Lock:
         """Create and lock the file, and write the owner into it. Raise BusyError if another process holds the lock.
 
-        `free` unlinks the file of a `fleeting` lock.
+        `free` unlinks the file of a `fleeting` lock. `job` says what the owner does, if it is no mount.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
@@ -161,7 +170,7 @@ class Lock:
                 syscalls.lock(fd)
                 if is_at(fd, path):  # else the previous owner unlinked the file after this open
                     syscalls.ftruncate(fd, 0)
-                    syscalls.pwrite_all(fd, json.dumps(owner_record(mountpoint, source)).encode(), 0)
+                    syscalls.pwrite_all(fd, json.dumps(owner_record(mountpoint, source, job)).encode(), 0)
                     return cls(path, fd, mountpoint, source, fleeting=fleeting)
             except BlockingIOError:
                 owner = read_owner(path)

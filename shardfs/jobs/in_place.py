@@ -1,0 +1,389 @@
+"""`shardfs pack --in-place`: replaces the chunk files of a local source by shards, one shard at a time, or goes back.
+
+    for report in InPlaceRun(JobSource.of("/data/brain.zarr")).run(workers=2):
+        print(report.files, report.problems)
+
+`shardfs.storage.pack_state` documents the state in the source. Each step can be repeated after a crash. From the first
+deleted file to the end, the source has no metadata documents, so other libraries raise errors and read no fill values.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.jobs.mixed import LOCK, is_litter, opened, require_plain, take_over, working
+from shardfs.jobs.pack import PackReport, reason, require_idle
+from shardfs.jobs.packing import Packing, PackJob
+from shardfs.jobs.shared_work import WHOLE, JobSource, run
+from shardfs.model.dataset import Problem
+from shardfs.model.errors import BusyError
+from shardfs.model.redact import public_name
+from shardfs.storage import syscalls
+from shardfs.storage.local import LocalStore
+from shardfs.storage.mount_table import FS_TYPE, topmost
+from shardfs.storage.open_store import open_store
+from shardfs.storage.pack_state import DIRECTORY, PACK, PLAIN, ROUTES, SHARDED, STATE, UNPACK, PackState, Stage
+from shardfs.storage.source_locks import SOURCE_LOCK, canonical, journal_directory
+from shardfs.storage.store import OWN
+from shardfs.storage.writers.local import LocalWriter
+from shardfs.vfs.nodes import is_in
+from shardfs.write.journal import overlaps
+from shardfs.write.journal.places import Lock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+    from typing import Any
+
+    from shardfs.jobs.packing import SourceSurvey
+    from shardfs.model.values import Coords
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a full disk, which end the whole job."""
+
+
+@dataclass(frozen=True, slots=True)
+class InPlaceTask:
+    """A task that packs or unpacks one shard. `chunks` are the numbers of its chunk files, 8 bytes each, to be packed.
+
+    Args:
+        run: the run that may do the task.
+    """
+
+    source: JobSource
+    root: str
+    run: int
+    array: str
+    shard: int
+    direction: str
+    chunks: bytes = field(default=b"", repr=False)
+
+    def __call__(self) -> PackReport:
+        with working(self.root, self.run) as dataset:
+            array = dataset.arrays[self.array]
+            if self.direction == PACK:
+                return dataset.pack(array, self.shard, np.frombuffer(self.chunks, np.uint64))
+            return dataset.unpack(array, self.shard)
+
+    def split(self) -> Sequence[InPlaceTask]:
+        return [self]
+
+    def failed(self, error: BaseException) -> PackReport:
+        """The report of a failed task. A full disk is raised, because all other tasks would fail as well."""
+        if isinstance(error, OSError) and error.errno in FULL:
+            why = "; nothing is lost: free some space and repeat the command, or go back with --abort"
+            raise OSError(error.errno, f"{os.strerror(error.errno)}{why}", self.root) from error
+        return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {reason(error)}", damaged=True)])
+
+
+class InPlaceRun:
+    """A run of a job in place, which locks the source until `run` has done the work.
+
+    Attributes:
+        files: the number of files that the source has had when this run began, apart from documents and shards of
+            earlier runs; 0 if only documents and shards are moved.
+        objects: the number of files that the source will have of these.
+        shards: the number of shards that the tasks make or remove.
+
+    Args:
+        command: PACK or UNPACK. A job is continued by the command that began it.
+        abort: go back to the form that the source had before.
+        options: those of `PackJob`. If none differs from its default, a job continues with those with which it began.
+        journals: the base directory of journals; None for the default.
+
+    Raise OSError if the source is no local directory or is mounted; BusyError if a writable mount or another run uses
+    it; the errors of `Packing`; FileExistsError if the source has an unfinished job of another kind. In these cases,
+    nothing is changed.
+    """
+
+    part, finished = WHOLE, False
+    files = shards = objects = 0
+
+    def __init__(
+        self,
+        source: JobSource,
+        command: str = PACK,
+        *,
+        abort: bool = False,
+        options: Mapping[str, Any] | None = None,
+        journals: str | None = None,
+    ) -> None:
+        self.source, self.root, self.number = source, canonical(source.url), time.time_ns()
+        self._require_directory()
+        require_idle(source.url, journal_directory(source.url, journals))
+        job = f"being changed by shardfs {command} --in-place"
+        path = os.path.join(self.root, SOURCE_LOCK)
+        self._lock = Lock.take(path, "", source.url, fleeting=True, mode=0o644, job=job)
+        try:
+            overlaps.refuse(source.url)
+            self._writer = LocalWriter(LocalStore(self.root))
+            self._writer.recovered()
+            self._survey: SourceSurvey | None = None
+            self.direction = {PACK: UNPACK, UNPACK: PACK}[command] if abort else command
+            self._state = self._begun(command, _as_json(options or {}), abort=abort)
+            while self._state is not None and self._state.stage in ROUTES[self.direction][:2]:
+                self._advance(self._state)
+            if self._state is not None and self._state.stage == Stage.MIXED:
+                self._count()
+        except BaseException:
+            self._lock.free()
+            raise
+
+    def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
+        """Do the work, and yield the reports of its tasks. Raise OSError if the disk is full or a file is in the way.
+
+        Repeat the run after an error, and after a report with a problem that is `damaged`.
+        """
+        try:
+            yield from self._run(executor, workers)
+        finally:
+            self._lock.free()
+
+    def _run(self, executor: Executor | None, workers: int) -> Iterator[PackReport]:
+        problems = [] if self._survey is None else self._survey.problems
+        yield PackReport(problems=problems)
+        if self._state is None:
+            self.finished = not problems
+            return
+        if self._state.stage == Stage.MIXED:
+            failed = any(p.damaged for p in problems)
+            for report in run(self._tasks(), executor, workers):
+                failed = failed or any(p.damaged for p in report.problems)
+                self.objects += report.objects
+                yield report
+            problems = [] if failed else self._left()
+            yield PackReport(problems=problems)
+            if failed or problems:
+                return
+            self._save(replace(self._state, stage=self._state.after()))
+        while self._state.stage != Stage.DONE:
+            self._advance(self._state)
+        self._remove(self._state)
+        self.finished = True
+
+    # ---- the beginning ----
+
+    def _require_directory(self) -> None:
+        if not isinstance(open_store(self.source.url, json.loads(self.source.options)), LocalStore):
+            why = "is no local directory: on other stores a rename is a copy; give a target instead of --in-place"
+            raise OSError(errno.EOPNOTSUPP, why, public_name(self.source.url))
+        if not os.path.isdir(self.root):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.root)
+
+    def _require_unmounted(self) -> None:
+        """Raise BusyError for a mount of the source. The mount would not notice that chunks are moved."""
+        for mount in topmost().values():
+            other = canonical(mount.source)
+            if mount.type == FS_TYPE and (is_in(other, self.root) or is_in(self.root, other)):
+                raise BusyError(errno.EBUSY, f"is mounted at {mount.mountpoint}: unmount that first", self.root)
+
+    def _begun(self, command: str, options: Mapping[str, Any], *, abort: bool) -> PackState | None:
+        """Begin or take over the job. Return None if there is nothing to do."""
+        state = PackState.read(self.root)
+        if state is not None and state.command != command:
+            why = f"has an unfinished {state.command}: repeat shardfs {state.command} --in-place, or give it --abort"
+            raise FileExistsError(errno.EEXIST, why, self.root)
+        if state is not None and state.stage == Stage.BEGUN:
+            self._remove(state)
+            if abort:
+                return None
+            state = None
+        if state is None:
+            if abort:
+                raise FileNotFoundError(errno.ENOENT, "has no unfinished job in place that could be aborted", self.root)
+            self._require_unmounted()
+            return self._new(options)
+        if options and options != state.options:
+            why = f"has an unfinished {command} with other options; repeat it without options, or give it --abort"
+            raise FileExistsError(errno.EEXIST, why, self.root)
+        if state.stage == Stage.DONE and state.direction != self.direction:
+            self._remove(state)
+            raise FileNotFoundError(errno.ENOENT, f"had been done already: {state.direction} was complete", self.root)
+        if state.stage != Stage.DONE:
+            take_over(self.root, self.number)
+        self._save(replace(state, direction=self.direction))
+        return self._state
+
+    def _new(self, options: Mapping[str, Any]) -> PackState | None:
+        """Begin to pack, unless some files cannot be packed: write the documents of the sharded dataset."""
+        tuples: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+        packing = Packing(PackJob(self.source, JobSource.of(self._path(SHARDED)), **tuples))
+        self._survey = packing.survey()
+        if any(p.damaged for p in self._survey.problems):
+            return None
+        plain = sorted(key for key in packing.document_names() if os.path.lexists(self._path(key)))
+        for key in plain:
+            self._require_movable(key)
+        self._save(PackState(PACK, PACK, Stage.BEGUN, plain, sorted(packing.documents), dict(options)))
+        for name in (PLAIN, SHARDED):
+            make_directories(self._path(name))
+        take_over(self.root, self.number)
+        writer = LocalWriter(LocalStore(self._path(SHARDED)))
+        for key, raw in packing.documents.items():
+            writer.put(key, raw)
+        return self._state
+
+    def _require_movable(self, key: str) -> None:
+        path = self._path(key)
+        require_plain(path, key)
+        directory = os.path.dirname(path)
+        if os.path.realpath(directory) != directory or os.stat(directory).st_dev != os.stat(self.root).st_dev:
+            why = "is on another file system or behind a symbolic link, which a job in place does not support"
+            raise OSError(errno.EXDEV, why, key)
+
+    # ---- stages ----
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self.root, *names)
+
+    def _save(self, state: PackState) -> None:
+        self._writer.put(STATE, state.raw())
+        self._state = state
+
+    def _advance(self, state: PackState) -> None:
+        """Do what leads from a stage to the next one, for stages without tasks."""
+        match state.direction, state.stage:
+            case _, Stage.PLAIN:
+                self._move(state.plain, *(("", PLAIN) if state.direction == PACK else (PLAIN, "")))
+            case "pack", Stage.SHARDED:
+                self._move(self._finished_shards(set(state.sharded)), SHARDED, "")
+                self._move(state.sharded, SHARDED, "")
+            case "unpack", Stage.SHARDED:
+                self._move(state.sharded, "", SHARDED)
+                dataset = opened(self.root, self.number)
+                for array in dataset.arrays.values():
+                    self._move(dataset.existing_shards(array, dataset.source), "", SHARDED)
+        self._save(replace(state, stage=state.after()))
+
+    def _finished_shards(self, documents: set[str]) -> Iterator[str]:
+        top = self._path(SHARDED)
+        for directory, _, names in os.walk(top):
+            for name in names:
+                key = os.path.relpath(os.path.join(directory, name), top)
+                if key not in documents and not is_litter(name):
+                    yield key
+
+    def _move(self, keys: Iterable[str], old: str, new: str) -> None:
+        """Rename files from one directory to another. Skip those that an interrupted run has renamed. Sync."""
+        touched: set[str] = set()
+        for key in keys:
+            source, target = self._path(old, key), self._path(new, key)
+            if os.path.lexists(source):
+                if os.path.lexists(target):
+                    why = "is in the way of a file of the job; move it out of the source, and repeat the command"
+                    raise FileExistsError(errno.EEXIST, why, target)
+                make_directories(os.path.dirname(target))
+                syscalls.rename(source, target)
+            elif not os.path.lexists(target):
+                raise FileNotFoundError(errno.ENOENT, "has vanished; bring it back, and repeat the command", source)
+            touched |= {os.path.dirname(source), os.path.dirname(target)}
+        for directory in {above for path in touched for above in self._up(path)}:
+            with suppress(FileNotFoundError):
+                syscalls.fsync_directory(directory)
+
+    def _up(self, path: str) -> Iterator[str]:
+        """Yield a directory and those above it, up to the source."""
+        while is_in(path, self.root):
+            yield path
+            path = os.path.dirname(path)
+
+    def _remove(self, state: PackState) -> None:
+        """Remove the files of the job, which are copies or former documents."""
+        ours = {LOCK, *(f"{PLAIN}/{key}" for key in state.plain), *(f"{SHARDED}/{key}" for key in state.sharded)}
+        for directory, _, names in os.walk(self._path(DIRECTORY), topdown=False):
+            for path in (os.path.join(directory, name) for name in names):
+                if os.path.relpath(path, self.root) not in ours and not is_litter(path):
+                    why = "is no file of this job; move it out of the source, and repeat the command"
+                    raise OSError(errno.ENOTEMPTY, why, path)
+                syscalls.unlink(path)
+            syscalls.rmdir(directory)
+        syscalls.fsync_directory(self.root)
+        with os.scandir(self.root) as entries:
+            for e in entries:
+                if is_litter(e.name) and e.name.startswith(OWN):
+                    syscalls.unlink(e.path)
+        self._writer.delete(STATE)
+        syscalls.fsync_directory(self.root)
+
+    # ---- the middle ----
+
+    def _count(self) -> None:
+        dataset = opened(self.root, self.number)
+        if self.direction == UNPACK:
+            self.files = self.shards = sum(len(dataset.shard_numbers(array)) for array in dataset.arrays.values())
+            return
+        self._survey = survey = self._survey or dataset.survey()
+        self.files = survey.files + sum(len(plan.chunks) for plan in survey.plans)
+        self.shards, self.objects = sum(len(plan.shards) for plan in survey.plans), survey.files
+
+    def _tasks(self) -> Iterator[InPlaceTask]:
+        if self.direction == PACK:
+            for plan in self._survey.plans if self._survey is not None else ():
+                for shard, chunks in plan:
+                    yield self._task(plan.array.path, shard, chunks.tobytes())
+            return
+        dataset = opened(self.root, self.number)
+        for path, array in dataset.arrays.items():
+            for shard in dataset.shard_numbers(array).tolist():
+                yield self._task(path, shard)
+
+    def _task(self, array: str, shard: int, chunks: bytes = b"") -> InPlaceTask:
+        return InPlaceTask(self.source, self.root, self.number, array, shard, self.direction, chunks)
+
+    def _left(self) -> list[Problem]:
+        """A problem for each chunk file or shard that should be gone. If there is none, the stage is on the disk."""
+        dataset = opened(self.root, self.number)
+        left = dataset.tidy()
+        if self.direction == UNPACK:
+            left = [key for array in dataset.arrays.values() for key in dataset.existing_shards(array)]
+        why = "appeared while the job ran; repeat the command"
+        return [Problem(key, why, damaged=True) for key in left]
+
+
+def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that differ from the defaults, as JSON values."""
+    return {name: list(value) if isinstance(value, tuple | list) else value for name, value in options.items() if value}
+
+
+def make_directories(path: str) -> None:
+    """Create a directory and those above it, and sync their names."""
+    if not os.path.isdir(path):
+        above = os.path.dirname(path)
+        make_directories(above)
+        with suppress(FileExistsError):
+            syscalls.mkdir(path)
+        syscalls.fsync_directory(above)
+
+
+def pack_in_place(
+    source: str,
+    *,
+    chunks_per_shard: Coords = (),
+    shard_bytes: int | None = None,
+    arrays: Sequence[str] = (),
+    abort: bool = False,
+    executor: Executor | None = None,
+    workers: int = 1,
+) -> Iterator[PackReport]:
+    """Replace the chunk files of a local source by shards. Yield a report for each shard.
+
+    The job is complete unless a report has a problem that is `damaged`; then solve it, and call this function again.
+    Call it again after a crash, too. Processes that have the source open should close it first.
+
+    Args:
+        chunks_per_shard, shard_bytes, arrays: see `shardfs.jobs.pack.pack`. Omit all to continue an interrupted job.
+        abort: go back to plain files.
+        executor, workers: see `shardfs.jobs.pack.pack`. The executor's processes must run on this machine.
+
+    Raise the errors of `InPlaceRun` and of its method `run`.
+    """
+    options = {"chunks_per_shard": chunks_per_shard, "shard_bytes": shard_bytes, "arrays": arrays}
+    yield from InPlaceRun(JobSource.of(source), abort=abort, options=options).run(executor, workers)

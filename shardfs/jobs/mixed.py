@@ -1,0 +1,293 @@
+"""A local source in the middle of packing or unpacking in place: what one task does there, in both directions."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager, suppress
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+from shardfs.formats.documents import MAX_DOCUMENT_BYTES
+from shardfs.formats.layouts import join
+from shardfs.jobs.compact import chunks_in
+from shardfs.jobs.pack import OpenedFile, PackReport
+from shardfs.jobs.packing import PackedArray, Packing, PackJob
+from shardfs.jobs.shared_work import CACHE, JobSource
+from shardfs.jobs.target import JobTarget
+from shardfs.model.blobs import ByteRange
+from shardfs.model.dataset import Problem
+from shardfs.model.errors import BusyError, message
+from shardfs.model.shard_format import Put
+from shardfs.model.write_plan import bytes_of, size_of, unchanged
+from shardfs.shards import rewriting
+from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.storage import syscalls
+from shardfs.storage.cache import ByteLRU, nothing
+from shardfs.storage.load_ahead import load_ahead
+from shardfs.storage.local import LocalStore, pread, require_file
+from shardfs.storage.pack_state import DIRECTORY, PLAIN, SHARDED
+from shardfs.storage.writers.common import is_temporary
+from shardfs.storage.writers.files import identity_in
+from shardfs.storage.writers.local import LocalWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from shardfs.formats.format import Format
+    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import U64, Coords
+    from shardfs.shards.chunk_store import ChunkStore
+
+LOCK = f"{DIRECTORY}/lock"
+"""Contains the number of the latest run. Tasks hold it shared, and a new run takes it exclusively before it begins."""
+
+LOCK_S = 120.0
+"""Seconds to wait for tasks of an earlier run whose main process was killed."""
+
+
+class MixedDataset(Packing):
+    """The arrays of a source in the middle of a job in place. Both forms are described by the documents in `DIRECTORY`.
+
+    Attributes:
+        source: the source, with all chunk files.
+        shards: the directory of finished shards.
+
+    Args:
+        root: the directory of the source.
+    """
+
+    def __init__(self, root: str) -> None:
+        plain, sharded = (os.path.join(root, name) for name in (PLAIN, SHARDED))
+        self.shards = LocalStore(sharded)
+        super().__init__(PackJob(JobSource.of(plain), JobSource.of(sharded)))
+        self.store = self.source = LocalStore(root)
+        self.target = JobTarget(self.shards, LocalWriter(self.shards))
+        self.target.writer.recovered()
+        self._chunk_writer = LocalWriter(self.source)
+
+    def _sharded(
+        self, path: str, format: Format, documents: Mapping[str, bytes], stored: Sequence[Collection]
+    ) -> dict[str, bytes]:
+        """The stored documents with shards. Adds the arrays that have both forms."""
+        made = self.shards.documents(path, format.documents, MAX_DOCUMENT_BYTES)
+        target = format.open(path, made)
+        by_path = {c.path: c for c in target.collections} if target is not None else {}
+        for source in stored:
+            if source.path in by_path:
+                array = PackedArray(join(path, source.path), source, by_path[source.path])
+                self.arrays[array.path] = array
+        return made
+
+    # ---- packing ----
+
+    def pack(self, array: PackedArray, shard: int, numbers: U64) -> PackReport:
+        """Move chunk files into their shard. Delete them after each was found in the stored shard, byte by byte.
+
+        If the shard exists already, these are the files that an interrupted run has not deleted.
+        """
+        files = [array.file(number) for number in numbers.tolist()]
+        cells = [tuple(cell) for cell in array.cells(numbers).tolist()]
+        self._require_deletable(files)
+        nbytes = self._write_shard(array, shard, dict(zip(files, cells, strict=True)))
+        report = PackReport(1, len(files), 1, nbytes)
+        chunks = self._stored_chunks(array, shard)
+        verified: dict[str, list[int]] = {}
+        for key, cell in zip(files, cells, strict=True):
+            try:
+                verified[key] = self._compared(key, chunks.read(cell))
+            except OSError as e:
+                report.problems.append(Problem(key, message(e), damaged=True))
+        if not report.problems:
+            report.problems += [problem for key in files if (problem := self._deleted(key, verified[key])) is not None]
+        return report
+
+    def _require_deletable(self, files: Sequence[str]) -> None:
+        """Raise OSError, before a shard takes space, if one of its files cannot be replaced by the shard."""
+        for key in files:
+            require_plain(self.source.path(key), key)
+        for directory in {os.path.dirname(self.source.path(key)) for key in files}:
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "is write-protected, so its files cannot be deleted", directory)
+
+    def _write_shard(self, array: PackedArray, shard: int, cells: Mapping[str, Coords]) -> int:
+        """Put these files into a shard and sync it; return their size."""
+        opened: dict[Coords, OpenedFile] = {}
+
+        def make(old: Blob | None) -> Plan | None:
+            if not opened:
+                for key, found in load_ahead(self.source.read_ahead, partial(OpenedFile.of, self), cells, first=4):
+                    opened[cells[key]] = found
+            puts = {cell: Put(found.content) for cell, found in opened.items()}
+            return rewriting.plan(array.target, shard, old, puts, set())
+
+        try:
+            self.target.writer.update(array.shard_key(shard), make, first=None)
+            return sum(size_of(found.content) for found in opened.values())
+        finally:
+            for found in opened.values():
+                found.close()
+
+    def _stored_chunks(self, array: PackedArray, shard: int) -> ChunkStore:
+        """The chunks of a stored shard, read from the disk as readers do."""
+        key = array.shard_key(shard)
+        self.shards.reopen(key)
+        blob = self.shards.open(key)
+        os.posix_fadvise(blob.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return chunks_in(array.target, shard, key, blob)
+
+    def _compared(self, key: str, stored: bytes | None) -> list[int]:
+        """Return the identity of a chunk file that has the same bytes on the disk as its shard. Raise OSError."""
+        with self.source.opened(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            info = os.fstat(fd)
+            require_file(info, key)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            data = pread(fd, info.st_size + 1, 0, nothing)
+            if data != stored or identity_in(os.fstat(fd)) != identity_in(info):
+                raise _changed(key)
+            return identity_in(info)
+
+    def _deleted(self, key: str, identity: list[int]) -> Problem | None:
+        """Delete a chunk file unless it was changed since it was compared; return the problem."""
+        path = self.source.path(key)
+        try:
+            if identity_in(os.lstat(path)) != identity:
+                raise _changed(key)
+            syscalls.unlink(path)
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            return Problem(key, message(e), damaged=True)
+        return None
+
+    # ---- unpacking ----
+
+    def unpack(self, array: PackedArray, shard: int) -> PackReport:
+        """Write the chunks of a shard as files. Delete the shard after each chunk was found in its file.
+
+        Raise OSError if a file exists and differs from the shard.
+        """
+        key, chunks = array.shard_key(shard), self._stored_chunks(array, shard)
+        report = PackReport(1, 1)
+        for file, stored in self._chunk_files(array, chunks):
+            self._write_chunk(file, stored)
+            report.objects, report.nbytes = report.objects + 1, report.nbytes + len(stored)
+        for file, stored in self._chunk_files(array, chunks):
+            self._compared(file, stored)
+        path = self.shards.path(key)
+        syscalls.unlink(path)
+        self.shards.reopen(key)  # closes the file, so that the disk frees its space
+        syscalls.fsync_directory(os.path.dirname(path))
+        return report
+
+    def _chunk_files(self, array: PackedArray, chunks: ChunkStore) -> Iterator[tuple[str, bytes]]:
+        """Yield the path of each chunk's file and its bytes. Raise CorruptShardError if a chunk may be missing."""
+        for batch in chunks.scan(0):
+            for cell, number in zip(batch.coords.tolist(), array.numbers(batch.coords).tolist(), strict=True):
+                stored = chunks.read(tuple(cell))
+                if stored is None:
+                    raise OSError(errno.EIO, f"chunk {cell} has vanished from its shard", array.path)
+                yield array.file(number), stored
+
+    def _write_chunk(self, key: str, stored: bytes) -> None:
+        def make(old: Blob | None) -> Plan:
+            if old is None:
+                return [stored]
+            if bytes_of([ByteRange(0, old.stat().size)], old) != stored:
+                why = "differs from its shard: delete it to get back the packed chunk, or pack it with pack --in-place"
+                raise FileExistsError(errno.EEXIST, why, key)
+            return unchanged(len(stored))
+
+        self._chunk_writer.update(key, make)
+
+    # ---- the whole source ----
+
+    def existing_shards(self, array: PackedArray, store: LocalStore | None = None) -> list[str]:
+        """The paths of an array's shards in a store, by default the finished shards."""
+        return [array.shard_key(shard) for shard in self.shard_numbers(array, store).tolist()]
+
+    def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
+        """The numbers of `existing_shards`."""
+        caches = ByteLRU(CACHE), ByteLRU(CACHE)
+        return open_chunks(store or self.shards, array.path, array.path, array.target, *caches).existing_shards()
+
+    def tidy(self) -> list[str]:
+        """Remove empty chunk directories and what killed workers have left; sync the other directories of chunks.
+
+        Return the paths of some chunk files that exist.
+        """
+        left: list[str] = []
+        for array in self.arrays.values():
+            with suppress(FileNotFoundError):
+                self._tidy(array, "", left)
+                syscalls.fsync_directory(self.source.path(array.path))
+        return left
+
+    def _tidy(self, array: PackedArray, below: str, left: list[str]) -> None:
+        with os.scandir(self.source.path(join(array.path, below))) as entries:
+            for e in entries:
+                inner, is_directory = join(below, e.name), e.is_dir(follow_symlinks=False)
+                if is_directory and array.has_chunks_below(inner):
+                    self._tidy(array, inner, left)
+                    try:
+                        syscalls.rmdir(e.path)
+                    except OSError:  # it has other files, too
+                        syscalls.fsync_directory(e.path)
+                elif is_litter(e.name) and not is_directory:
+                    syscalls.unlink(e.path)
+                elif len(left) < 10 and array.number(inner) is not None:
+                    left.append(join(array.path, inner))
+
+
+def _changed(key: str) -> OSError:
+    return OSError(errno.EBUSY, "was changed while it was packed, so it was not deleted; repeat the command", key)
+
+
+def require_plain(path: str, key: str) -> None:
+    """Raise OSError unless a path is a regular file, and no symbolic link."""
+    if os.path.islink(path):
+        why = "is a symbolic link, which a job in place does not replace; put the file itself in its place"
+        raise OSError(errno.EMLINK, why, key)
+    require_file(os.lstat(path), key)
+
+
+def is_litter(name: str) -> bool:
+    """Whether killed workers may have left a file of this name: a temporary file, or the lock of an object."""
+    return is_temporary(name) or name.endswith(".__lock")
+
+
+# ---- runs and their workers ----
+
+
+@lru_cache(2)
+def opened(root: str, run: int) -> MixedDataset:
+    """The dataset of one run, opened once per process."""
+    return MixedDataset(root)
+
+
+def take_over(root: str, run: int) -> None:
+    """Begin a run: wait until tasks of earlier runs have ended, and let none of these begin any more.
+
+    A process of an earlier run may have survived its main process.
+    """
+    fd = syscalls.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT)
+    try:
+        syscalls.lock(fd, wait=LOCK_S)
+        syscalls.ftruncate(fd, 0)
+        syscalls.pwrite_all(fd, b"%d" % run, 0)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def working(root: str, run: int) -> Iterator[MixedDataset]:
+    """The dataset, for one task of a run. Raise BusyError if another run has begun."""
+    fd = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        syscalls.lock(fd, exclusive=False, wait=LOCK_S)
+        if os.pread(fd, 100, 0) != b"%d" % run:
+            raise BusyError(errno.EBUSY, "another run of this job has begun", root)
+        yield opened(root, run)
+    finally:
+        os.close(fd)
