@@ -196,17 +196,18 @@ class InPlaceRun:
             if abort:
                 return None
             state = None
+        elif state is not None and state.stage == Stage.DONE and state.direction != self.direction:
+            self._remove(state)
+            state = None
+        if state is None and abort:
+            self._sweep()
+            raise FileNotFoundError(errno.ENOENT, "has no unfinished job in place that could be aborted", self.root)
         if state is None:
-            if abort:
-                raise FileNotFoundError(errno.ENOENT, "has no unfinished job in place that could be aborted", self.root)
             self._require_unmounted()
             return self._new(options)
         if options and options != state.options:
             why = f"has an unfinished {command} with other options; repeat it without options, or give it --abort"
             raise FileExistsError(errno.EEXIST, why, self.root)
-        if state.stage == Stage.DONE and state.direction != self.direction:
-            self._remove(state)
-            raise FileNotFoundError(errno.ENOENT, f"had been done already: {state.direction} was complete", self.root)
         if state.stage != Stage.DONE:
             take_over(self.root, self.number)
         self._save(replace(state, direction=self.direction))
@@ -299,19 +300,24 @@ class InPlaceRun:
         """Remove the files of the job, which are copies or former documents."""
         ours = {LOCK, *(f"{PLAIN}/{key}" for key in state.plain), *(f"{SHARDED}/{key}" for key in state.sharded)}
         for directory, _, names in os.walk(self._path(DIRECTORY), topdown=False):
-            for path in (os.path.join(directory, name) for name in names):
-                if os.path.relpath(path, self.root) not in ours and not is_litter(path):
+            for name in names:
+                path = os.path.join(directory, name)
+                if os.path.relpath(path, self.root) not in ours and not is_litter(name):
                     why = "is no file of this job; move it out of the source, and repeat the command"
                     raise OSError(errno.ENOTEMPTY, why, path)
                 syscalls.unlink(path)
             syscalls.rmdir(directory)
         syscalls.fsync_directory(self.root)
+        self._sweep()
+        self._writer.delete(STATE)
+        syscalls.fsync_directory(self.root)
+
+    def _sweep(self) -> None:
+        """Remove what killed runs have left at the root of the source."""
         with os.scandir(self.root) as entries:
             for e in entries:
                 if is_litter(e.name) and e.name.startswith(OWN):
                     syscalls.unlink(e.path)
-        self._writer.delete(STATE)
-        syscalls.fsync_directory(self.root)
 
     # ---- the middle ----
 

@@ -47,6 +47,10 @@ LOCK_S = 120.0
 """Seconds to wait for tasks of an earlier run whose main process was killed."""
 
 
+KEPT = {errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM}
+"""Errors of `rmdir` for directories that stay: they have other files, or this user may not remove them."""
+
+
 class MixedDataset(Packing):
     """The arrays of a source in the middle of a job in place. Both forms are described by the documents in `DIRECTORY`.
 
@@ -213,7 +217,7 @@ class MixedDataset(Packing):
         return open_chunks(store or self.shards, array.path, array.path, array.target, *caches).existing_shards()
 
     def tidy(self) -> list[str]:
-        """Remove empty chunk directories and what killed workers have left; sync the other directories of chunks.
+        """Remove empty directories of chunks, and what killed workers have left; sync the other ones.
 
         Return the paths of some chunk files that exist.
         """
@@ -226,16 +230,18 @@ class MixedDataset(Packing):
 
     def _tidy(self, array: PackedArray, below: str, left: list[str]) -> None:
         with os.scandir(self.source.path(join(array.path, below))) as entries:
-            for e in entries:
-                inner, is_directory = join(below, e.name), e.is_dir(follow_symlinks=False)
-                if is_directory and array.has_chunks_below(inner):
+            for entry in entries:
+                inner, is_directory = join(below, entry.name), entry.is_dir(follow_symlinks=False)
+                if is_directory and array.is_directory(inner):
                     self._tidy(array, inner, left)
                     try:
-                        syscalls.rmdir(e.path)
-                    except OSError:  # it has other files, too
-                        syscalls.fsync_directory(e.path)
-                elif is_litter(e.name) and not is_directory:
-                    syscalls.unlink(e.path)
+                        syscalls.rmdir(entry.path)
+                    except OSError as e:
+                        if e.errno not in KEPT:
+                            raise
+                        syscalls.fsync_directory(entry.path)
+                elif is_litter(entry.name) and not is_directory:
+                    syscalls.unlink(entry.path)
                 elif len(left) < 10 and array.number(inner) is not None:
                     left.append(join(array.path, inner))
 

@@ -89,10 +89,14 @@ class PackedArray(NamedTuple):
         """The number of the chunk with this file name below `path`; None for other names."""
         return self.source.layers[0].format.shard_of(name)
 
-    def has_chunks_below(self, name: str) -> bool:
-        """Whether chunk files can be in the directory `name` below `path`."""
-        parts, first = name.split("/"), self.source.layers[0].format.key(0).split("/")
-        return len(parts) < len(first) and self.number("/".join([*parts, *first[len(parts) :]])) is not None
+    def is_directory(self, name: str) -> bool:
+        """Whether chunk files or shards can be in the directory `name` below `path`."""
+        parts = name.split("/")
+        for format in (self.source.layers[0].format, self.target.layers[0].format):
+            first = format.key(0).split("/")
+            if len(parts) < len(first) and format.shard_of("/".join([*parts, *first[len(parts) :]])) is not None:
+                return True
+        return False
 
     def file(self, number: int) -> str:
         """The path of a chunk's file in the source."""

@@ -1,0 +1,290 @@
+"""Kills, errors and power losses of jobs in place: `python -m tests.jobs.in_place_kills HOW COUNT [SEED]`.
+
+A program, because it forks. It prints what was wrong and one JSON object with counts. HOW is one of:
+
+- `kill`: COUNT runs end at a random call that changes the disk. A native reader looks after each, and another one
+  beside each.
+- `fail`: about COUNT calls fail with EIO, EACCES or ENOSPC.
+- `power`: about COUNT states of the disk that a power loss may leave.
+
+Afterwards the job is continued, or aborted, and the tree must be the one that an undisturbed job makes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import zarr
+
+from shardfs.jobs.in_place import pack_in_place
+from shardfs.model.errors import NotADatasetError
+from tests.write.faults import ERRORS, KILLED, NEVER_FAIL, Calls, FailAt, KillAt, hooked
+from tests.write.powerloss import Recorder, State, walk_states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SHM = Path("/dev/shm")
+
+DATA = np.arange(1, 145, dtype="<u2").reshape(12, 12)
+
+HOW: Any = {"chunks_per_shard": (2, 2)}
+
+
+class Case(NamedTuple):
+    """A dataset: its plain files, and those of an undisturbed job."""
+
+    name: str
+    plain: Path
+    sharded: Path
+
+    @classmethod
+    def make(cls, top: Path, name: str, version: Literal[2, 3], separator: str) -> Case:
+        """A group with an array of 16 chunk files, one of which is missing, and a file beside."""
+        plain = top / name / "plain"
+        group = zarr.create_group(plain, zarr_format=version)
+        keys: Any = {"name": "v2" if version == 2 else "default", "separator": separator}
+        array = group.create_array("a", shape=(12, 12), chunks=(3, 3), dtype="<u2", chunk_key_encoding=keys)
+        array[:] = np.where(DATA < 10, 0, DATA)
+        zarr.consolidate_metadata(plain)
+        (plain / "README").write_text("beside")
+        sharded = shutil.copytree(plain, top / name / "sharded")
+        for report in pack_in_place(str(sharded), **HOW):
+            assert not report.problems
+        return cls(name, plain, sharded)
+
+
+def cases(top: Path) -> list[Case]:
+    """One dataset with a directory for each row of chunks, and one without directories."""
+    return [Case.make(top, "zarr3", 3, "/"), Case.make(top, "zarr2", 2, "."), Case.make(top, "nested2", 2, "/")]
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """All files and directories."""
+    return {str(p.relative_to(root)): b"" if p.is_dir() else p.read_bytes() for p in root.rglob("*")}
+
+
+def forked(run: Callable[[], object]) -> int:
+    """The number of a process that calls `run`, and exits with 0, or with 1 if it raises AssertionError."""
+    pid = os.fork()
+    if pid == 0:
+        status = 2
+        try:
+            run()
+            status = 0
+        except AssertionError as e:
+            print(e, file=sys.stderr, flush=True)
+            status = 1
+        except (OSError, NotADatasetError):  # the job has not begun, or is complete
+            status = 3
+        finally:
+            os._exit(status)
+    return pid
+
+
+def status_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def work(root: Path, *, abort: bool = False) -> bool:
+    """Run the job; return whether a report has a problem."""
+    how: Any = {"abort": True} if abort else HOW
+    return any([report.problems for report in pack_in_place(str(root), **how)])
+
+
+def document(root: Path) -> int:
+    """The inode number of the array's document; 0 if it is aside."""
+    for name in ("a/zarr.json", "a/.zarray"):
+        if (root / name).exists():
+            return (root / name).stat().st_ino
+    return 0
+
+
+def look(root: Path) -> None:
+    """Raise AssertionError if a native reader finds wrong values instead of an error or the right ones."""
+    before = document(root)
+    try:
+        array: Any = zarr.open_group(root, mode="r")["a"]
+        found = array[:]
+    except Exception:  # noqa: BLE001 - whatever the library raises
+        return
+    if before and document(root) == before:  # else the reader has opened the array before the job began
+        assert np.array_equal(found, np.where(DATA < 10, 0, DATA)), f"a reader found {found}"
+
+
+def watch(root: Path) -> None:
+    """Look again and again until SIGTERM."""
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+    while not ended:
+        look(root)
+
+
+def calls_of(root: Path, *, abort: bool) -> list[str]:
+    """The names of the calls that a job makes."""
+    with hooked(Calls()) as calls:
+        work(root, abort=abort)
+    return calls.names
+
+
+class Outcome:
+    """Counts, and what was wrong."""
+
+    def __init__(self) -> None:
+        self.points = 0
+        self.wrong: list[str] = []
+
+    def check(self, where: str, ok: object) -> None:
+        if not ok:
+            self.wrong.append(where)
+            print(where, file=sys.stderr, flush=True)
+
+
+def finish(outcome: Outcome, case: Case, root: Path, where: str, *, abort: bool) -> None:
+    """Complete a job in the direction; compare all files and directories."""
+    try:
+        problems = work(root, abort=abort)
+    except NotADatasetError:  # the job is complete
+        problems = False
+    except FileNotFoundError as e:  # the job has not begun, or is complete
+        problems = "unfinished" not in str(e)
+    except Exception as e:  # noqa: BLE001 - the caller counts it
+        problems = True
+        print(where, repr(e), file=sys.stderr)
+    found = tree(root)
+    wanted = [tree(case.plain), tree(case.sharded)] if abort else [tree(case.sharded)]
+    if not abort and found == tree(case.plain):
+        problems = True
+    difference = sorted(name for name in {*found, *wanted[0]} if found.get(name) != wanted[0].get(name))
+    outcome.check(f"{where}, {abort=}, {problems=}: {difference} differ", not problems and found in wanted)
+
+
+def kills(top: Path, count: int, chance: random.Random) -> Outcome:
+    """Random kills. Each job is killed several times, changes its direction now and then, and is completed."""
+    outcome, given, number = Outcome(), cases(top), 0
+    root = top / "run"
+    lengths = {}
+    for case in given:
+        shutil.copytree(case.plain, root)
+        lengths[case.name] = len(calls_of(root, abort=False))
+        shutil.rmtree(root)
+    while outcome.points < count:
+        case = chance.choice(given)
+        shutil.copytree(case.plain, root)
+        where = f"{number} {case.name}"
+        for _ in range(chance.randrange(1, 6)):
+            abort = chance.random() < 0.3
+            hook = KillAt(chance.randrange(lengths[case.name]), after=chance.random() < 0.5)
+            where += f" {'abort' if abort else 'pack'}@{hook.at}{'+' if hook.after else ''}"
+            beside = forked(lambda: watch(root))
+            status = status_of(forked(lambda h=hook, a=abort: killed(root, h, abort=a)))  # type: ignore[misc]
+            os.kill(beside, signal.SIGTERM)
+            outcome.check(f"{where}: the reader beside it", status_of(beside) in (0, -signal.SIGTERM))
+            outcome.check(f"{where}: status {status}", status in (0, 3, KILLED))
+            outcome.check(f"{where}: a reader afterwards", status_of(forked(lambda: look(root))) == 0)
+            outcome.points += status == KILLED
+        finish(outcome, case, root, where, abort=chance.random() < 0.5)
+        shutil.rmtree(root)
+        number += 1
+    return outcome
+
+
+def killed(root: Path, hook: KillAt, *, abort: bool) -> None:
+    with hooked(hook):
+        work(root, abort=abort)
+
+
+def failures(top: Path, count: int, chance: random.Random) -> Outcome:
+    """Calls of packing and of going back fail; then the job is continued or aborted."""
+    outcome, root, given = Outcome(), top / "run", cases(top)
+    for case in given:
+        shutil.copytree(case.plain, root)
+        names = calls_of(root, abort=False)
+        shutil.rmtree(root)
+        points = [i for i, name in enumerate(names) if name not in NEVER_FAIL]
+        for at in sorted(chance.sample(points, min(len(points), count // len(given)))):
+            number = chance.choice(ERRORS.get(names[at], (errno.EIO,)))
+            hook = FailAt(at, number, for_ever=chance.random() < 0.3, done=chance.random() < 0.2)
+            shutil.copytree(case.plain, root)
+            where = f"{case.name}: {names[at]} {at} fails with {errno.errorcode[number]}"
+            with hooked(hook):
+                for abort in (False, chance.random() < 0.5):
+                    try:
+                        work(root, abort=abort)
+                    except (OSError, NotADatasetError):
+                        continue
+            outcome.points += 1
+            look_in_fork(outcome, root, where)
+            finish(outcome, case, root, where, abort=chance.random() < 0.5)
+            shutil.rmtree(root)
+    return outcome
+
+
+def look_in_fork(outcome: Outcome, root: Path, where: str) -> None:
+    outcome.check(f"{where}: a reader", status_of(forked(lambda: look(root))) == 0)
+
+
+def losses(top: Path, count: int, chance: random.Random) -> Outcome:
+    """States of the disk after a power loss while a job packs, or goes back from the middle."""
+    outcome, given = Outcome(), cases(top)
+    for case in given[:2]:
+        for abort in (False, True):
+            states = list(lost_states(top, case, chance.randrange(1 << 30), abort=abort))
+            for where, write in chance.sample(states, min(len(states), count // 4)):
+                root = top / "lost"
+                write(root)
+                outcome.points += 1
+                look_in_fork(outcome, root, where)
+                finish(outcome, case, root, where, abort=chance.random() < 0.5)
+                shutil.rmtree(root)
+    return outcome
+
+
+def lost_states(top: Path, case: Case, seed: int, *, abort: bool) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    """What may be left of a job at any time, with a function that writes it to a directory."""
+    root = shutil.copytree(case.plain, top / "run")
+    if abort:
+        begun: Any = pack_in_place(str(root), **HOW)
+        for _ in range(3):
+            next(begun)
+        begun.close()
+    recorder = Recorder([root])
+    with hooked(recorder):
+        work(root, abort=abort)
+    shutil.rmtree(root)
+    for n, (_, state) in enumerate(walk_states(recorder, more=1, seed=seed)):
+        where = f"{case.name} {'abort' if abort else 'pack'}: state {n}, {state.what}"
+        yield where, partial(written, state, root)
+
+
+def written(state: State, root: Path, target: Path) -> None:
+    state.write({str(root): target})
+
+
+def main() -> int:
+    how, count, *seed = sys.argv[1:]
+    warnings.simplefilter("ignore")
+    top = Path(tempfile.mkdtemp(dir=SHM if SHM.is_dir() else None))
+    try:
+        run = {"kill": kills, "fail": failures, "power": losses}[how]
+        outcome = run(top, int(count), random.Random(int(seed[0]) if seed else 0))
+    finally:
+        shutil.rmtree(top)
+    print(json.dumps({"points": outcome.points, "wrong": outcome.wrong}))
+    return bool(outcome.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
