@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import deque
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
@@ -280,8 +281,15 @@ def processes(workers: int) -> Executor:
 
 
 def _die_quietly() -> None:
-    """Let Ctrl-C end a worker without a traceback. The main process receives the signal, too, and reports it."""
+    """End a worker without a traceback at Ctrl-C, which the main process gets, too, or if that process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 class _Runner(Generic[R]):
