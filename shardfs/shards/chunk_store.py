@@ -232,7 +232,7 @@ class ChunkStore:
                 continue
             stop = found.start + found.size
             where = ByteRange(min(found.start + part.start, stop), min(found.start + part.stop, stop))
-            groups.setdefault(self.format.place(c)[0], []).append((i, found.blob, where))
+            groups.setdefault(id(found.blob), []).append((i, found.blob, where))  # decoded chunks are blobs, too
         for members in groups.values():
             try:
                 read = members[0][1].read([where for _, _, where in members])

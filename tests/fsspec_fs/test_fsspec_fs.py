@@ -16,6 +16,7 @@ import pytest
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import NotADatasetError
+from tests import handmade_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,6 +128,17 @@ def test_a_failure_among_many_is_returned_or_raised(fs: ShardFileSystem) -> None
     assert isinstance(directory, IsADirectoryError)
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges(paths, 0, 4, on_error="raise")
+
+
+def test_many_manifests_that_are_stored_compressed(tmp_path: Path) -> None:
+    """Each is decoded before it is read, so they have no common object."""
+    case, memory = handmade_ids.mesh_manifests_deflated(tmp_path), fsspec.filesystem("memory")
+    memory.put(str(tmp_path), "/meshes", recursive=True)
+    try:
+        fs = ShardFileSystem("memory://meshes", skip_instance_cache=True)
+        assert fs.cat([f"/{name}" for name in case.good]) == {f"/{name}": raw for name, raw in case.good.items()}
+    finally:
+        memory.rm("/meshes", recursive=True)
 
 
 @pytest.mark.parametrize("path", ["/deep", "/deep/sharded/c", "/deep/sharded/c/3"])
