@@ -17,7 +17,7 @@ from shardfs.jobs.pack import COPIED_SIZE, JobRun, OpenedFile, PackReport, opene
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.jobs.target import is_of
 from shardfs.jobs.unpacking import ChunkGroup, ShownSurvey, Unpacking, UnpackJob
-from shardfs.model.blobs import FilePart
+from shardfs.model.blobs import Content, FilePart
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import ShardfsError, message
 from shardfs.model.write_plan import size_of
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
-    from shardfs.model.values import U64, Coords
+    from shardfs.model.values import U64, Coords, Sizes
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
-MOST_FILES, MOST_BYTES = 512, 32 << 20
-"""Chunks are written together until they are so many files, or need so much memory."""
+    Load = Callable[[Sequence[Coords]], Sequence["OpenedFile | Exception | None"]]
+
+MOST_FILES, MOST_BYTES = 512, 8 << 20
+"""Chunks that are read and written together: their number, and their stored bytes."""
+
+UNKNOWN = 1 << 18
+"""Assumed size of a chunk whose size is unknown."""
 
 MOST_AHEAD = 64 << 20
 """Bytes of chunks of a remote source that are loaded ahead."""
@@ -57,54 +62,46 @@ class UnpackTask:
         report = PackReport(shards, shards)
         chunks = unpacking.tree.collection(self.group.path)
         try:
-            for coords, load in self._batches(chunks):
-                self._write(unpacking, chunks, coords, load, report)
+            self._write(unpacking, chunks, report)
         except ShardfsError as e:
             report.problems.append(Problem(self.group.path, message(e), damaged=True))
         if not report.problems and unpacking.target.is_stored(STATE):
             unpacking.target.writer.put(self.group.mark, b"%d" % report.objects)
         return report
 
-    def _batches(self, chunks: ChunkDirs) -> Iterator[tuple[U64, Callable[[Coords], OpenedFile | None]]]:
-        """Yield coordinates of chunks, and what opens such a chunk. Raise CorruptShardError after the last one."""
+    def _batches(self, chunks: ChunkDirs) -> Iterator[tuple[list[Coords], Load]]:
+        """Yield coordinates of chunks, and what loads such chunks. Raise CorruptShardError after the last one."""
         filler = chunks.collection.filler
         if filler is not None and self.group.filled:
             coords = self.group.coords(chunks)
-            yield coords[~chunks.chunks.present(coords)[0]], lambda cell: OpenedFile(filler.show(cell))
+            coords = coords[~chunks.chunks.present(coords)[0]]
+            sizes = chunks.shown.fill_sizes(coords)
+            for cells in _slices(coords, sizes):
+                yield cells, lambda cells: [OpenedFile(filler.show(cell)) for cell in cells]
             return
         for batch in chunks.shards.stored_in(np.frombuffer(self.group.shards, np.uint64)):
-            yield batch.coords, partial(_opened, chunks)
+            for cells in _slices(batch.coords, batch.sizes):
+                yield cells, partial(_opened, chunks)
 
-    def _write(
-        self,
-        unpacking: Unpacking,
-        chunks: ChunkDirs,
-        coords: U64,
-        load: Callable[[Coords], OpenedFile | None],
-        report: PackReport,
-    ) -> None:
-        """Write chunks. Unreadable ones are reported."""
+    def _write(self, unpacking: Unpacking, chunks: ChunkDirs, report: PackReport) -> None:
+        """Write the chunks. Unreadable ones are reported."""
 
-        def loaded(cell: Sequence[int]) -> OpenedFile | Problem | None:
-            try:
-                return load(tuple(cell))
-            except (ShardfsError, OSError) as e:
-                return Problem(chunks.chunk_path(tuple(cell)), message(e), damaged=True)
+        def loaded(slice: tuple[list[Coords], Load]) -> Sequence[OpenedFile | Exception | None]:
+            cells, load = slice
+            return load(cells)
 
-        files, held = list[tuple[str, OpenedFile]](), 0
-        pool, cells, paths = unpacking.store.read_ahead, coords.tolist(), iter(chunks.chunk_paths(coords))
-        for _, found in load_ahead(pool, loaded, cells, first=4, weigh=_weight, most=MOST_AHEAD):
-            path = next(paths)
-            if isinstance(found, Problem):
-                report.problems.append(found)
-            elif found is not None:
-                files.append((path, found))
-                held += _weight(found)
-                report.objects, report.nbytes = report.objects + 1, report.nbytes + size_of(found.content)
-            if len(files) >= MOST_FILES or held >= MOST_BYTES:
-                _create(unpacking, files)
-                files, held = [], 0
-        _create(unpacking, files)
+        for (cells, _), found in load_ahead(
+            unpacking.store.read_ahead, loaded, self._batches(chunks), weigh=_weight, most=MOST_AHEAD
+        ):
+            paths = chunks.chunk_paths(np.array(cells, np.uint64).reshape(len(cells), -1))
+            files = list[tuple[str, Content]]()
+            for path, one in zip(paths, found, strict=True):
+                if isinstance(one, Exception):
+                    report.problems.append(Problem(path, message(one), damaged=True))
+                elif one is not None:
+                    files.append((path, one.content))
+                    report.objects, report.nbytes = report.objects + 1, report.nbytes + size_of(one.content)
+            unpacking.target.writer.create(files)
 
     def split(self) -> Sequence[UnpackTask]:
         return [self]
@@ -116,24 +113,40 @@ class UnpackTask:
         return PackReport(problems=[Problem(group.path, f"{what}: {why}", damaged=True)])
 
 
-def _opened(chunks: ChunkDirs, coords: Coords) -> OpenedFile | None:
-    """Return the content of a stored chunk; None if it was removed. Large chunks of local shards are not read."""
+def _slices(coords: U64, sizes: Sizes) -> Iterator[list[Coords]]:
+    """Yield the coordinates in parts of about `MOST_BYTES`, and at most `MOST_FILES` chunks."""
+    ends = np.cumsum(sizes.clip(UNKNOWN)) // MOST_BYTES
+    start = 0
+    for stop in (*(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(coords)):
+        for at in range(start, stop, MOST_FILES):
+            yield list(map(tuple, coords[at : min(at + MOST_FILES, stop)].tolist()))
+        start = stop
+
+
+def _opened(chunks: ChunkDirs, cells: Sequence[Coords]) -> list[OpenedFile | Exception | None]:
+    """Return the content of stored chunks, None if they were removed. Large chunks of local shards are not read."""
     if not chunks.shown.is_cached:  # local, and shown as stored
-        found = chunks.chunks.locate(coords)
-        if found is not None and found.size >= COPIED_SIZE and found.checksum is None and found.blob.fd >= 0:
-            return OpenedFile(FilePart(found.blob.fd, found.blob.base + found.start, found.size), found.blob)
-    data = chunks.shown.whole(coords)
-    return None if data is None else OpenedFile(bytes(data))
+        return [_in_file(chunks, cell) or _in_memory(*chunks.shown.whole_many([cell])) for cell in cells]
+    return list(map(_in_memory, chunks.shown.whole_many(cells)))
 
 
-def _create(unpacking: Unpacking, files: Sequence[tuple[str, OpenedFile]]) -> None:
-    if files:
-        unpacking.target.writer.create([(path, found.content) for path, found in files])
+def _in_file(chunks: ChunkDirs, cell: Coords) -> OpenedFile | None:
+    try:
+        found = chunks.chunks.locate(cell)
+    except (ShardfsError, OSError):  # raised again when it is read
+        return None
+    if found is None or found.size < COPIED_SIZE or found.checksum is not None or found.blob.fd < 0:
+        return None
+    return OpenedFile(FilePart(found.blob.fd, found.blob.base + found.start, found.size), found.blob)
 
 
-def _weight(found: OpenedFile | Problem | None) -> int:
-    """Return the memory that a chunk needs until it is written."""
-    return len(found.content) if isinstance(found, OpenedFile) and isinstance(found.content, bytes) else 1
+def _in_memory(data: bytes | memoryview | Exception | None) -> OpenedFile | Exception | None:
+    return data if data is None or isinstance(data, Exception) else OpenedFile(bytes(data))
+
+
+def _weight(found: Sequence[OpenedFile | Exception | None]) -> int:
+    """Return the memory that chunks need until they are written."""
+    return sum(len(f.content) for f in found if isinstance(f, OpenedFile) and isinstance(f.content, bytes))
 
 
 class UnpackRun(JobRun[Unpacking]):

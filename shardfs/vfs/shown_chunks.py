@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import numpy as np
 from shardfs.codecs.zlib_streams import MAX_STORED
 from shardfs.model.attributes import Attributes, Extent
 from shardfs.model.blobs import ByteRange
+from shardfs.model.errors import ShardfsError
 from shardfs.storage.cache import ByteLRU, WindowCache
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 LONG_WORK = 4096
 """Stored chunks of this many bytes or more may take longer to decode than handing leadership to another thread."""
+
+WHOLE = ByteRange(0, 1 << 62)
 
 _new = tuple.__new__
 
@@ -138,6 +142,27 @@ class ShownChunks:
             return stored if self._transform is None else self._transform.show(coords, stored)
 
         return self._chunks.decoded(coords, show, most=math.inf if self._raw else MAX_STORED)
+
+    def whole_many(self, coords: Sequence[Coords]) -> list[bytes | memoryview | Exception | None]:
+        """Return `whole` of several chunks, or its errors. Chunks of the same remote shard are fetched together."""
+        if self._chunks.is_local or self._chunks.files > 1:
+            return [self._whole_or_error(c) for c in coords]
+        stored = self._chunks.read_many(coords, [WHOLE] * len(coords))
+        return [self._shown_or_error(c, data) for c, data in zip(coords, stored, strict=True)]
+
+    def _whole_or_error(self, coords: Coords) -> bytes | memoryview | Exception | None:
+        try:
+            return self.whole(coords)
+        except (ShardfsError, OSError) as e:
+            return e
+
+    def _shown_or_error(self, coords: Coords, stored: bytes | Exception) -> bytes | memoryview | Exception | None:
+        if isinstance(stored, bytes):
+            found = self._chunks.locate(coords)
+            if found is not None and found.checksum is None and found.size == len(stored):
+                with suppress(ValueError):
+                    return stored if self._transform is None else self._transform.show(coords, stored)
+        return self._whole_or_error(coords)  # reads it again, and raises a detailed error
 
     def _load(self, coords: Coords) -> tuple[bytes | memoryview, int, float]:
         self._chunks.locate(coords)  # loads the index page

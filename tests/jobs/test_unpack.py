@@ -46,7 +46,7 @@ def shown(root: Path, layout: str = "native", **options: Any) -> dict[str, bytes
     return {name.lstrip("/"): fs.cat_file(name) for name in fs.find("")}
 
 
-def unpacked(source: Path, target: Path, *, part: JobPart = WHOLE, workers: int = 1, **how: Any) -> UnpackRun:
+def unpacked(source: Path | str, target: Path, *, part: JobPart = WHOLE, workers: int = 1, **how: Any) -> UnpackRun:
     """Run a job to its end; assert that nothing was left out, except on request."""
     run = UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(target), **how), part)
     assert [p for report in run.run(workers=workers) for p in report.problems if not p.skipped] == []
@@ -456,8 +456,13 @@ def test_remote_stores(sharded: Path, tmp_path: Path) -> None:
     fs = fsspec.filesystem("memory")
     fs.put(str(sharded), "/unpack/source", recursive=True)
     try:
-        shardfs.unpack("memory://unpack/source", tmp_path / "local")
+        run = unpacked("memory://unpack/source", tmp_path / "local")
         assert files(tmp_path / "local") == shown(sharded)
+        patience = run.job.opened().tree.patience
+        assert patience is not None
+        assert patience.counters.requests["read"] <= 2 * run.shards + 2, (
+            "an index and all chunks of a shard, and other files"
+        )
         shardfs.unpack(sharded, "memory://unpack/target", layout="n5")
         stored = {name.removeprefix("/unpack/target/"): fs.cat_file(name) for name in fs.find("/unpack/target")}
         assert stored == shown(sharded, "n5")
