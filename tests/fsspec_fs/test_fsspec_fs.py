@@ -136,7 +136,7 @@ def test_many_manifests_that_are_stored_compressed(tmp_path: Path) -> None:
     memory.put(str(tmp_path), "/meshes", recursive=True)
     try:
         fs = ShardFileSystem("memory://meshes", skip_instance_cache=True)
-        assert fs.cat([f"/{name}" for name in case.good]) == {f"/{name}": raw for name, raw in case.good.items()}
+        assert fs.cat_ranges([f"/{name}" for name in case.good], 0, None) == list(case.good.values())
     finally:
         memory.rm("/meshes", recursive=True)
 
