@@ -23,7 +23,7 @@ from shardfs.storage.counters import OPCODES, Histogram, RequestTally
 from shardfs.vfs.inodes import TABLE_END
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shardfs.fuse.access import AccessLog
     from shardfs.fuse.device import Handler
@@ -193,6 +193,10 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
         cache.changed()
         notices.queue([protocol.invalidate_entry(parent, name)])
 
+    def invalidate_all(parent: int, names: Iterable[bytes]) -> None:
+        cache.changed()
+        notices.queue((protocol.invalidate_entry(parent, name) for name in names), cache.drop_pages(ANY))
+
     def invalidate_content(number: int) -> None:
         cache.changed(number)
         notices.queue([protocol.invalidate_content(number)], cache.drop_pages(number))
@@ -209,5 +213,5 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
 
     hooks = tree.hooks
     hooks.reshaped = reshaped
-    hooks.invalidate, hooks.invalidate_content = invalidate, invalidate_content
+    hooks.invalidate, hooks.invalidate_all, hooks.invalidate_content = invalidate, invalidate_all, invalidate_content
     hooks.drop_content, hooks.shows_links = drop_content, True

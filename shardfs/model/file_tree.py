@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardfs.model.attributes import Attributes
     from shardfs.model.listing import Batch, EntryRow
@@ -78,6 +78,7 @@ class KernelHooks:
         reshaped: to be called with the numbers of files whose bytes and sizes have changed with the shape of an array.
             Does not block.
         invalidate: to be called when a name in a directory has changed without a request.
+        invalidate_all: as `invalidate`, for many names and all names below them.
         invalidate_content: to be called when bytes or attributes of a file have changed without a request. Neither this
             nor `invalidate` blocks; both may be called anywhere.
         drop_content: as `invalidate_content`, but the kernel has dropped the pages when this returns. May block until
@@ -88,6 +89,7 @@ class KernelHooks:
     resized: Callable[[U64], None] = lambda numbers: None
     reshaped: Callable[[U64], None] = lambda numbers: None
     invalidate: Callable[[int, bytes], None] = lambda parent, name: None
+    invalidate_all: Callable[[int, Iterable[bytes]], None] = lambda parent, names: None
     invalidate_content: Callable[[int], None] = lambda number: None
     drop_content: Callable[[int], None] = lambda number: None
     shows_links: bool = False

@@ -16,11 +16,11 @@ from shardfs.model.kinds import COMPRESSIONS, NameKind, is_scratch
 from shardfs.vfs.chunk_listing import ChunkListing
 from shardfs.vfs.collection_shards import CollectionShards
 from shardfs.vfs.inodes import ChunkNumbers, TreePosition
-from shardfs.vfs.reshaping import edge_chunks, note_edges, shown_array
+from shardfs.vfs.reshaping import BATCH, edge_chunks, is_refilled, note_edges, shown_array
 from shardfs.vfs.shown_chunks import ShownChunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardfs.model.collection import Collection, Transform
     from shardfs.model.file_tree import KernelHooks
@@ -108,6 +108,8 @@ class ChunkDirs:
         is_moved: the store has the shards in another directory than `path`.
         root: the inode number of the top directory (`c`); None if the names are in the dataset's directory.
         former: the tree of an earlier shape of the array; its inode numbers stay valid.
+        refilled: names in the dataset's directory below which chunks have appeared or changed although no client wrote
+            them, since the array got another shape or fill value.
         later: the tree of the array's present shape, which shows the chunks that both shapes have. None if this is that
             tree, or if no bytes depend on the shape.
     """
@@ -133,6 +135,7 @@ class ChunkDirs:
         self.mtime_ns = mtime_ns
         self.former: ChunkDirs | None = None
         self.later: ChunkDirs | None = None
+        self.refilled: Iterable[bytes] = ()
         self.shown = ShownChunks(path, collection, chunks, cache, mtime_ns)
         self.shards = CollectionShards(path, collection, chunks, cache, numbers.first, ttl_s)
         self.listing = ChunkListing(numbers, chunks, self.shown, mtime_ns)
@@ -370,11 +373,21 @@ class ChunkDirs:
     def follow(self, former: ChunkDirs) -> None:
         """Show the array of this tree, which got another shape, under the inode numbers of the former tree, too."""
         self.former = former
-        if shown_array(self.collection) is None:
+        if is_refilled(former.collection, self.collection):
+            self.refilled = self._top_names()
+        elif shown_array(self.collection) is None:
             return
         for tree in self.formers():
             tree.later = self
             note_edges(tree.collection, self.collection)
+
+    def _top_names(self) -> Iterator[bytes]:
+        if self._names.prefix:
+            yield self._names.prefix
+            return
+        for start in range(0, self._dims[0], BATCH):
+            values = np.arange(start, min(start + BATCH, self._dims[0]), dtype=np.uint64)
+            yield from self._names.render(0, values).tolist()
 
     def numbers_at_edges(self) -> Iterator[U64]:
         """Yield the inode numbers of former trees whose files have changed with the array's latest change of shape."""

@@ -15,6 +15,7 @@ from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
 from shardfs.vfs.nodes import is_in
+from shardfs.vfs.reshaping import is_refilled
 
 if TYPE_CHECKING:
     from shardfs.model.collection import Collection
@@ -105,7 +106,8 @@ class ChunkTrees:
 
 def _is_same(old: Collection, new: Collection) -> bool:
     """Return whether newly read metadata describes the same chunks in the same places."""
-    return old.facts == new.facts and old.names.dims == new.names.dims and _is_reshaped(old, new)
+    same = old.facts == new.facts and old.names.dims == new.names.dims and _is_reshaped(old, new)
+    return same and not is_refilled(old, new)
 
 
 def _is_reshaped(old: Collection, new: Collection) -> bool:

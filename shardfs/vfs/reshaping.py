@@ -28,6 +28,16 @@ def is_reshaped(old: Collection, new: Collection, coords: Coords) -> bool:
     return any((0 if (a := axes[axis]) is None else coords[a]) == cell for axis, cell in edges(before, after))
 
 
+def is_refilled(old: Collection, new: Collection) -> bool:
+    """Return whether any file of a chunk that is not stored, or padding, has changed or appeared."""
+    before, after = shown_array(old), shown_array(new)
+    grows = new.filler is not None and any(b > a for a, b in zip(old.names.dims, new.names.dims, strict=True))
+    if before is None or after is None or grows:
+        return before is not after or grows
+    shows = [(c.filler is None, c.zeros is None) for c in (old, new)]
+    return before.fill_value != after.fill_value or shows[0] != shows[1]
+
+
 def note_edges(old: Collection, new: Collection) -> None:
     """Make a transform expect that chunks at the edge of a former shape of the array are stored clipped."""
     if old.array is not None and new.array is not None and isinstance(new.transform, Transcoder):

@@ -252,13 +252,16 @@ class Descriptions:
     def _former(self, paths: Iterable[str]) -> set[ChunkDirs]:
         """Return how the arrays at these paths were described while they had other shapes.
 
-        Also records which of the arrays have such former shapes.
+        Also records which of the arrays have such former shapes, and invalidates names of filled chunks.
         """
         every: set[ChunkDirs] = set()
         for path in paths:
             found: set[ChunkDirs] = set()
             with suppress(OSError, CorruptShardError):
-                found.update(self._base.collection(path).formers())
+                tree = self._base.collection(path)
+                found.update(tree.formers())
+                refilled, tree.refilled = tree.refilled, ()
+                self._names.invalidate_all(path, refilled)
             (self._overlay.cut.add if found else self._overlay.cut.discard)(path)
             every |= found
         return every

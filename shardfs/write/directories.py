@@ -106,6 +106,9 @@ class Directories:
     def _of(self, tree: ChunkDirs, *, change: bool = False) -> bytearray | None:
         """Return the bits of a collection; None if all its directories are shown."""
         size = (tree.directories + 7) // 8
+        former = tree.former
+        if former is not None and tree.collection.names.dims == former.collection.names.dims:
+            self._bits.setdefault(tree.first, self._of(former))
         if tree.first not in self._bits:
             hides = tree.directories <= MAX_DIRECTORIES and tree.shown.filler is None and tree.shards.is_empty()
             self._bits[tree.first] = bytearray(size) if hides else None

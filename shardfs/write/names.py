@@ -17,7 +17,7 @@ from shardfs.write.files import Files, split
 from shardfs.write.rw_lock import RWLock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.vfs.tree import Tree
@@ -160,6 +160,12 @@ class Names:
         number = self.numbers.get(directory)
         if number is not None:
             self.hooks.invalidate(number, name)
+
+    def invalidate_all(self, directory: str, names: Iterable[bytes]) -> None:
+        """Make the kernel look up names, and all names below them, again. There may be very many names."""
+        number = self.numbers.get(directory)
+        if number is not None:
+            self.hooks.invalidate_all(number, names)
 
     # ---- kinds of names ----
 

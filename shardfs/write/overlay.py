@@ -175,6 +175,7 @@ class Overlay:
                 with suppress(FileNotFoundError):
                     found = tree.find(names)
                     if found is not None:
+                        found = tree.attributes(found.number)  # inside the present shape, the present file counts
                         return found if self._directories.shows(found) else None
         return None
 

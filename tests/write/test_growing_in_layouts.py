@@ -122,6 +122,71 @@ def test_an_n5_dataset_grows_in_another_layout(tmp_path: Path) -> None:
         assert files.tree.resolve("1").size == len(written)
 
 
+def test_a_filled_chunk_disappears_with_its_filler(tmp_path: Path) -> None:
+    """Also under the number that the kernel knows."""
+    document = handmade.zarr_metadata((4, 4), (4, 4), (2, 2), fill_value=5, dimension_names=["y", "x"])
+    handmade.write_json(tmp_path / "store/zarr.json", document)
+    with mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
+        number = files.tree.number("1/1")
+        files.write("0/1", b"abcd")
+        assert files.read("1/1") == b"\5\5\5\5"
+        for name, member in ((".zarray", {"shape": [6, 6]}), (".zattrs", {"_FillValue": 5})):
+            files.write(name, json.dumps({**json.loads(files.read(name) or b""), **member}).encode())
+        assert [files.read(name) for name in ("1/1", "2/2", "0/1")] == [None, None, b"abcd"]
+        for call in (files.tree.attributes, lambda number: files.tree.read(number, 0, 4)):
+            with pytest.raises(FileNotFoundError):
+                call(number)
+        files.publish()
+        assert files.read("0/1") == b"abcd"
+
+
+FILLED = """
+import json, os, pathlib, sys, time
+top, source = map(pathlib.Path, sys.argv[1:])
+
+def change(name, **members):
+    path = top / "a" / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+
+def comes(wanted, *names):
+    end = time.monotonic() + 30
+    for name in names:
+        path = top / "a" / name
+        while (path.read_bytes() if path.exists() else None) != wanted:
+            assert time.monotonic() < end, (name, wanted)
+            time.sleep(0.01)
+
+if (top / "a/.zarray").exists():
+    comes(b"\\5\\5\\5\\5", "0/0", "1/1")
+    comes(None, "2/0", "0/2")
+    change(".zarray", shape=[6, 6])
+    comes(b"\\5\\5\\5\\5", "2/0", "0/2", "2/2", "0/0")
+    change(".zattrs", _FillValue=5)
+    comes(None, "2/0", "0/0")
+else:
+    comes(b"\\0\\0\\0\\2\\0\\0\\0\\2\\0\\0\\0\\2\\5\\5\\5\\5", "0/0", "1/1")
+    source.write_text(source.read_text().replace('"fill_value": 5', '"fill_value": 7'))
+    change("attributes.json", user=1)
+    comes(b"\\0\\0\\0\\2\\0\\0\\0\\2\\0\\0\\0\\2\\7\\7\\7\\7", "0/0", "1/1")
+"""
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("layout", ["zarr2", "n5"])
+def test_filled_chunks_follow_shape_and_fill_value(layout: str, tmp_path: Path) -> None:
+    """The kernel may have cached that a chunk does not exist, or its former bytes."""
+    need_fuse()
+    document = handmade.zarr_metadata((4, 4), (4, 4), (2, 2), fill_value=5, dimension_names=["y", "x"])
+    handmade.write_json(tmp_path / "source/zarr.json", handmade.group_document())
+    handmade.write_json(tmp_path / "source/a/zarr.json", document)
+    with writable(tmp_path / "source", tmp_path, "--layout", layout) as mount:
+        mount.mount()
+        command = [sys.executable, "-c", FILLED, str(mount.path), str(tmp_path / "source/a/zarr.json")]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert run.returncode == 0, run.stderr[-3000:]
+        assert mount.umount().returncode == 0
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_chunks_of_bcolz_say_how_many_rows_they_have(rows: int) -> None:
     """The last chunk is written before the length of the array, and may be too short or too long until then."""
