@@ -1,4 +1,7 @@
-"""Write the manual pages from the click commands and the table of options: python scripts/make_man.py [DIR]."""
+"""Write the manual pages and docs/cli.md from the click commands and the table of options.
+
+python scripts/make_man.py [DIR]        # all of them into DIR; else below docs/
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from shardfs.config import options
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = Path(__file__).parent.parent / "docs/man"
+DOCS = Path(__file__).parent.parent / "docs"
 MADE = r".\" Written by scripts/make_man.py for `shardfs install`. Change the commands or the table of options instead."
 
 DESCRIPTION = """\
@@ -118,17 +121,25 @@ def all_verbs() -> Iterator[tuple[str, click.Command]]:
         yield from verbs(command, name)
 
 
-def verb(name: str, command: click.Command) -> Iterator[str]:
-    context = click.Context(command)
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield f".SS shardfs {roff(name)} {roff(usage)}"
-    yield from paragraphs(command.help or "")
+def usage(command: click.Command) -> str:
+    return " ".join(command.collect_usage_pieces(click.Context(command)))
+
+
+def flags(name: str, command: click.Command) -> list[tuple[str, str]]:
+    """The flags of a verb and their help, without those of `mount` that the table of options describes."""
     table = {setting.name for setting in options.settings()} if name == "mount" else set()
+    context = click.Context(command)
     records = [
         p.get_help_record(context) for p in command.params if isinstance(p, click.Option) and p.name not in table
     ]
-    yield from listed([(term, text) for term, text in filter(None, records) if term != "-h, --help"])
-    if table:
+    return [(term, text) for term, text in filter(None, records) if term != "-h, --help"]
+
+
+def verb(name: str, command: click.Command) -> Iterator[str]:
+    yield f".SS shardfs {roff(name)} {roff(usage(command))}"
+    yield from paragraphs(command.help or "")
+    yield from listed(flags(name, command))
+    if name == "mount":
         yield from paragraphs("and a flag for each option below: `--NAME VALUE`; `--NAME` and `--no-NAME` of a switch.")
 
 
@@ -187,10 +198,42 @@ def mount_shardfs_8() -> Iterator[str]:
     yield r"\fBshardfs\fR(1), \fBmount\fR(8), \fBfstab\fR(5), \fBsystemd.automount\fR(5)"
 
 
-def write(directory: Path) -> None:
-    for name, lines in (("shardfs.1", shardfs_1()), ("mount.shardfs.8", mount_shardfs_8())):
-        (directory / name).write_text("\n".join(lines) + "\n")
+CLI = """\
+# Command line
+
+<!-- Written by scripts/make_man.py. Change the commands instead. -->
+
+`shardfs SOURCE MOUNTPOINT` is `shardfs mount SOURCE MOUNTPOINT`. A SOURCE is a path or a URL that fsspec knows. The
+name of a profile ([service.md](service.md#profiles)) replaces SOURCE and MOUNTPOINT. `info`, `ls`, `locate`, `verify`,
+`status` and `doctor` print JSON with `--json`."""
+
+
+def rows(*heads: str, table: list[tuple[str, str]]) -> Iterator[str]:
+    yield from ("", f"| {' | '.join(heads)} |", "|---|---|")
+    for term, text in table:
+        yield f"| {term} | {' '.join(text.split())} |"
+
+
+def cli_md() -> Iterator[str]:
+    yield CLI
+    yield from rows("exit code", "meaning", table=EXIT)
+    for name, command in all_verbs():
+        yield from ("", f"## shardfs {name}", "", "```text", f"shardfs {name} {usage(command)}", "```")
+        for paragraph in (command.help or "").replace("\b", "").split("\n\n"):
+            yield from ("", *map(str.strip, paragraph.strip().splitlines()))
+        if found := [
+            (f"`{term}`".replace("|", r"\|"), text.replace("|", r"\|")) for term, text in flags(name, command)
+        ]:
+            yield from rows("option", "", table=found)
+        if name == "mount":
+            yield from ("", "and a flag for each option of [options.md](options.md).")
+
+
+def write(man: Path, docs: Path) -> None:
+    pages = {man / "shardfs.1": shardfs_1(), man / "mount.shardfs.8": mount_shardfs_8(), docs / "cli.md": cli_md()}
+    for path, lines in pages.items():
+        path.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else PAGES)
+    write(*[Path(sys.argv[1])] * 2) if sys.argv[1:] else write(DOCS / "man", DOCS)

@@ -1,4 +1,8 @@
-"""shardfs: sharded n-d datasets as one file per chunk."""
+"""shardfs: sharded n-d datasets as one file per chunk.
+
+The names in `__all__` are the public interface, besides the command line and the fsspec protocol `shardfs`
+(docs/python.md).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,32 @@ if TYPE_CHECKING:
 
     from shardfs.jobs.pack import JobResult, Progress
 
-from shardfs.model.version import __version__ as __version__
+from shardfs.model.errors import (
+    BusyError,
+    CorruptShardError,
+    MountError,
+    NotADatasetError,
+    ShardfsError,
+    StaleShardError,
+    UnfitChunkError,
+    UnsupportedError,
+)
+from shardfs.model.version import __version__
+
+__all__ = [
+    "BusyError",
+    "CorruptShardError",
+    "MountError",
+    "NotADatasetError",
+    "ShardfsError",
+    "StaleShardError",
+    "UnfitChunkError",
+    "UnsupportedError",
+    "__version__",
+    "mounted",
+    "pack",
+    "unpack",
+]
 
 
 def mounted(
@@ -25,22 +54,37 @@ def mounted(
 ) -> AbstractContextManager[Path]:
     """Context manager that mounts a source in a temporary directory and yields the path of the mount.
 
-        with shardfs.mounted("s3://bucket/brain.zarr", storage_options={"anon": True}) as path:
-            zarr.open_array(path)
-
     Leaving the block unmounts the source, also after an exception. If this process is killed, the daemon unmounts the
     source. The daemon serves programs that still have files open for five more seconds. With `rw=True`, a
     normal exit from the block waits until all written data is published.
 
     Args:
+        source: a path or an fsspec URL.
         storage_options: passed to the fsspec file system of the source. The values must be JSON serializable.
         ready_timeout: seconds to wait for the mount before raising TimeoutError.
         options: options from docs/options.md, such as `layout` or `index_cache="1G"`.
 
     Raises:
         ValueError: an option does not exist or has an invalid value.
-        OSError: the source is unreadable, the mount failed, or some written data could not be published.
-        shardfs.model.errors.UnsupportedError: the source contains no sharded dataset that shardfs supports.
+        NotADatasetError: the source contains no sharded dataset that shardfs supports.
+        MountError: the mount failed, for instance because FUSE is missing.
+        TimeoutError: the mount was not ready in time.
+        OSError: the source is unreadable, or some written data could not be published.
+
+    Examples:
+        The chunks on the mount are those in the shards:
+
+        >>> with shardfs.mounted("brain.zarr") as path:
+        ...     array = zarr.open_array(path / "t1", mode="r")
+        ...     array.shape, array.chunks, array.shards
+        ((64, 64, 64), (16, 16, 16), None)
+
+        With `rw=True`, the block writes into the shards:
+
+        >>> with shardfs.mounted("brain.zarr", rw=True) as path:
+        ...     zarr.open_array(path / "t1", mode="r+")[0] = 7
+        >>> zarr.open_array("brain.zarr/t1", mode="r")[0, :2, 0].tolist()
+        [7, 7]
     """
     from shardfs.daemon import context
 

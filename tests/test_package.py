@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-FOR_DEVELOPERS = {"test", "dev"}
+FOR_DEVELOPERS = {"docs", "test", "dev"}
 
 
 def run(*command: str | Path, timeout: float = 280) -> str:

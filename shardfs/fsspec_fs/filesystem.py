@@ -57,7 +57,8 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         unsupported: "fail" refuses a source that the layout cannot express; "skip" omits the parts it cannot express.
         chunk_codec: codec of the shown chunks, such as "raw"; None keeps the codec of the source.
         storage_options: for the file system of `source`.
-        index_cache, chunk_cache: size in bytes, or a text such as "256M".
+        index_cache: memory for shard indices, in bytes, or a text such as "256M".
+        chunk_cache: memory for chunks, in the same units.
         index_ttl: seconds for which a cached index, or the absence of a shard, is valid.
         symlinks: "inside" or "follow", for a local source.
         rw: allow writing. The journal holds written data until it is published: in the background, by `publish`, or by
@@ -65,7 +66,16 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             not even a forked one. File systems with equal arguments in one process share a writer, in all threads;
             `close` of one of them closes it for all.
         write_options: mount options for writing, such as `{"create": "zarr3", "journal": "/scratch"}`.
-        fo, target_protocol, target_options: set by fsspec for the rest of a chained URL.
+        fo: set by fsspec: the path in the rest of a chained URL.
+        target_protocol: set by fsspec: the protocol in the rest of a chained URL.
+        target_options: set by fsspec: the storage options for the rest of a chained URL.
+
+    Examples:
+        >>> fs = fsspec.filesystem("shardfs", source="brain.zarr")
+        >>> fs.ls("t1/c/0/0", detail=False)
+        ['/t1/c/0/0/0', '/t1/c/0/0/1', '/t1/c/0/0/2', '/t1/c/0/0/3']
+        >>> fs.cat_file("t1/c/0/0/0", end=2)  # a chunk has the bytes that are in its shard: here, gzip data
+        b'\\x1f\\x8b'
     """
 
     protocol = "shardfs"

@@ -443,7 +443,8 @@ def pack(
     The target is complete unless a report has a problem that is `damaged`; then solve it, and call this function again.
 
     Args:
-        source, target: paths or fsspec URLs.
+        source: a path or an fsspec URL.
+        target: a path or an fsspec URL of a directory that does not exist or is empty.
         chunks_per_shard: in the axis order of shapes in the source's documents.
         shard_bytes: the size of a shard before compression, if `chunks_per_shard` is not given.
         arrays: the directories of the documents of the arrays to pack; () for all arrays.
@@ -451,8 +452,10 @@ def pack(
         executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
         workers: the number of tasks that the executor can run at a time.
 
-    Raise UnsupportedError, before anything is written, if an array cannot be packed; FileExistsError if the target has
-    other data; BusyError if a mount writes to the source.
+    Raises:
+        UnsupportedError: an array cannot be packed. Nothing was written.
+        FileExistsError: the target has other data.
+        BusyError: a mount writes to the source.
     """
     job = PackJob(
         JobSource.of(source, storage_options),

@@ -64,13 +64,10 @@ class MountError(OSError):
 
 
 class BusyError(OSError):
-    """Another process writes to the source, or works on its journal; the message names it. Its errno is EBUSY.
-
-    Args:
-        owner: the content of that process's lock.
-    """
+    """Another process writes to the source, or works on its journal; the message names it. Its errno is EBUSY."""
 
     owner: Mapping[str, Any] = {}
+    """The content of that process's lock."""
 
 
 _ERRNOS: tuple[tuple[type[BaseException], int], ...] = (

@@ -127,8 +127,8 @@ def test_a_user_gets_no_helpers(programs: Path, tmp_path: Path, monkeypatch: pyt
 def test_the_manual_pages_are_current(tmp_path: Path) -> None:
     """If not: python scripts/make_man.py"""
     subprocess.run([sys.executable, ROOT / "scripts/make_man.py", tmp_path], check=True, timeout=60)
-    for page in ("shardfs.1", "mount.shardfs.8"):
-        assert shipped(f"docs/man/{page}") == (tmp_path / page).read_text()
+    for page in ("man/shardfs.1", "man/mount.shardfs.8", "cli.md"):
+        assert shipped(f"docs/{page}") == (tmp_path / page.removeprefix("man/")).read_text()
 
 
 def test_the_manual_pages_are_sound_roff() -> None:

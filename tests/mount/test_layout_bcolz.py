@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from tests.conftest import client_python, run_client
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, islands, ramp, transpose
 from tests.formats.test_layout_bcolz import write_carray, write_slabs
 from tests.formats.test_layout_n5 import BYTE, write_zarr
-from tests.mount.programs import attempt, shardfs
+from tests.mount.programs import shardfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -155,12 +154,3 @@ def test_what_is_skipped_is_told(tmp_path: Path) -> None:
     (problem,) = json.loads(told.stdout)["problems"]
     assert (problem["path"], problem["skipped"]) == ("cut", True)
     assert "bcolz cuts arrays along the first axis only" in problem["why"]
-
-
-def test_recipe(mounted: Mounted, tmp_path: Path) -> None:
-    (recipe,) = re.findall(r"```python\n(.*?)```", (datasets.ROOT / "docs/recipes/bcolz.md").read_text(), re.S)
-    write_zarr(tmp_path / "source/traces", ramp((100, 8)), (10, 8), [LITTLE, BLOSC], shard=(40, 8))
-    with mounted(tmp_path / "source", "--layout", "bcolz") as mount:
-        found = attempt(client_python("bcolz"), "-W", "ignore", "-c", recipe.replace("/mnt/bcolz", str(mount)))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith("(100, 8) 10 [[")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,11 +12,9 @@ import pytest
 import zarr
 
 from shardfs.codecs.images import lacking
-from shardfs.model.arrays import Axis
 from tests import datasets
 from tests.conftest import MountFailed, client_python, run_client
-from tests.formats.test_layout_n5 import pyramid
-from tests.mount.programs import attempt, link_tree, run, shardfs
+from tests.mount.programs import link_tree, run, shardfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,31 +127,6 @@ def test_what_is_skipped_is_told(farm: Farm) -> None:
     assert told.returncode == 0, told.stderr
     problems = {p["path"]: (p["why"], p["skipped"]) for p in json.loads(told.stdout)["problems"]}
     assert problems == {name: (f"cannot be shown as n5: {why}", True) for name, why in REFUSED.items()}
-
-
-RECIPES = re.findall(r"```python\n(.*?)```", (datasets.ROOT / "docs/recipes/n5.md").read_text(), re.S)
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A container with an OME-Zarr image of three levels."""
-    path = tmp_path_factory.mktemp("recipes")
-    axes = [Axis(name, "space", "micrometer") for name in "zyx"]
-    pyramid(path / "image", ["0", "1", "2"], axes=axes)
-    return path
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split("import ")[1].split()[0])
-def test_recipe(recipe: str, image: Path, mounted: Mounted) -> None:
-    with mounted(image, "--layout", "n5") as mount:
-        python = client_python("zarr2") if "zarr 2" in recipe else sys.executable
-        found = attempt(python, "-W", "ignore", "-c", recipe.replace("/mnt/n5", str(mount)))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout
-
-
-def test_there_is_a_recipe_for_every_client() -> None:
-    assert len(RECIPES) == 4
 
 
 @pytest.mark.parametrize(("options", "least", "most"), [((), 0, 17 << 20), (("-o", "direct_io"), 47 << 20, 49 << 20)])

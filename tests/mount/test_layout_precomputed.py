@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +11,8 @@ import pytest
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests import data_bcolz, data_n5, data_zarr_transformer, datasets
 from tests.conftest import MountFailed, client_python
-from tests.data_pyramid import write_pyramid
 from tests.formats.test_layout_precomputed import as_xyzc
-from tests.mount.programs import attempt, link_tree, read_jobs, shardfs
+from tests.mount.programs import link_tree, read_jobs, shardfs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,24 +147,3 @@ def test_a_mount_is_refused(zarr: Farm, mounted: Mounted) -> None:
     with pytest.raises(MountFailed) as refused, mounted(zarr[0] / "plain/dtype_float16", "--layout", "precomputed"):
         pass
     assert "precomputed has no data type float16" in refused.value.stderr
-
-
-# ----------------------------------------------------------------------------------------------------- recipes
-
-RECIPES = re.findall(r"```python\n(.*?)```", (datasets.ROOT / "docs/recipes/precomputed.md").read_text(), re.S)
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split("import ")[1].split()[0])
-def test_recipe(recipe: str, tmp_path: Path, mounted: Mounted) -> None:
-    (tmp_path / "source/image").mkdir(parents=True)
-    image = (np.indices((40, 60, 70)).sum(axis=0) % 250 + 1).astype("uint8")
-    write_pyramid(tmp_path / "source/image", image, 2, [0.5, 0.25, 0.25], "micrometer")
-    with mounted(tmp_path / "source", "--layout", "precomputed") as mount:
-        python = sys.executable if "tensorstore" in recipe else client_python("cv")
-        found = attempt(python, "-W", "ignore", "-c", recipe.replace("/mnt/pre", str(mount)), timeout=60)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout
-
-
-def test_there_is_a_recipe_for_every_client() -> None:
-    assert len(RECIPES) == 3

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
-import shutil
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +15,7 @@ from tests.conftest import client_python, run_client
 from tests.data_layouts import Written, equal
 from tests.datasets import BIG, BLOSC, CRC, LITTLE, ZSTD, transpose
 from tests.handmade import group_document, write_json
-from tests.mount.programs import attempt, link_tree, read_jobs, run
+from tests.mount.programs import link_tree, read_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -269,52 +265,3 @@ def test_what_is_skipped_is_not_there(mounted: Mounted, tmp_path: Path) -> None:
         assert list((mount / "bad").iterdir()) == []
         spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{mount}/good/"}}
         assert ts.open(spec).result().read().result().tolist() == [0, 1, 2, 3]
-
-
-# --------------------------------------------------------------------------------------------------- recipes
-
-RECIPES = re.findall(r"```python\n# (\w+)\n(.*?)```", (datasets.ROOT / "docs/recipes/zarr2.md").read_text(), re.S)
-
-
-@pytest.fixture(scope="module")
-def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipes")
-    _pyramid(path / "image.zarr", datasets.ramp((3, 128, 128), "uint8"))
-    _table(path / "table.zarr")
-    return path
-
-
-@pytest.mark.parametrize(("where", "recipe"), RECIPES, ids=lambda text: text.split("import ")[-1].split()[0])
-def test_recipe(where: Any, recipe: str, documented: Path, mounted: Mounted) -> None:
-    """Each names the virtualenv in which its library is."""
-    python = sys.executable if where == "test" else client_python(where)
-    with mounted(documented, "--layout", "zarr2") as mount:
-        found = attempt(python, "-W", "ignore", "-c", recipe.replace("/mnt/zarr2", str(mount)))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout
-
-
-COMMANDS = re.findall(
-    r"^    ((?:ncdump|gdal_translate) .*)$", (datasets.ROOT / "docs/recipes/zarr2.md").read_text(), re.M
-)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_of_a_recipe(command: str, documented: Path, mounted: Mounted, tmp_path: Path) -> None:
-    """As Debian has the program."""
-    if shutil.which(command.split()[0]) is None:
-        pytest.skip(f"{command.split()[0]} is not installed")
-    raw = mounted(documented, "-o", "layout=zarr2,chunk_codec=raw")
-    with mounted(documented, "--layout", "zarr2") as mount, raw as plain:
-        words = shlex.split(command.replace("/mnt/zarr2", str(mount)).replace("/mnt/raw", str(plain)))
-        printed = run(*words, cwd=tmp_path)
-    if words[0] == "ncdump":
-        values = printed.split("\n zstd =")[1].split(";")[0]
-        assert [int(v) for v in values.split(",")] == list(range(1, 71))
-    else:
-        assert (tmp_path / words[-1]).stat().st_size > 70
-
-
-def test_there_is_a_recipe_for_every_client() -> None:
-    assert len(RECIPES) == 7
-    assert len(COMMANDS) == 3

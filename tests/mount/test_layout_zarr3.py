@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,7 @@ import pytest
 
 from tests import data_n5, data_zarr_transformer, datasets
 from tests.conftest import client_python, run_client
-from tests.handmade import write_json
-from tests.mount.programs import attempt, link_tree
+from tests.mount.programs import link_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -146,32 +144,3 @@ def read_all(client: str, mount: Path, wanted: Mapping[str, Array], tmp_path: Pa
         elif not np.array_equal(np.load(out), data, equal_nan=data.dtype.kind in "fc"):
             wrong[path] = "other values"
     return wrong
-
-
-RECIPES = re.findall(r"```python\n(.*?)```", (datasets.ROOT / "docs/recipes/zarr3.md").read_text(), re.S)
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An N5 container with an image of two levels."""
-    path = tmp_path_factory.mktemp("recipes")
-    for i in range(2):
-        data_n5.write_twin(path / f"s{i}", datasets.ramp((30 >> i, 20 >> i, 10 >> i)), (8, 8, 8), data_n5.GZIP, "z5")
-        (path / "image").mkdir(exist_ok=True)
-        (path / f"s{i}" / data_n5.MEMBER).rename(path / f"image/s{i}")
-    told = {"axes": ["x", "y", "z"], "units": ["nm"] * 3, "resolution": [4, 4, 40], "scales": [[1, 1, 1], [2, 2, 2]]}
-    write_json(path / "image/attributes.json", told)
-    write_json(path / "attributes.json", {"n5": "2.0.0"})
-    return path
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split("import ")[1].split()[0])
-def test_recipe(recipe: str, image: Path, mounted: Mounted) -> None:
-    with mounted(image, "--layout", "zarr3") as mount:
-        found = attempt(sys.executable, "-W", "ignore", "-c", recipe.replace("/mnt/zarr", str(mount)))
-    assert found.returncode == 0, found.stderr
-    assert found.stdout
-
-
-def test_there_is_a_recipe_for_every_client() -> None:
-    assert len(RECIPES) == 3

@@ -1,0 +1,98 @@
+"""The code blocks of a page, and a directory in which they run.
+
+A block without a mark runs. A comment on the line before a block may say otherwise:
+
+    <!-- not run: REASON -->      the block is not run
+    <!-- python: NAME -->         it runs in the virtualenv NAME (`client_python`)
+    <!-- needs: PROGRAM ... -->   it runs only if these programs are installed
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.conftest import client_python, mount_entries
+from tests.datasets import ROOT
+from tests.mount.programs import attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RUN = ("sh", "python")
+"""The languages that are run. Blocks in other languages (json, nginx, text) are only shown."""
+
+_BLOCK = re.compile(r"^(?:<!-- ([\w ]+): (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PLACE = re.compile(r"(?<!\w)/(data|mnt|elsewhere)(?=[/\s\"']|$)")
+
+
+class Block(NamedTuple):
+    mark: str
+    """The word of the comment before the block, or nothing."""
+    value: str
+    language: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced code blocks of a page of the repository."""
+    return [Block(*found) for found in _BLOCK.findall((ROOT / page).read_text())]
+
+
+@dataclass
+class Workshop:
+    """A directory in which blocks find `/data`, `/mnt` and `/elsewhere`, and a home directory that is empty."""
+
+    path: Path
+
+    def prepare(self, text: str) -> str:
+        """Make the mountpoints in a text, and put this directory in front of the places."""
+        for name in re.findall(r"(?<!\w)/mnt/([\w.-]+)", text):
+            (self.path / "mnt" / name).mkdir(parents=True, exist_ok=True)
+        return _PLACE.sub(rf"{self.path}/\1", text)
+
+    def run(self, block: Block) -> str:
+        """Run a block and return what it prints; an AssertionError if it fails."""
+        python = client_python(block.value) if block.mark == "python" else Path(sys.executable)  # type: ignore[arg-type]
+        text = self.prepare(block.text)
+        command = (
+            ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [python, "-W", "ignore", "-c", text]
+        )
+        done = attempt(*command, timeout=100, cwd=self.path, env=self._environment())
+        assert done.returncode == 0, f"{block.text}\nstatus {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        home = {"HOME": f"{self.path}/home", "XDG_STATE_HOME": f"{self.path}/home/state"}
+        return {**os.environ, **home, "PATH": path, "COLUMNS": "100", "LC_ALL": "C.UTF-8", "PYTHONWARNINGS": "ignore"}
+
+    def unmount(self) -> None:
+        """Unmount what the blocks have left mounted."""
+        for entry in mount_entries():
+            if entry.path.is_relative_to(self.path):
+                attempt(Path(sys.executable).parent / "shardfs", "umount", entry.path, env=self._environment())
+
+
+def run_page(page: str, workshop: Workshop) -> list[str]:
+    """Run the blocks of a page, one after the other. Return the programs that are missing."""
+    missing = set()
+    try:
+        for block in runnable(page):
+            lacking = {p for p in block.value.split() if not shutil.which(p)} if block.mark == "needs" else set()
+            missing |= lacking
+            if not lacking:
+                workshop.run(block)
+    finally:
+        workshop.unmount()
+    return sorted(missing)
+
+
+def runnable(page: str) -> Iterator[Block]:
+    """The blocks of a page that run."""
+    return (b for b in blocks(page) if b.language in RUN and b.mark != "not run")

@@ -1,0 +1,57 @@
+"""The code blocks of README.md, the tutorial and the recipes do what they say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.datasets import ROOT
+from tests.docs import sources
+from tests.docs.blocks import RUN, Workshop, blocks, run_page, runnable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECIPES = sorted(f"docs/recipes/{path.name}" for path in (ROOT / "docs/recipes").glob("*.md"))
+ELSEWHERE = {"docs/recipes/create.md"}  # tests/write/test_recipes.py also looks at the shards
+PAGES = ["README.md", "docs/tutorial.md", "docs/recipes.md", "docs/python.md", *RECIPES]
+KNOWN = {*RUN, "nginx", "json", "text", "toml"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("docs") / "data"
+    sources.write(path)
+    return path
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ELSEWHERE and any(runnable(page))])
+def test_page(page: str, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    missing = run_page(page, Workshop(tmp_path))
+    if missing:
+        pytest.skip(f"the rest of the page ran, but not blocks that need {', '.join(missing)}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_has_a_language_and_a_known_mark(page: str) -> None:
+    found = blocks(page)
+    assert {block.language for block in found} <= KNOWN
+    assert {block.mark for block in found} <= {"", "not run", "python", "needs"}
+    fences = re.findall(r"^ *```", (ROOT / page).read_text(), re.MULTILINE)
+    assert len(fences) == 2 * len(found), "a fence is indented or not closed"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_in_blocks_that_run(page: str) -> None:
+    """An indented block would not be run. The README's two commands for developers are run by CI."""
+    indented = re.findall(r"(?:^\n|\A)((?:    .*\n)+)", (ROOT / page).read_text(), re.MULTILINE)
+    prose = [block for block in indented if block.lstrip().startswith(("- ", "* "))]
+    allowed = {"    sh scripts/demo.sh\n", "    sh scripts/test.sh\n"} if page == "README.md" else set()
+    assert set(indented) - allowed - set(prose) == set()
