@@ -221,10 +221,11 @@ def cli_md() -> Iterator[str]:
         yield from ("", f"## shardfs {name}", "", "```text", f"shardfs {name} {usage(command)}", "```")
         for paragraph in (command.help or "").replace("\b", "").split("\n\n"):
             yield from ("", *map(str.strip, paragraph.strip().splitlines()))
-        if found := [
-            (f"`{term}`".replace("|", r"\|"), text.replace("|", r"\|")) for term, text in flags(name, command)
-        ]:
-            yield from rows("option", "", table=found)
+        escaped = [
+            (f"`{term}`".replace("|", r"\|"), re.sub(r"([\[|<])", r"\\\1", text)) for term, text in flags(name, command)
+        ]
+        if escaped:
+            yield from rows("option", "", table=escaped)
         if name == "mount":
             yield from ("", "and a flag for each option of [options.md](options.md).")
 

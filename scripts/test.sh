@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
 
-debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync chromium:chromium \
+debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync rclone:rclone chromium:chromium \
     nginx:nginx-light apache2:apache2-bin lighttpd:lighttpd caddy:caddy \
     getfattr:attr tar:tar find:findutils systemctl:systemd zsh:zsh fish:fish \
     fio:fio stress-ng:stress-ng ncdump:netcdf-bin gdal_translate:gdal-bin

@@ -50,16 +50,10 @@ class Workshop:
 
     path: Path
 
-    def prepare(self, text: str) -> str:
-        """Make the mountpoints in a text, and put this directory in front of the places."""
-        for name in re.findall(r"(?<!\w)/mnt/([\w.-]+)", text):
-            (self.path / "mnt" / name).mkdir(parents=True, exist_ok=True)
-        return _PLACE.sub(rf"{self.path}/\1", text)
-
     def run(self, block: Block) -> str:
         """Run a block and return what it prints; an AssertionError if it fails."""
         python = client_python(block.value) if block.mark == "python" else Path(sys.executable)  # type: ignore[arg-type]
-        text = self.prepare(block.text)
+        text = _PLACE.sub(rf"{self.path}/\1", block.text)
         command = (
             ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [python, "-W", "ignore", "-c", text]
         )

@@ -47,7 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if find_spec(package) is None:
             pytest.skip(f"no {package}: pip install '.[docs]'")
     path = tmp_path_factory.mktemp("site") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert built.returncode == 0, built.stderr
     return path
