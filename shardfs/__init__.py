@@ -66,7 +66,7 @@ def mounted(
 
     Raises:
         ValueError: an option does not exist or has an invalid value.
-        NotADatasetError: the source contains no sharded dataset that shardfs supports.
+        NotADatasetError: the source contains no sharded dataset that shardfs supports, or another writer uses it.
         MountError: the mount failed, for instance because FUSE is missing.
         TimeoutError: the mount was not ready in time.
         OSError: the source is unreadable, or some written data could not be published.
