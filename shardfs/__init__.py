@@ -1,8 +1,4 @@
-"""shardfs: sharded n-d datasets as one file per chunk.
-
-The names in `__all__` are the public interface, besides the command line and the fsspec protocol `shardfs`
-(docs/python.md).
-"""
+"""The public interface of shardfs, besides its command line and the fsspec protocol `shardfs`."""
 
 from __future__ import annotations
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
+from shardfs.cli import commands
+from shardfs.config import loading
 from tests.datasets import ROOT
 from tests.docs import sources
 from tests.docs.blocks import RUN, Workshop, blocks, run_page, runnable
@@ -55,3 +59,29 @@ def test_commands_are_in_blocks_that_run(page: str) -> None:
     prose = [block for block in indented if block.lstrip().startswith(("- ", "* "))]
     allowed = {"    sh scripts/demo.sh\n", "    sh scripts/test.sh\n"} if page == "README.md" else set()
     assert set(indented) - allowed - set(prose) == set()
+
+
+def shown_commands(page: Path) -> list[list[str]]:
+    """The words of each `shardfs` command in the code blocks of a page, without comments and redirections."""
+    text = page.read_text().replace("\\\n", " ")
+    fenced = "".join(re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    code = fenced + "\n".join(re.findall(r"^    (\S.*)$", text, re.MULTILINE))
+    lines = re.findall(r"^(?:\$ )?shardfs (.+)$", code, re.MULTILINE)
+    words = (shlex.split(re.split(r" [>|&]", line)[0], comments=True) for line in lines)
+    return [found for found in words if found and "VERB" not in found]
+
+
+WRITTEN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/recipes").glob("*.md")]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda path: path.name)
+def test_every_command_that_a_page_shows_exists(page: Path) -> None:
+    """Its verb and its options, also on pages whose blocks are not run."""
+    for words in shown_commands(page):
+        command: click.Command | None = commands
+        left = words if commands.get_command(click.Context(commands), words[0]) else ["mount", *words]
+        while isinstance(command, click.Group):
+            command, left = command.get_command(click.Context(command), left[0]), left[1:]
+        assert command is not None, words
+        given, _, _ = command.make_parser(click.Context(command)).parse_args(left)
+        loading.from_mount_options(given.get("words") or ())

@@ -36,11 +36,6 @@ def test_examples_in_docstrings(documented: Any, tmp_path: Path, monkeypatch: py
     assert doctest.DocTestRunner().run(example, out=report.append).failed == 0, "".join(report)
 
 
-def test_the_public_names_are_documented() -> None:
-    page = (ROOT / "docs/python.md").read_text()
-    assert [name for name in shardfs.__all__ if name not in page and not name.startswith("_")] == []
-
-
 def outputs(notebook: Path) -> list[Any]:
     """What the cells of a notebook print and return."""
     cells = json.loads(notebook.read_text())["cells"]
