@@ -20,6 +20,7 @@ from shardfs.model.errors import (
     NotADatasetError,
     ShardfsError,
     StaleShardError,
+    UnfinishedJobError,
     UnfitChunkError,
     UnsupportedError,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "NotADatasetError",
     "ShardfsError",
     "StaleShardError",
+    "UnfinishedJobError",
     "UnfitChunkError",
     "UnsupportedError",
     "__version__",
@@ -104,13 +106,11 @@ def pack(
 ) -> JobResult:
     """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
 
-        result = shardfs.pack("brain.zarr", "sharded.zarr", chunks_per_shard=(8, 8, 8), jobs=4)
-        print(f"{result.files} files became {result.objects}")
-
     Call the function again after an error or an interruption: it continues.
 
     Args:
-        source, dest: paths or fsspec URLs. `dest` must not exist, or must be empty.
+        source: a path or an fsspec URL.
+        dest: a path or an fsspec URL of a directory that does not exist or is empty.
         chunks_per_shard: in the axis order of shapes in the documents of the source.
         shard_size: the largest size of a shard before compression in bytes, if `chunks_per_shard` is not given.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
@@ -123,11 +123,18 @@ def pack(
         dest_storage_options: the same for `dest`; None passes the options of the source.
 
     Raises:
-        shardfs.jobs.pack.UnfinishedJobError: some files failed. The others are in `dest`, without metadata documents.
-        shardfs.model.errors.UnsupportedError: an array cannot be packed, or there is none. Nothing was written.
-        shardfs.model.errors.BusyError: a mount writes to the source, or data wait in its journal.
+        UnfinishedJobError: some files failed. The others are in `dest`, without metadata documents.
+        UnsupportedError: an array cannot be packed, or there is none. Nothing was written.
+        BusyError: a mount writes to the source, or data wait in its journal.
         FileExistsError: `dest` has other data.
         OSError: `source` cannot be listed or `dest` cannot be written, or one is inside the other.
+
+    Examples:
+        16 chunk files of an array of 4 x 4 chunks become 4 shards:
+
+        >>> result = shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2))
+        >>> result.files, result.objects, result.problems
+        (16, 4, [])
     """
     from shardfs.jobs.pack import PackRun
     from shardfs.jobs.packing import PackJob
@@ -157,8 +164,6 @@ def unpack(
 ) -> JobResult:
     """Copy a sharded dataset to a new one with one file per chunk, as `shardfs unpack` does (docs/pack.md).
 
-        shardfs.unpack("s3://bucket/brain.zarr", "/data/brain.zarr", layout="zarr2", storage_options={"anon": True})
-
     `dest` gets the files that a mount of the source shows. In the native layout, the bytes of chunks are copied without
     decoding. Call the function again after an error or an interruption: it continues.
 
@@ -166,9 +171,19 @@ def unpack(
         layout: the layout of the mount: native, zarr2, zarr3, n5, precomputed or bcolz (docs/layouts.md).
         arrays: the directories of the documents of the arrays to unpack, relative to the source; () for all arrays.
             Other files are copied, and with them other arrays. Only in the native layout.
-        chunk_codec, skip_unsupported: the options `chunk_codec` and `unsupported=skip` of the mount (docs/options.md).
+        chunk_codec: the option of the mount (docs/options.md): a codec for all chunks, such as "raw".
+        skip_unsupported: leave out arrays that the layout cannot show.
 
-    The other arguments and the exceptions are those of `pack`. UnsupportedError: the layout cannot show an array.
+    The other arguments are those of `pack`.
+
+    Raises:
+        UnsupportedError: the layout cannot show an array. Nothing was written.
+        Exception: the other exceptions are those of `pack`.
+
+    Examples:
+        >>> result = shardfs.unpack("brain.zarr", "unpacked.zarr", layout="zarr2")
+        >>> zarr.open_array("unpacked.zarr/t1", mode="r").chunks
+        (16, 16, 16)
     """
     from shardfs.jobs.shared_work import JobPart, JobSource
     from shardfs.jobs.unpack import UnpackRun

@@ -28,7 +28,7 @@ from shardfs.jobs.target import is_of
 from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, ShardfsError, message
+from shardfs.model.errors import BusyError, UnfinishedJobError, message
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
@@ -117,7 +117,7 @@ class PackReport:
 class Progress(NamedTuple):
     """How far a job is: files of the source, or of its part, that were dealt with, and bytes that were copied.
 
-    Args:
+    Attributes:
         of_files: the number of all files; estimated if this is a part of the job.
     """
 
@@ -129,8 +129,9 @@ class Progress(NamedTuple):
 class JobResult(NamedTuple):
     """What a job, or a part of it, has done.
 
-    Args:
-        files, objects: the number of files that the source has and the target will have, apart from documents.
+    Attributes:
+        files: the number of files of the source, apart from documents.
+        objects: the number of files that the target will have, apart from documents.
         shards: the number of shards that were made or unpacked.
         nbytes: the bytes that were copied; files that existed in the target do not count.
         problems: files that were left out, with reasons.
@@ -143,20 +144,6 @@ class JobResult(NamedTuple):
     nbytes: int
     problems: Sequence[Problem]
     finished: bool
-
-
-class UnfinishedJobError(ShardfsError):
-    """Some files could not be packed or unpacked. Solve their problems, and start the same job again.
-
-    Args:
-        failed: the number of these files or shards.
-        problems: the first of them, with reasons.
-    """
-
-    def __init__(self, failed: int, problems: Sequence[Problem]) -> None:
-        self.failed, self.problems = failed, problems
-        first = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
-        super().__init__(f"not finished: {failed} problems; solve them, and repeat the job. {first}")
 
 
 class OpenedFile(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardfs.model.redact import redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 log = logging.getLogger("shardfs")
 
@@ -57,6 +57,20 @@ class UnsupportedError(ShardfsError):
 
 class NotADatasetError(UnsupportedError):
     """The source has no sharded data in a format that shardfs knows."""
+
+
+class UnfinishedJobError(ShardfsError):
+    """Some files could not be packed or unpacked. Solve their problems, and start the same job again.
+
+    Args:
+        failed: the number of these files or shards.
+        problems: the first of them, each with `path` and `why`.
+    """
+
+    def __init__(self, failed: int, problems: Sequence[Any]) -> None:
+        self.failed, self.problems = failed, problems
+        first = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
+        super().__init__(f"not finished: {failed} problems; solve them, and repeat the job. {first}")
 
 
 class MountError(OSError):

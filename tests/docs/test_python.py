@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("documented", [shardfs.mounted, ShardFileSystem], ids=lambda found: found.__name__)
+@pytest.mark.parametrize(
+    "documented", [shardfs.mounted, shardfs.pack, shardfs.unpack, ShardFileSystem], ids=lambda found: found.__name__
+)
 def test_examples_in_docstrings(documented: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources.write(tmp_path / "data")
     monkeypatch.chdir(tmp_path / "data")

@@ -21,11 +21,10 @@ from click.testing import CliRunner
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.jobs.pack import UnfinishedJobError
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.jobs.unpack import UnpackRun
 from shardfs.jobs.unpacking import UnpackJob
-from shardfs.model.errors import BusyError, NotADatasetError, UnsupportedError
+from shardfs.model.errors import BusyError, NotADatasetError, UnfinishedJobError, UnsupportedError
 from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.write.journal.places import Lock
 from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_zarr_transformer
