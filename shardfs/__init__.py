@@ -106,11 +106,9 @@ def pack(
 ) -> JobResult:
     """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
 
-    Call the function again after an error or an interruption: it continues.
-
     Args:
         source: a path or an fsspec URL.
-        dest: a path or an fsspec URL of a directory that does not exist or is empty.
+        dest: a path or an fsspec URL of a directory that does not exist, is empty, or is left from an interrupted call.
         chunks_per_shard: in the axis order of shapes in the documents of the source.
         shard_size: the largest size of a shard before compression in bytes, if `chunks_per_shard` is not given.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
@@ -123,18 +121,14 @@ def pack(
         dest_storage_options: the same for `dest`; None passes the options of the source.
 
     Raises:
-        UnfinishedJobError: some files failed. The others are in `dest`, without metadata documents.
+        UnfinishedJobError: some files failed. `dest` has the others, without metadata. Call again to continue.
         UnsupportedError: an array cannot be packed, or there is none. Nothing was written.
         BusyError: a mount writes to the source, or data wait in its journal.
-        FileExistsError: `dest` has other data.
-        OSError: `source` cannot be listed or `dest` cannot be written, or one is inside the other.
+        OSError: a place cannot be read or written, they are inside each other, or `dest` has data (FileExistsError).
 
     Examples:
-        16 chunk files of an array of 4 x 4 chunks become 4 shards:
-
-        >>> result = shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2))
-        >>> result.files, result.objects, result.problems
-        (16, 4, [])
+        >>> shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2)).shards
+        4
     """
     from shardfs.jobs.pack import PackRun
     from shardfs.jobs.packing import PackJob
