@@ -59,8 +59,10 @@ def test_the_notebook_has_its_outputs(tmp_path: Path) -> None:
     assert outputs(tmp_path / "notebook.ipynb") == expected
 
 
-def texts(picture: Path) -> list[str]:
-    return [e.text or "" for e in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
+def text(picture: Path) -> str:
+    """The text in a picture, whatever the version of rich that drew it."""
+    found = ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")
+    return " ".join("".join(element.text or "" for element in found).split())
 
 
 @pytest.mark.fuse
@@ -68,6 +70,6 @@ def test_the_recorded_terminal_is_current(tmp_path: Path) -> None:
     """If not: python scripts/record_demo.py"""
     script = str(ROOT / "scripts/record_demo.py")
     subprocess.run([sys.executable, script, tmp_path / "demo.svg"], check=True, timeout=120)
-    recorded = texts(tmp_path / "demo.svg")
-    assert sum("c.17.0.0" in text for text in recorded) == 2
-    assert recorded == texts(ROOT / "docs/demo.svg")
+    recorded = text(tmp_path / "demo.svg")
+    assert recorded.count("c.17.0.0") == 2
+    assert recorded == text(ROOT / "docs/demo.svg")
