@@ -150,6 +150,18 @@ class _Conversion:
         return self.changes_edges and ends_with_array and target.stores and not target.is_plain
 
 
+class FormerEdgeError(ValueError):
+    """A stored chunk ends where the array ended before it grew. Its shown size does not follow from its stored size.
+
+    Args:
+        edges: as `Transcoder.former_edges`, which does not have them yet.
+    """
+
+    def __init__(self, edges: set[tuple[int, int]]) -> None:
+        self.edges = edges
+        super().__init__("the chunk was stored before the array grew, and has another size than listed; open it again")
+
+
 class Transcoder:
     """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded.
 
@@ -189,9 +201,13 @@ class Transcoder:
         return np.where(self._shown.are_whole(cells), passed, made)
 
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
-        shown = self._showing.convert(self._shown.cell(coords), stored)
+        cell = self._shown.cell(coords)
+        shown = self._showing.convert(cell, stored)
         listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
         if len(shown) != listed >= 0:  # programs may already have seen the listed size
+            if self._stored.encoding.frame == "n5":
+                shape, inside = self._stored.begin(cell, stored)[1], self._stored.clipped_shape(cell)
+                raise FormerEdgeError({(a, c) for a, c in enumerate(cell) if shape[a] < inside[a]})
             wanted = f"{self._stored.array.chunk} {self._stored.array.data_type}"
             raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {wanted}")
         return shown

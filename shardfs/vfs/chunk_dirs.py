@@ -16,7 +16,7 @@ from shardfs.model.kinds import COMPRESSIONS, NameKind, is_scratch
 from shardfs.vfs.chunk_listing import ChunkListing
 from shardfs.vfs.collection_shards import CollectionShards
 from shardfs.vfs.inodes import ChunkNumbers, TreePosition
-from shardfs.vfs.reshaping import BATCH, edge_chunks, is_refilled, note_edges, shown_array
+from shardfs.vfs.reshaping import edge_chunks, is_refilled, note_edges, shown_array, top_names
 from shardfs.vfs.shown_chunks import ShownChunks
 
 if TYPE_CHECKING:
@@ -374,29 +374,25 @@ class ChunkDirs:
         """Show the array of this tree, which got another shape, under the inode numbers of the former tree, too."""
         self.former = former
         if is_refilled(former.collection, self.collection):
-            self.refilled = self._top_names()
+            self.refilled = top_names(self._names)
         elif shown_array(self.collection) is None:
             return
         for tree in self.formers():
             tree.later = self
             note_edges(tree.collection, self.collection)
 
-    def _top_names(self) -> Iterator[bytes]:
-        if self._names.prefix:
-            yield self._names.prefix
-            return
-        for start in range(0, self._dims[0], BATCH):
-            values = np.arange(start, min(start + BATCH, self._dims[0]), dtype=np.uint64)
-            yield from self._names.render(0, values).tolist()
-
     def numbers_at_edges(self) -> Iterator[U64]:
         """Yield the inode numbers of former trees whose files have changed with the array's latest change of shape."""
         former, new = self.former, shown_array(self.collection)
         old = shown_array(former.collection) if former is not None else None
         for coords in edge_chunks(old, new) if old is not None and new is not None else ():
-            for tree in self.formers():
-                inside = (coords < np.array(tree.chunks.format.grid, np.uint64)).all(axis=1)
-                yield tree.numbers.of_chunks(tree.path, coords[inside])
+            yield from (tree.numbers_inside(coords) for tree in self.formers())
+
+    def numbers_inside(self, coords: U64) -> U64:
+        """Return the inode numbers of those of these chunks that are inside the grid."""
+        return self.numbers.of_chunks(
+            self.path, coords[(coords < np.array(self.chunks.format.grid, np.uint64)).all(axis=1)]
+        )
 
     def _number_in(self, tree: ChunkDirs, number: int) -> int | None:
         """Return the inode number of a chunk in the tree of another shape; None if that shape lacks the chunk."""

@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shardfs.codecs.transcode import Transcoder
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.file_tree import KernelHooks
 from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
 from shardfs.vfs.nodes import is_in
-from shardfs.vfs.reshaping import is_refilled
+from shardfs.vfs.reshaping import chunks_at, is_refilled
 
 if TYPE_CHECKING:
     from shardfs.model.collection import Collection
@@ -75,6 +76,7 @@ class ChunkTrees:
                 stored=path, is_moved=shown != placed.shards,
             )  # fmt: skip
             chunks.on_resize = partial(tree.resized, self.hooks)
+            tree.shown.on_former_edges = partial(_found_edges, tree, self.hooks)
             if former is not None and _is_reshaped(former.collection, collection):
                 tree.follow(former)
             self._next_first += numbers.count
@@ -102,6 +104,19 @@ class ChunkTrees:
                 tree = trees.pop(path)
                 tree.move(old, new)
                 trees[new + path[len(old) :]] = tree
+
+
+def _found_edges(tree: ChunkDirs, hooks: KernelHooks, edges: set[tuple[int, int]]) -> None:
+    """Invalidate what the kernel knows of chunks at the edges of an earlier shape, after a chunk has revealed them."""
+    array, transform = tree.collection.array, tree.collection.transform
+    if array is None or not isinstance(transform, Transcoder):
+        return
+    transform.former_edges |= edges
+    for coords in chunks_at(edges, array.grid, array.grid_axes):
+        for each in (tree, *tree.formers()):
+            numbers = each.numbers_inside(coords)
+            hooks.resized(numbers)
+            hooks.reshaped(numbers)
 
 
 def _is_same(old: Collection, new: Collection) -> bool:

@@ -10,10 +10,10 @@ import numpy as np
 from shardfs.codecs.transcode import Transcoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardfs.model.arrays import Array
-    from shardfs.model.collection import Collection
+    from shardfs.model.collection import ChunkNames, Collection
     from shardfs.model.values import U64, Coords
 
 BATCH = 1 << 16
@@ -38,16 +38,29 @@ def is_refilled(old: Collection, new: Collection) -> bool:
     return before.fill_value != after.fill_value or shows[0] != shows[1]
 
 
+def top_names(names: ChunkNames) -> Iterator[bytes]:
+    """Yield the names of chunks, or of directories of chunks, in the directory of their array."""
+    if names.prefix:
+        yield names.prefix
+        return
+    for start in range(0, names.dims[0], BATCH):
+        yield from names.render(0, np.arange(start, min(start + BATCH, names.dims[0]), dtype=np.uint64)).tolist()
+
+
 def note_edges(old: Collection, new: Collection) -> None:
     """Make a transform expect that chunks at the edge of a former shape of the array are stored clipped."""
     if old.array is not None and new.array is not None and isinstance(new.transform, Transcoder):
-        new.transform.former_edges.update(edges(old.array, new.array))
+        new.transform.former_edges |= {*edges(old.array, new.array)}
 
 
 def edge_chunks(old: Array, new: Array) -> Iterator[U64]:
     """Yield grid coordinates (n, d) of the chunks in both shapes of an array that have more elements in one of them."""
-    grid, axes = tuple(map(min, old.grid, new.grid)), new.grid_axes
-    for axis, cell in edges(old, new):
+    yield from chunks_at(edges(old, new), tuple(map(min, old.grid, new.grid)), new.grid_axes)
+
+
+def chunks_at(positions: Iterable[tuple[int, int]], grid: Coords, axes: Sequence[int | None]) -> Iterator[U64]:
+    """Yield grid coordinates (n, d) of the chunks of a grid at positions on its axes. `axes`: `Array.grid_axes`."""
+    for axis, cell in positions:
         slab = (*grid[:axis], 1, *grid[axis + 1 :])
         for start in range(0, math.prod(slab), BATCH):
             flat = np.arange(start, min(start + BATCH, math.prod(slab)), dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from contextlib import suppress
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.codecs.transcode import FormerEdgeError
 from shardfs.codecs.zlib_streams import MAX_STORED
 from shardfs.model.attributes import Attributes, Extent
 from shardfs.model.blobs import ByteRange
@@ -38,6 +40,9 @@ class ShownChunks:
     Args:
         path: the path of the collection, for messages.
         mtime_ns: modification time of filled chunks; any other chunk has that of its shard.
+
+    Attributes:
+        on_former_edges: called with the edges of `FormerEdgeError`.
     """
 
     def __init__(self, path: str, collection: Collection, chunks: ChunkStore, cache: ByteLRU, mtime_ns: int) -> None:
@@ -47,6 +52,7 @@ class ShownChunks:
             collection.filler,
             collection.transform_of,
         )
+        self.on_former_edges: Callable[[set[tuple[int, int]]], None] = lambda edges: None
         self._raw = collection.transform is None
         self._cache, self._windows = cache, WindowCache(cache)
 
@@ -139,7 +145,11 @@ class ShownChunks:
         def show(stored: bytes) -> bytes | memoryview:
             if len(stored) >= LONG_WORK:
                 self._cache.waiting()
-            return stored if self._transform is None else self._transform.show(coords, stored)
+            try:
+                return stored if self._transform is None else self._transform.show(coords, stored)
+            except FormerEdgeError as e:
+                self.on_former_edges(e.edges)
+                raise OSError(errno.ESTALE, str(e)) from e  # the reader may know another size
 
         return self._chunks.decoded(coords, show, most=math.inf if self._raw else MAX_STORED)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from shardfs.codecs.transcode import Transcoder, transcoder
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.vfs.reshaping import edge_chunks, edges
+from shardfs.vfs.tree import open_tree
 from tests import handmade
 from tests.codecs.chunk_model import Case, alike, cases, coords_of, fill_of, taken_in
 from tests.conftest import client_python, need_fuse
@@ -120,6 +123,65 @@ def test_an_n5_dataset_grows_in_another_layout(tmp_path: Path) -> None:
         files.publish()
         assert files.read("1") == written
         assert files.tree.resolve("1").size == len(written)
+
+
+def _grown_n5(path: Path) -> None:
+    """The blocks at x = 1 and at y = 4 ended with the array before it grew."""
+    codecs = [sharding((2, 2), [{"name": "n5bytes"}, {"name": "gzip", "configuration": {"level": 5}}], Index())]
+    handmade.write_json(path / "attributes.json", attributes((3, 9), (4, 4), "uint8", codecs=codecs))
+    with mounted(path, path.parent / "journal", "native") as files:
+        for x, y in product(range(2), range(5)):
+            shape = min(2, 3 - 2 * x), min(2, 9 - 2 * y)
+            files.write(f"{x}/{y}", header(shape) + gzip.compress(bytes([x + 2 * y + 1] * (shape[0] * shape[1]))))
+        files.publish()
+    handmade.write_json(path / "attributes.json", attributes((6, 12), (4, 4), "uint8", codecs=codecs))
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("layout", ["zarr2", "zarr3"])
+def test_blocks_that_were_cut_before_the_array_grew(layout: str, writes: bool, tmp_path: Path) -> None:
+    """Nothing but the block tells that it is smaller: its first reader has to open it again."""
+    _grown_n5(tmp_path / "store")
+    with ExitStack() as stack:
+        if writes:
+            tree: Any = stack.enter_context(mounted(tmp_path / "store", tmp_path / "journal", layout)).tree
+        else:
+            tree = open_tree(str(tmp_path / "store"), layout=layout)
+        told: set[int] = set()
+        setattr(tree.hooks, "reshaped" if writes else "resized", lambda numbers: told.update(numbers.tolist()))
+        for y, x in product(range(5), range(2)):
+            number = tree.resolve(f"{y}/{x}" if layout == "zarr2" else f"c/{y}/{x}").number
+            if (y, x) in ((0, 1), (4, 0)):
+                with pytest.raises(OSError, match="open it again") as caught:
+                    tree.read(number, 0, 100)
+                assert caught.value.errno == errno.ESTALE
+            assert (number in told) is (x == 1 or y == 4)
+            data = bytes(tree.read(number, 0, 100))
+            assert len(data) == tree.attributes(number).size
+            block = np.zeros((2, 2), "u1")
+            block[: 9 - 2 * y, : 3 - 2 * x] = x + 2 * y + 1
+            assert gzip.decompress(data) == block.tobytes()
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("options", [(), ("--rw",)])
+def test_programs_read_blocks_that_were_cut_before_the_array_grew(options: tuple[str, ...], tmp_path: Path) -> None:
+    need_fuse()
+    _grown_n5(tmp_path / "store")
+    script = (
+        "for i in 1 2; do for f in 0/0 0/1 1/1 2/1 4/0 4/1; do cat $f | gzip -dc | od -An -tx1 || exit 1; done; done"
+    )
+    with writable(tmp_path / "store", tmp_path, "--layout", "zarr2", *options) as mount:
+        mount.mount()
+        run = subprocess.run(
+            ["sh", "-c", script], cwd=mount.path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert run.returncode == 0
+        assert run.stderr.count("Stale file handle") <= 2  # the kernel may read again by itself
+        assert [line.split() for line in run.stdout.splitlines()[-6:]] == [
+            ["01"] * 4, ["02", "00"] * 2, ["04", "00"] * 2, ["06", "00"] * 2, ["09", "09", "00", "00"],
+            ["0a", "00", "00", "00"],
+        ]  # fmt: skip
 
 
 def test_a_filled_chunk_disappears_with_its_filler(tmp_path: Path) -> None:
