@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.jobs.pack import JobResult, Progress
+    from shardfs.jobs.shared_work import JobSource
 
 from shardfs.model.errors import (
     BusyError,
@@ -96,6 +97,8 @@ def pack(
     chunks_per_shard: Sequence[int] = (),
     shard_size: int | None = None,
     arrays: Sequence[str] = (),
+    format: str = "",
+    transcode: bool = False,
     jobs: int = 1,
     part: tuple[int, int] = (1, 1),
     executor: Executor | None = None,
@@ -112,6 +115,7 @@ def pack(
         chunks_per_shard: in the axis order of shapes in the documents of the source.
         shard_size: the largest size of a shard before compression in bytes, if `chunks_per_shard` is not given.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
+        format, transcode: the options `--format` and `--transcode` of the command (docs/pack.md); "" is no option.
         jobs: the number of processes. Their start needs `if __name__ == "__main__":` in a script.
         part: (i, n) does part i of n, counted from 1. The part that ends last completes `dest`.
         executor: runs the tasks instead of new processes; `jobs` is then the number of tasks that it runs at a time.
@@ -132,11 +136,10 @@ def pack(
     """
     from shardfs.jobs.pack import PackRun
     from shardfs.jobs.packing import PackJob
-    from shardfs.jobs.shared_work import JobPart, JobSource
+    from shardfs.jobs.shared_work import JobPart
 
-    options = storage_options if dest_storage_options is None else dest_storage_options
-    places = JobSource.of(source, storage_options, follow_symlinks=follow_symlinks), JobSource.of(dest, options)
-    job = PackJob(*places, tuple(chunks_per_shard), shard_size, tuple(path.strip("/") for path in arrays))
+    places = _places(source, dest, storage_options, dest_storage_options, follow_symlinks=follow_symlinks)
+    job = PackJob(*places, tuple(chunks_per_shard), shard_size, _stripped(arrays), format, transcode)
     return PackRun(job, JobPart(*part)).complete(executor, jobs, progress)
 
 
@@ -179,12 +182,28 @@ def unpack(
         >>> zarr.open_array("unpacked.zarr/t1", mode="r").chunks
         (16, 16, 16)
     """
-    from shardfs.jobs.shared_work import JobPart, JobSource
+    from shardfs.jobs.shared_work import JobPart
     from shardfs.jobs.unpack import UnpackRun
     from shardfs.jobs.unpacking import UnpackJob
 
-    options = storage_options if dest_storage_options is None else dest_storage_options
-    places = JobSource.of(source, storage_options, follow_symlinks=follow_symlinks), JobSource.of(dest, options)
-    chosen = tuple(path.strip("/") for path in arrays)
-    job = UnpackJob(*places, layout, chunk_codec, skip_unsupported, chosen)
+    places = _places(source, dest, storage_options, dest_storage_options, follow_symlinks=follow_symlinks)
+    job = UnpackJob(*places, layout, chunk_codec, skip_unsupported, _stripped(arrays))
     return UnpackRun(job, JobPart(*part)).complete(executor, jobs, progress)
+
+
+def _places(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    options: Mapping[str, Any] | None,
+    dest_options: Mapping[str, Any] | None,
+    *,
+    follow_symlinks: bool,
+) -> tuple[JobSource, JobSource]:
+    from shardfs.jobs.shared_work import JobSource
+
+    dest_options = options if dest_options is None else dest_options
+    return JobSource.of(source, options, follow_symlinks=follow_symlinks), JobSource.of(dest, dest_options)
+
+
+def _stripped(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(path.strip("/") for path in paths)

@@ -59,6 +59,8 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 @click.command()
 @click.option("--chunks-per-shard", "per_shard", metavar="N,...", callback=_chunks_per_shard, help="Such as 8,8,8.")
 @click.option("--shard-size", metavar="SIZE", callback=_size, help="Size of a shard before compression, such as 512M.")
+@click.option("--format", type=click.Choice(("zarr3", "n5", "precomputed", "bcolz")), help="Format of DEST.")
+@click.option("--transcode", is_flag=True, help="Decode and encode chunks that DEST cannot store unchanged.")
 @_job_options
 def pack(
     source: str,
@@ -67,6 +69,8 @@ def pack(
     abort: bool,
     per_shard: Coords,
     shard_size: int | None,
+    format: str | None,
+    transcode: bool,
     arrays: tuple[str, ...],
     jobs: int,
     part: JobPart,
@@ -75,9 +79,9 @@ def pack(
 ) -> int:
     """Copy an unsharded SOURCE to a new sharded DEST, or replace its chunk files with --in-place.
 
-    Zarr v2 becomes Zarr v3; Zarr v3, N5 and precomputed volumes keep their format. Copies the bytes of chunks without
-    decoding. Repeat an interrupted command to continue. Exit code 3 if some files could not be packed; see
-    docs/pack.md.
+    Zarr v2 becomes Zarr v3; Zarr v3, N5, precomputed and bcolz keep their format unless you give --format. Copies the
+    bytes of chunks without decoding. Repeat an interrupted command to continue. Exit code 3 if some files could not be
+    packed; see docs/pack.md.
     """
     from shardfs.jobs.pack import PackRun
     from shardfs.jobs.packing import PackJob
@@ -86,9 +90,11 @@ def pack(
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
     found = given.options()
     if _is_in_place(dest, part, in_place=in_place, abort=abort):
+        if format is not None or transcode:
+            raise click.UsageError("--format and --transcode do not go with --in-place; give DEST")
         how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": _stripped(arrays)}
         return _run(source, _in_place(source, "pack", found, how, abort=abort), jobs, as_json=as_json)
-    job = PackJob(*_places(source, dest, found), per_shard, shard_size, _stripped(arrays))
+    job = PackJob(*_places(source, dest, found), per_shard, shard_size, _stripped(arrays), format or "", transcode)
     return _run(source, lambda: PackRun(job, part, found.journal), jobs, as_json=as_json)
 
 

@@ -165,13 +165,17 @@ class FormerEdgeError(ValueError):
 class Transcoder:
     """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded.
 
+    Args:
+        compress: really compress shown chunks that must be decoded.
+
     Attributes:
         former_edges: axes, and the positions on them of chunks that a former shape of the array clipped. They may have
             been stored so. Then they must be padded, and their sizes do not follow from their stored sizes.
     """
 
-    def __init__(self, array: Array, shown: ChunkEncoding) -> None:
-        self._stored, self._shown = EncodedChunks(array, array.encoding, compress=True), EncodedChunks(array, shown)
+    def __init__(self, array: Array, shown: ChunkEncoding, *, compress: bool = False) -> None:
+        self._stored = EncodedChunks(array, array.encoding, compress=True)
+        self._shown = EncodedChunks(array, shown, compress=compress)
         self._rewraps = _is_rewrapped(array.chunk, array.encoding, shown)
         self._showing = _Conversion(self._stored, self._shown, gzip_of_zlib if self._rewraps else None)
         self._storing = _Conversion(self._shown, self._stored, zlib_of_gzip if self._rewraps else None)
@@ -186,6 +190,23 @@ class Transcoder:
     @property
     def name(self) -> str:
         return "reframed" if self._showing.passes else "decoded"
+
+    @property
+    def decodes(self) -> str:
+        """Which chunks `show` may have to decode, for messages; "" if none."""
+        if not self._showing.decodes:
+            return ""
+        return "chunks at the edge of the array" if self._showing.passes else "all chunks"
+
+    def compressing(self) -> Transcoder:
+        """The same transform, but `show` really compresses chunks that it decodes.
+
+        Raise UnsupportedError, with the reason, if shardfs cannot encode them.
+        """
+        found = Transcoder(self._stored.array, self._shown.encoding, compress=True)
+        if why := self._shown.unencodable():
+            raise UnsupportedError(why)
+        return found
 
     def sizes(self, coords: U64, stored: Sizes) -> Sizes:
         cells = self._shown.cells(coords)

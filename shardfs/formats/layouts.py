@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from shardfs.codecs.encoded_chunks import is_filled
+from shardfs.codecs.encoded_chunks import is_filled, without_checks
 from shardfs.codecs.transcode import FillValue, transcoder
 from shardfs.formats.zarr_values import CODEC_PARAMETERS
 from shardfs.model.arrays import BYTES, Codec
@@ -89,6 +89,9 @@ CODECS: Mapping[str, tuple[Codec, ...]] = {
 }
 """The codecs for each value of the option `chunk_codec`."""
 
+PACKED = "packed"
+"""The value of `chunk_codec` for `pack`: chunks that must be decoded keep their codec, or get gzip if they cannot."""
+
 
 def _in_codec(encoding: ChunkEncoding, name: str) -> ChunkEncoding:
     """The encoding with this codec of `CODECS`. An encoding that already has the codec keeps its parameters."""
@@ -98,6 +101,20 @@ def _in_codec(encoding: ChunkEncoding, name: str) -> ChunkEncoding:
     if encoding.serializer != BYTES:
         raise UnsupportedError(f"strings of any length are shown only in the codec that they are stored in, not {name}")
     return replace(encoding, codecs=wanted)
+
+
+def is_compressed(array: Array) -> bool:
+    """Whether the stored chunks are compressed."""
+    return array.encoding.serializer != BYTES or bool(without_checks(array.encoding.codecs))
+
+
+def _compressed(array: Array, encoding: ChunkEncoding) -> ChunkEncoding:
+    """The encoding with compression instead of none, if the stored chunks are compressed."""
+    if encoding.codecs or encoding.serializer != BYTES or not is_compressed(array):
+        return encoding
+    around = without_checks(array.encoding.codecs)
+    known = [[codec.name for codec in codecs] for codecs in CODECS.values() if codecs]
+    return replace(encoding, codecs=around if [codec.name for codec in around] in known else CODECS["gzip"])
 
 
 @dataclass(frozen=True)
@@ -117,7 +134,11 @@ class PlacedArray:
         """
         array = array_of(stored)
         encoding = encode(array)
-        return cls(stored, path, array, encoding if array.codec is None else _in_codec(encoding, array.codec))
+        if array.codec == PACKED:
+            encoding = _compressed(array, encoding)
+        elif array.codec is not None:
+            encoding = _in_codec(encoding, array.codec)
+        return cls(stored, path, array, encoding)
 
 
 def shown(

@@ -72,7 +72,7 @@ def translated(layout: Format, view: View, path: str, documents: Documents) -> d
             raise ValueError("documents that describe a dataset are missing")
         levels = {at: found for at in view.children(dataset) if (found := _opened(layout, path, at, documents))}
         made = dict(view.show(path, dataset, levels).documents)
-        for at in {_split(name, layout.documents)[0] for name in documents} - {""}:
+        for at in {document_place(name, layout.documents)[0] for name in documents} - {""}:
             below = None if view.renames and at in levels else _opened(layout, path, at, documents)
             shown = view.show(join(path, at), below, {}).documents if below is not None else {}
             made = {join(at, name): raw for name, raw in shown.items()} | made
@@ -271,7 +271,7 @@ class Translation(Format):
 
     def stored_name(self, below: str) -> tuple[str, str]:
         """The directory of a stored document, and its name there."""
-        return _split(below, self.source.documents)
+        return document_place(below, self.source.documents)
 
     def _shown_all(self, stored: Documents, name: str) -> Documents:
         """What `show` returns. Raise ValueError, with the reason, if the stored documents cannot be shown."""
@@ -358,7 +358,7 @@ class Translation(Format):
         return self.homes.get(at, at if at in self.below else "")
 
     def _split(self, name: str) -> tuple[str, str]:
-        return _split(name, self.layout.documents)
+        return document_place(name, self.layout.documents)
 
     def _description(self, path: str, at: str, documents: Documents) -> Any:
         """What the documents of one directory say, in a form that is equal for equal meanings."""
@@ -436,7 +436,7 @@ def creation(
     return Creation(layout, source or layout, view, {}, (), show, group, deleted)
 
 
-def _split(name: str, documents: Sequence[str]) -> tuple[str, str]:
+def document_place(name: str, documents: Sequence[str]) -> tuple[str, str]:
     """The directory of a document, and its name there, which may contain slashes."""
     own = next((d for d in documents if name == d or name.endswith(f"/{d}")), name.rpartition("/")[2])
     return name.removesuffix(own).rstrip("/"), own

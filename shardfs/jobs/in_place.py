@@ -216,7 +216,7 @@ class InPlaceRun:
     def _new(self, options: Mapping[str, Any]) -> PackState | None:
         """Begin to pack, unless some files cannot be packed: write the documents of the sharded dataset."""
         tuples: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        packing = Packing(PackJob(self.source, JobSource.of(self._path(SHARDED)), **tuples))
+        packing = Packing(PackJob(self.source, JobSource.of(self._path(SHARDED)), verbatim=True, **tuples))
         self._survey = packing.survey()
         if any(p.damaged for p in self._survey.problems):
             return None

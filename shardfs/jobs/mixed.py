@@ -12,7 +12,9 @@ from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.layouts import join
 from shardfs.jobs.compact import chunks_in
 from shardfs.jobs.pack import OpenedFile, PackReport
-from shardfs.jobs.packing import PackedArray, Packing, PackJob
+from shardfs.jobs.packed_arrays import PackedArray
+from shardfs.jobs.packing import PLAIN as PLAIN_FORM
+from shardfs.jobs.packing import FileForm, Packing, PackJob, PlainChunks
 from shardfs.jobs.shared_work import CACHE, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.model.blobs import ByteRange
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
     from shardfs.formats.format import Format
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords
     from shardfs.shards.chunk_store import ChunkStore
 
@@ -65,23 +66,27 @@ class MixedDataset(Packing):
     def __init__(self, root: str) -> None:
         plain, sharded = (os.path.join(root, name) for name in (PLAIN, SHARDED))
         self.shards = LocalStore(sharded)
-        super().__init__(PackJob(JobSource.of(plain), JobSource.of(sharded)))
+        super().__init__(PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True))
         self.store = self.source = LocalStore(root)
         self.target = JobTarget(self.shards, LocalWriter(self.shards))
         self.target.writer.recovered()
         self._chunk_writer = LocalWriter(self.source)
 
     def _sharded(
-        self, path: str, format: Format, documents: Mapping[str, bytes], stored: Sequence[Collection]
+        self,
+        path: str,
+        format: Format,
+        documents: Mapping[str, bytes],
+        plain: dict[str, PlainChunks],
+        assumed: FileForm = PLAIN_FORM,
     ) -> dict[str, bytes]:
         """The stored documents with shards. Adds the arrays that have both forms."""
         made = self.shards.documents(path, format.documents, MAX_DOCUMENT_BYTES)
-        target = format.open(path, made)
-        by_path = {c.path: c for c in target.collections} if target is not None else {}
-        for source in stored:
-            if source.path in by_path:
-                array = PackedArray(join(path, source.path), source, by_path[source.path])
-                self.arrays[array.path] = array
+        dataset = format.open(path, made)
+        for target in () if dataset is None else dataset.collections:
+            if (found := plain.pop(join(path, target.path), None)) is not None:
+                home = join(path, target.stored_at)
+                self.arrays[found.path] = PackedArray(found.path, home, found.collection, target)
         return made
 
     # ---- packing ----

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from shardfs.jobs.packing import PackedArray, Packing, PackJob, SourceSurvey
+from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
 from shardfs.jobs.target import is_of
 from shardfs.model import redact
@@ -198,31 +198,37 @@ class ShardTask:
         packing: Packing = opened_target(self.job)
         array = packing.arrays[self.array]
 
-        opened: dict[Coords, OpenedFile] = {}
+        opened = list[OpenedFile]()
+        contents: dict[Coords, Bytes] = {}
 
         def make(old: Blob | None) -> Plan | None:
             if old is not None:
                 return unchanged(old.stat().size)
-            if not opened:  # the writer asks twice if it had to create a directory
-                self._open(packing, array, opened)
-            puts = {cell: Put(found.content) for cell, found in opened.items()}
+            if not contents:  # the writer asks twice if it had to create a directory
+                numbers = np.frombuffer(self.chunks, np.uint64)
+                found, report.problems = array.packed(numbers, self._open(packing, array.files(numbers), opened))
+                contents.update(found)
+            if any(problem.damaged for problem in report.problems):
+                return None
+            puts = {cell: Put(content) for cell, content in contents.items()}
             report.nbytes = sum(size_of(put.data) for put in puts.values())
             return rewriting.plan(array.target, self.shard, None, puts, set())
 
         try:
             packing.target.writer.update(array.shard_key(self.shard), make, first=None)
         finally:
-            for found in opened.values():
-                found.close()
-        return report
+            for file in opened:
+                file.close()
+        return PackReport(problems=report.problems) if any(p.damaged for p in report.problems) else report
 
-    def _open(self, packing: Packing, array: PackedArray, opened: dict[Coords, OpenedFile]) -> None:
-        """Open or read all chunks, and add them to `opened` by their coordinates in the target."""
-        numbers = np.frombuffer(self.chunks, np.uint64)
-        files = map(array.file, numbers.tolist())
-        loaded = load_ahead(packing.store.read_ahead, partial(OpenedFile.of, packing), files, first=4)
-        for cell, (_, found) in zip(array.cells(numbers).tolist(), loaded, strict=True):
-            opened[tuple(cell)] = found
+    def _open(self, packing: Packing, files: Sequence[str], opened: list[OpenedFile]) -> list[Bytes]:
+        """Open or read all chunk files. Add those to `opened` that must be closed."""
+        contents = []
+        for _, found in load_ahead(packing.store.read_ahead, partial(OpenedFile.of, packing), files, first=4):
+            contents.append(found.content)
+            if found.blob is not None:
+                opened.append(found)
+        return contents
 
     def split(self) -> Sequence[ShardTask]:
         return [self]
@@ -383,7 +389,7 @@ class PackRun(JobRun["Packing"]):
     survey: SourceSurvey
 
     def _survey(self) -> list[Problem]:
-        self.survey = self._opened.survey()
+        self.job, self.survey = self._opened.job, self._opened.survey()
         return self.survey.problems
 
     @property
@@ -419,6 +425,8 @@ def pack(
     chunks_per_shard: Coords = (),
     shard_bytes: int | None = None,
     arrays: Sequence[str] = (),
+    format: str = "",
+    transcode: bool = False,
     part: JobPart = WHOLE,
     executor: Executor | None = None,
     workers: int = 1,
@@ -435,6 +443,7 @@ def pack(
         chunks_per_shard: in the axis order of shapes in the source's documents.
         shard_bytes: the size of a shard before compression, if `chunks_per_shard` is not given.
         arrays: the directories of the documents of the arrays to pack; () for all arrays.
+        format, transcode: see `shardfs.pack`.
         part: the part of the work to do. The part that ends last writes the documents.
         executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
         workers: the number of tasks that the executor can run at a time.
@@ -450,6 +459,8 @@ def pack(
         tuple(chunks_per_shard),
         shard_bytes,
         tuple(arrays),
+        format,
+        transcode,
     )
     yield from PackRun(job, part).run(executor, workers)
 

@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
+import math
 import os
 from array import array as typed_array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardfs.codecs.transcode import Transcoder
 from shardfs.formats.create_rules import PARAMETERS, Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
-from shardfs.formats.layouts import join
+from shardfs.formats.layouts import PACKED, join
+from shardfs.formats.precomputed import PRECOMPUTED
+from shardfs.formats.precomputed.parts import INFO
 from shardfs.formats.registry import creating_view, format_of
+from shardfs.formats.translate import document_place
 from shardfs.formats.zarr2 import ZARR2
+from shardfs.jobs.packed_arrays import ONLY_ONE, ArrayPlan, PackedArray, has_ids, stray, with_ids
 from shardfs.jobs.target import JobTarget, job_state
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
-from shardfs.model.grid import ravel_many, unravel_many
 from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
 from shardfs.vfs.discovery import NATIVE
-from shardfs.vfs.nodes import is_in
+from shardfs.vfs.nodes import Content, is_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from shardfs.formats.format import Format
     from shardfs.jobs.shared_work import JobSource
     from shardfs.model.blobs import Blob
     from shardfs.model.collection import Collection
+    from shardfs.model.dataset import Dataset
     from shardfs.model.values import U64, Coords
     from shardfs.storage.store import Store
-    from shardfs.vfs.nodes import Content, DirectoryNode
     from shardfs.vfs.tree import Tree
 
 ZARR3 = "zarr3"
 
-RAW_CHUNKS: Mapping[str, str] = {"data_encoding": "raw"}
-"""Words of the rule for precomputed: shards store the bytes of the chunk files unchanged."""
+FORMATS = (ZARR3, "n5", "precomputed", "bcolz")
+"""The formats that `pack` writes."""
+
+GZIP = ".gz"
+
+IDS_PER_MINISHARD, IDS_PER_SHARD = 1 << 9, 1 << 13
+"""The average numbers of ids in the shards of meshes, skeletons and annotations."""
+
+
+class FileForm(NamedTuple):
+    """What the files of a dataset determine about its shards.
+
+    Args:
+        suffix: the compression suffix of all its chunk files; "" for none.
+        ids: the number of its files with ids; 0 for arrays.
+        gzipped: whether the target's format has its chunks with `data_encoding: gzip`.
+        chunk_bytes: the size of a chunk before compression, where the format's rules cannot know it.
+    """
+
+    suffix: str = ""
+    ids: int = 0
+    gzipped: bool = False
+    chunk_bytes: int = 0
+
+
+PLAIN = FileForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +77,14 @@ class PackJob:
     """What to pack, and how: hashable, and can be pickled.
 
     Args:
-        chunks_per_shard: in the axis order of shapes in the source's documents; () lets `shard_bytes` decide.
+        chunks_per_shard: in the axis order of shapes in the documents of the target's format; () lets `shard_bytes`
+            decide.
         shard_bytes: the size of a shard before compression; None for the defaults of `--create`.
         arrays: the directories of the documents of the arrays to pack; () for all arrays.
+        format: one of `FORMATS`; "" for the source's own format, and for Zarr v3 if the source is Zarr v2.
+        transcode: decode and encode chunks whose bytes the target cannot have.
+        verbatim: pack only arrays whose chunk files become chunks unchanged, as a job in place must.
+        found: the forms of the source's files, which `Packing` adds, so that all workers and all runs use the same.
     """
 
     source: JobSource
@@ -58,90 +92,49 @@ class PackJob:
     chunks_per_shard: Coords = ()
     shard_bytes: int | None = None
     arrays: tuple[str, ...] = ()
+    format: str = ""
+    transcode: bool = False
+    verbatim: bool = False
+    found: tuple[tuple[str, FileForm], ...] = ()
 
     def opened(self) -> Packing:
         """The opened source, once per process. Raises the errors of `Packing`."""
         return _packing(self)
 
-    def rule(self, format: str) -> Rule:
+    def rule(self, format: str, form: FileForm = PLAIN) -> Rule:
         """How arrays of a format are sharded."""
-        words = RAW_CHUNKS if "data_encoding" in PARAMETERS[format] else {}
-        return Rule(format, chunks_per_shard=self.chunks_per_shard, words=words, shard_bytes=self.shard_bytes)
+        words, numbers, per_shard = {}, {}, self.chunks_per_shard
+        if "data_encoding" in PARAMETERS.get(format, {}):
+            words = {"data_encoding": "gzip" if form.suffix or form.gzipped else "raw"}
+        if form.ids:
+            bits = _bits(form.ids, IDS_PER_SHARD), _bits(min(form.ids, IDS_PER_SHARD), IDS_PER_MINISHARD)
+            numbers = dict(zip(("shard_bits", "minishard_bits"), bits, strict=True))
+        rule = Rule(format, chunks_per_shard=per_shard, words=words, numbers=numbers, shard_bytes=self.shard_bytes)
+        if form.chunk_bytes and not per_shard:
+            return replace(rule, chunks_per_shard=(rule.most(form.chunk_bytes),))
+        return rule
 
     def state(self) -> bytes:
         """See `job_state`."""
-        return job_state("pack", self.source, [self.chunks_per_shard, self.shard_bytes, sorted(self.arrays)])
+        choices = [
+            self.chunks_per_shard,
+            self.shard_bytes,
+            sorted(self.arrays),
+            self.format,
+            self.transcode,
+            self.found,
+        ]
+        return job_state("pack", self.source, choices)
+
+
+def _bits(count: int, most: int) -> int:
+    """The number of bits that divide `count` ids into parts of at most `most`, on average."""
+    return max(-(-count // most) - 1, 0).bit_length()
 
 
 @lru_cache(2)
 def _packing(job: PackJob) -> Packing:
     return Packing(job)
-
-
-class PackedArray(NamedTuple):
-    """An array to pack. `path` is the directory of its chunks in the source, and of its shards in the target."""
-
-    path: str
-    source: Collection
-    target: Collection
-
-    def number(self, name: str) -> int | None:
-        """The number of the chunk with this file name below `path`; None for other names."""
-        return self.source.layers[0].format.shard_of(name)
-
-    def is_directory(self, name: str) -> bool:
-        """Whether chunk files or shards can be in the directory `name` below `path`."""
-        parts = name.split("/")
-        for format in (self.source.layers[0].format, self.target.layers[0].format):
-            first = format.key(0).split("/")
-            if len(parts) < len(first) and format.shard_of("/".join([*parts, *first[len(parts) :]])) is not None:
-                return True
-        return False
-
-    def file(self, number: int) -> str:
-        """The path of a chunk's file in the source."""
-        return join(self.path, self.source.layers[0].format.key(number))
-
-    def shard_key(self, shard: int) -> str:
-        """The path of a shard in the target."""
-        return join(self.path, rewriting.key(self.target, shard))
-
-    def cells(self, numbers: U64) -> U64:
-        """The coordinates of chunks in the target. A chunk has the same name there as in the source."""
-        stored = unravel_many(numbers, self.source.layers[0].format.grid)
-        return self.target.names.coords_many(self.source.names.values(stored))
-
-    def numbers(self, cells: U64) -> U64:
-        """The inverse of `cells`."""
-        stored = self.source.names.coords_many(self.target.names.values(cells))
-        return ravel_many(stored, self.source.layers[0].format.grid)
-
-    def shards(self, numbers: U64) -> U64:
-        """The shards of chunks."""
-        return self.target.layers[0].format.place_many(self.cells(numbers)).shard
-
-
-@dataclass
-class ArrayPlan:
-    """The stored chunks of one array, grouped by their shards: 8 bytes of memory for each chunk."""
-
-    array: PackedArray
-    chunks: U64
-    shards: U64
-    starts: Sequence[int]
-
-    @classmethod
-    def of(cls, array: PackedArray, chunks: U64) -> ArrayPlan:
-        """The plan for all these chunks."""
-        homes = array.shards(chunks) if len(chunks) else np.empty(0, np.uint64)
-        order = np.lexsort((chunks, homes))
-        shards, starts = np.unique(homes[order], return_index=True)
-        return cls(array, chunks[order], shards, starts.tolist())
-
-    def __iter__(self) -> Iterator[tuple[int, U64]]:
-        """Yield each shard with its chunks."""
-        for shard, start, stop in zip(self.shards.tolist(), self.starts, [*self.starts[1:], None], strict=False):
-            yield shard, self.chunks[start:stop]
 
 
 @dataclass
@@ -156,6 +149,13 @@ class SourceSurvey:
     plans: list[ArrayPlan] = field(default_factory=list)
     files: int = 0
     problems: list[Problem] = field(default_factory=list)
+
+
+class PlainChunks(NamedTuple):
+    """Chunk files, and the directory of the source with them."""
+
+    path: str
+    collection: Collection
 
 
 class Packing:
@@ -178,15 +178,20 @@ class Packing:
         self.documents: dict[str, bytes] = {}
         self._hidden: set[str] = set()
         self._refused: list[str] = []
-        self._mixed: list[str] = []
+        self._decoded: dict[str, str] = {}
+        self._forms: dict[str, FileForm] = {}
+        self._in_shards: list[str] = []
+        self._translates = False
         tree = self._tree(NATIVE)
-        is_zarr2 = not tree.datasets.documents("") and _has_zarr2(tree.store, "")
-        if is_zarr2 or not self._describe(tree):
-            tree = self._tree(ZARR3)
-            self._describe(tree)
         self.store: Store = tree.store
+        is_zarr2 = not tree.datasets.documents("") and _has_zarr2(tree.store, "")
+        self._translates = is_zarr2 or not self._describe(tree)
+        if self._translates:
+            self.documents.clear()
+            self._translate(self._tree(job.format or ZARR3))
         self._require_complete()
         self._correct_copies()
+        self.job = replace(job, found=tuple(sorted(self._forms.items())))
 
     def begin(self) -> None:
         """Open the target for writing: see `JobTarget.begin`."""
@@ -195,84 +200,175 @@ class Packing:
     # ---- documents and arrays ----
 
     def _tree(self, layout: str) -> Tree:
-        tree = self.job.source.open(layout=layout, skip_unsupported=True, may_be_empty=True)
+        codec = PACKED if layout != NATIVE else None
+        tree = self.job.source.open(layout=layout, skip_unsupported=True, may_be_empty=True, chunk_codec=codec)
         if layout == ZARR3:
             tree.datasets.view = creating_view(ZARR3)  # unlike the view of a mount, it keeps all codecs
         return tree
 
     def _describe(self, tree: Tree) -> bool:
-        """Collect the arrays and documents of all directories; return whether there is an array to pack."""
+        """Collect arrays and documents of sources that keep their format; return whether there is an array to pack."""
+        others = []
         for directory in tree.directories.walk():
-            content = directory.content
-            if content is None or content.dataset is None:
+            dataset, path = (directory.content or Content()).dataset, directory.inside
+            if dataset is None:
                 continue
-            if tree.datasets.view is None:
-                self._add_native(tree, directory, content)
-            else:
-                self._add_translated(directory, content)
-        self._refused += [f"{p.path or '/'}: {p.why}" for p in tree.problems() if p.skipped or p.damaged]
+            if dataset.format in ((self.job.format,) if self.job.format else FORMATS):
+                self._add_native(tree, path, dataset)
+            elif dataset.unsharded and self.job.format:
+                others.append(f"{path or '/'}: is {dataset.format}, not {self.job.format}; pack it alone")
+        self._refuse_problems(tree)
+        self._refused += others if self.arrays else []
         return bool(self.arrays or self._refused)
 
-    def _add_native(self, tree: Tree, directory: DirectoryNode, content: Content) -> None:
-        dataset, path = content.dataset, directory.inside
-        if dataset is None or dataset.format not in (ZARR3, "n5", "precomputed"):
-            return
+    def _add_native(self, tree: Tree, path: str, dataset: Dataset) -> None:
         format, stored = format_of(dataset.format), tree.datasets.documents(path)
         documents = {name: stored[name] for name in format.documents if name in stored}
-        if dataset.unsharded and self._is_selected(path):
+        has_objects = format is PRECOMPUTED and not dataset.collections and format.has_objects(documents[INFO])
+        has_objects = has_objects and not self.job.verbatim
+        if (dataset.unsharded or has_objects) and self._is_selected(path):
             if _has_zarr2(tree.store, path):
                 self._refused.append(f"{path or '/'}: has documents of Zarr v2, too; delete those of one format")
-            documents = self._sharded(path, format, documents, dataset.unsharded)
+            plain = {join(path, c.path): PlainChunks(join(path, c.path), c) for c in dataset.unsharded}
+            documents = self._sharded(path, format, documents, plain, FileForm(ids=1) if has_objects else PLAIN)
         self.documents |= {join(path, name): raw for name, raw in documents.items()}
 
-    def _add_translated(self, directory: DirectoryNode, content: Content) -> None:
-        path, documents = directory.inside, dict(content.documents)
-        if content.chunks is not None:
-            collection = content.chunks.collection
-            if collection.format != ZARR2.name:
-                self._mixed.append(f"{path}: {collection.format} below Zarr v2; pack it alone")
-                return
-            documents = self._sharded(path, format_of(ZARR3), documents, [collection])
-        self.documents |= {join(path, name): raw for name, raw in documents.items()}
-        if content.dataset is not None:
-            self._hidden |= {join(path, name) for name in content.dataset.hidden}
+    def _translate(self, tree: Tree) -> None:
+        """Collect arrays and documents as the layout of the target's format shows them."""
+        format = format_of(self.job.format or ZARR3)
+        plain: dict[str, PlainChunks] = {}
+        copied = set[str]()
+        documents: dict[str, dict[str, bytes]] = {}
+        for directory in tree.directories.walk():
+            content, path = directory.content or Content(), directory.inside
+            for name, raw in content.documents.items():
+                at, own = document_place(join(directory.shown, name), format.documents)
+                documents.setdefault(at, {})[own] = raw
+            for c in content.dataset.collections if content.dataset is not None else ():
+                if isinstance(c.layers[0].format, Unsharded):
+                    plain[join(directory.shown, c.path)] = PlainChunks(join(path, c.stored_at), c)
+            if content.dataset is not None:
+                self._hidden |= {join(path, name) for name in content.dataset.hidden}
+                if content.dataset.hidden_entirely and PRECOMPUTED.has_objects(
+                    tree.datasets.documents(path).get(INFO, b"")
+                ):
+                    copied.add(directory.shown)  # meshes, for instance, have no other format
+        self._hidden |= {join(c.path, name) for c in plain.values() for name in tree.datasets.document_names}
+        for at, own_documents in documents.items():
+            sharded = self._sharded(at, format, own_documents, plain)
+            self.documents |= {join(at, name): raw for name, raw in sharded.items()}
+        self._refused += [f"{path or '/'}: {format.dataset_formats[0]} has no shards for it" for path in plain]
+        self._refused += self._in_shards if self.arrays or self.job.format else []
+        self._refuse_problems(tree, copied)
+
+    def _refuse_problems(self, tree: Tree, but: Set[str] = frozenset()) -> None:
+        found = (p for p in tree.problems() if p.damaged or (p.skipped and p.path not in but))
+        self._refused += [f"{p.path or '/'}: {p.why}" for p in found]
 
     def _is_selected(self, path: str) -> bool:
         return not self.job.arrays or path in self.job.arrays
 
     def _sharded(
-        self, path: str, format: Format, documents: Mapping[str, bytes], stored: Sequence[Collection]
+        self,
+        path: str,
+        format: Format,
+        documents: Mapping[str, bytes],
+        plain: dict[str, PlainChunks],
+        assumed: FileForm = PLAIN,
     ) -> dict[str, bytes]:
-        """The documents with shards. Adds the arrays, or the reason why an array cannot be packed."""
+        """The documents of a dataset with shards. Adds its arrays, or the reason why they cannot be packed.
+
+        Args:
+            plain: chunk files by the directories where the target's format shows them. The dataset's own are removed.
+            assumed: the form of its files while its parts are unknown.
+        """
         made = dict(documents)
         try:
-            for name, raw in documents.items():
-                made |= format.shard(path, name, raw, self.job.rule(format.dataset_formats[0])) or {}
-            target = format.open(path, made)
-            by_path = {c.path: c for c in target.collections} if target is not None else {}
-            for source in stored:
-                array = PackedArray(join(path, source.path), source, by_path[source.path])
-                self._require_packable(array)
-                self.arrays[array.path] = array
+            made, targets = self._with_shards(path, format, documents, assumed)
+            own = [(target, plain.pop(join(path, target.path), None)) for target in targets]
+            if any(found is None and (self._translates or not has_ids(target)) for target, found in own):
+                self._in_shards.append(f"{path or '/'}: its chunks are in shards already, or cannot be described")
+                return dict(documents)  # if the format stays, the chunks are copied
+            form = self._form(path, format, own)
+            if assumed.ids and not form.ids:
+                return dict(documents)  # there are no objects yet
+            if self._translates and own and not any(self._is_named(found) for _, found in own):
+                made, targets = dict(documents), self._without_shards(path, format, documents)
+            elif form != assumed:
+                made, targets = self._with_shards(path, format, documents, form)
+            if form != PLAIN:
+                self._forms[path] = form
+            for target, (_, found) in zip(targets, own, strict=True):
+                self._add_array(path, target, found, form)
         except (ValueError, UnsupportedError) as e:
             self._refused.append(f"{path or '/'}: {e}")
         return made
 
-    def _require_packable(self, array: PackedArray) -> None:
-        if not isinstance(array.source.layers[0].format, Unsharded):
-            raise ValueError("its chunks are not plain files")
-        if why := rewriting.unwritable(array.target):
+    def _with_shards(
+        self, path: str, format: Format, documents: Mapping[str, bytes], form: FileForm
+    ) -> tuple[dict[str, bytes], Sequence[Collection]]:
+        made, rule = dict(documents), self.job.rule(format.dataset_formats[0], form)
+        for name, raw in documents.items():
+            made |= format.shard(path, name, raw, rule) or {}
+        dataset = format.open(path, made) if made != documents else None
+        return made, () if dataset is None else dataset.collections
+
+    def _is_named(self, found: PlainChunks | None) -> bool:
+        """Whether `--array` asks for shards of these chunks."""
+        return not self.job.arrays or any(found is not None and is_in(found.path, a) for a in self.job.arrays)
+
+    def _without_shards(self, path: str, format: Format, documents: Mapping[str, bytes]) -> Sequence[Collection]:
+        """The arrays of documents without shards, in which each chunk is a shard of its own."""
+        if format is PRECOMPUTED or self.job.verbatim:
+            raise ValueError("all arrays change their format together; omit --array")
+        dataset = format.open(path, documents)
+        return () if dataset is None else dataset.unsharded
+
+    def _add_array(self, path: str, target: Collection, found: PlainChunks | None, form: FileForm) -> None:
+        home = join(path, target.stored_at)
+        array: PackedArray
+        if found is None:
+            array = with_ids(home, target, form.suffix)
+        else:
+            source = found.collection
+            if isinstance(source.transform, Transcoder) and source.transform.decodes:
+                self._decoded[found.path] = source.transform.decodes
+                source = replace(source, transform=source.transform.compressing())
+            array = PackedArray(found.path, home, source, target, form.suffix)
+        if why := rewriting.unwritable(target):
             raise ValueError(why)
-        if array.source.transform is not None or array.target.transform is not None:
-            raise ValueError("its chunks would have to be decoded, which pack does not do")
+        if self.job.verbatim and array.converts:
+            raise ValueError("its chunk files would change, which a job in place does not do; give another directory")
+        if array.path in self.arrays:
+            raise ValueError(f"{array.path}: the same chunks are shown twice, by two images")
+        self.arrays[array.path] = array
+
+    def _form(self, path: str, format: Format, own: Sequence[tuple[Collection, PlainChunks | None]]) -> FileForm:
+        """The form of a dataset's files. Lists directories of ids, unless the job has the result."""
+        if (known := dict(self.job.found).get(path)) is not None:
+            return known
+        plain = [found.collection for _, found in own if found is not None]
+        if format.dataset_formats[0] == "bcolz" and plain and (array := plain[0].array) is not None:
+            return FileForm(chunk_bytes=math.prod(array.chunk) * np.dtype(array.data_type).itemsize)
+        if format is not PRECOMPUTED or self._translates or self.job.verbatim:
+            return FileForm(gzipped=format is PRECOMPUTED and any("gzip" in c.codecs for c in plain))
+        suffixes, most = set(), 0
+        for target, found in own:
+            entries = self.store.scan(join(path, target.stored_at))
+            names = (e.name for e in entries if not e.directory and format.chunk_like(e.name))
+            if first := next(names, ""):
+                suffixes.add(GZIP if first.endswith(GZIP) and target.lead is None else "")
+                most = max(most, 1 + sum(1 for _ in names)) if found is None else most
+        return FileForm(GZIP if suffixes == {GZIP} else "", most)
 
     def _require_complete(self) -> None:
         if not (self.arrays or self._refused or self.job.arrays):
-            raise NotADatasetError("no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed)")
-        refused = [*self._refused, *self._mixed]
-        if self.job.arrays and any(a.source.format == ZARR2.name for a in self.arrays.values()):
-            refused.append("all arrays of Zarr v2 become Zarr v3 together; omit --array")
-        elif missing := [a for a in self.job.arrays if not any(is_in(path, a) for path in self.arrays)]:
+            raise NotADatasetError("no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed, bcolz)")
+        refused = list(self._refused)
+        if not self.job.transcode:
+            refused += [f"{path or '/'}: {which} would have to be decoded" for path, which in self._decoded.items()]
+            refused += ["add --transcode to decode and encode chunks"] if self._decoded else []
+        if missing := [a for a in self.job.arrays if not any(is_in(path, a) for path in self.arrays)]:
             refused.append(f"{', '.join(missing)}: no unsharded array has its document there")
         if refused:
             raise UnsupportedError("nothing was packed: " + "; ".join(refused))
@@ -299,19 +395,28 @@ class Packing:
             name = key if array is None else key.removeprefix(array.path).lstrip("/")
             if array is not None and (number := array.number(name)) is not None:
                 chunks[array.path].append(number)
-            elif array is None or (problem := _stray(array, name, key)) is None:
+            elif array is None or (problem := stray(array, name, key)) is None:
                 found.files += 1
             else:
                 found.problems.append(problem)
         for path, numbers in chunks.items():
-            found.plans.append(ArrayPlan.of(self.arrays[path], np.frombuffer(numbers, np.uint64)))
+            self._add_plan(found, self.arrays[path], np.frombuffer(numbers, np.uint64))
         return found
+
+    def _add_plan(self, found: SourceSurvey, array: PackedArray, numbers: U64) -> None:
+        missing = math.prod(array.source.layers[0].format.grid) - len(numbers)
+        if array.source.filler is not None and missing:
+            why = f"{missing} chunks are missing, and the format of the target cannot express their fill value"
+            raise UnsupportedError(f"nothing was packed: {array.path}: {why}")
+        bad = array.incomplete(numbers)
+        found.problems += [Problem(join(array.path, str(n)), ONLY_ONE, damaged=True) for n in bad.tolist()]
+        found.plans.append(ArrayPlan.of(array, numbers[~np.isin(numbers, bad)] if len(bad) else numbers))
 
     def other_files(self) -> Iterator[str]:
         """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""
         for array, key in self._walk("", None):
             name = key if array is None else key.removeprefix(array.path).lstrip("/")
-            if array is None or (array.number(name) is None and _stray(array, name, key) is None):
+            if array is None or (array.number(name) is None and stray(array, name, key) is None):
                 yield key
 
     def _walk(self, path: str, array: PackedArray | None) -> Iterator[tuple[PackedArray | None, str]]:
@@ -320,7 +425,8 @@ class Packing:
         for entry in self.store.scan(path):
             key = join(path, entry.name)
             if entry.directory and not self._is_link(key):
-                yield from self._walk(key, array)
+                if array is not None or key not in self._hidden or any(is_in(path, key) for path in self.arrays):
+                    yield from self._walk(key, array)
             elif key not in self.documents and key not in self._hidden:
                 yield array, key
 
@@ -342,14 +448,3 @@ class Packing:
 def _has_zarr2(store: Store, path: str) -> bool:
     """Whether a directory has documents of Zarr v2."""
     return ZARR2.open(path, store.documents(path, ZARR2.documents, MAX_DOCUMENT_BYTES)) is not None
-
-
-def _stray(array: PackedArray, name: str, key: str) -> Problem | None:
-    """The problem of a file that has the name of a chunk, but is none of the array; None for other files."""
-    if array.source.compressible and array.number(name.rpartition(".")[0]) is not None:
-        return Problem(key, "is a compressed chunk file; decompress the chunk files first", damaged=True)
-    names, (*above, last) = array.target.names, os.fsencode(name).split(b"/")
-    parts = [*(above[1:] if names.prefix and above[:1] == [names.prefix] else above), last]
-    if len(parts) == len(names.dims) and all(names.reserved(i, part) for i, part in enumerate(parts)):
-        return Problem(key, "was left out: it has the name of a chunk beyond the edge of the array")
-    return None

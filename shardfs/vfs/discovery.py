@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
+from shardfs.formats.layouts import PACKED
 from shardfs.formats.registry import creating_view, formats, sources, views
 from shardfs.formats.translate import Translation
 from shardfs.model.arrays import Multiscale
@@ -293,7 +294,9 @@ class Datasets:
 
     def _require_codec(self, dataset: Dataset | None) -> None:
         """Raise UnsupportedError if a chunk codec is requested but the view would show the stored chunks unchanged."""
-        if self._codec is None or dataset is None or self.view is None or dataset.format != self.view.name:
+        if self._codec in (None, PACKED) or dataset is None or self.view is None:
+            return
+        if dataset.format != self.view.name:
             return
         if dataset.collections or dataset.unsharded or dataset.closed:
             why = f"{dataset.format} is shown in its own layout as it is stored"

@@ -335,7 +335,7 @@ def test_files_that_cannot_be_packed_are_named(plain: Path, tmp_path: Path) -> N
     how: Any = {"chunks_per_shard": (5, 5)}
     found = {p.path: p for p in problems(pack(str(plain), str(tmp_path / "target"), **how))}
     assert {path: p.damaged for path, p in found.items()} == {
-        "a": True, "a/c/7/70": False, "around": True, "pipe": True
+        "a": True, "a/c/7/70": False, "around": True, "b/c/0/0": False, "b/c/0/1": False, "pipe": True
     }  # fmt: skip
     assert "leads out of the source" in found["a"].why
     assert not (tmp_path / "target" / "zarr.json").exists()

@@ -14,6 +14,7 @@ from shardfs.formats.bcolz.carrays import ATTRS, COLUMNS, SIZES, STORAGE, attrib
 from shardfs.formats.bcolz.stored import ATTRIBUTES, open_packed, open_superchunks
 from shardfs.formats.bcolz.values import parsed
 from shardfs.formats.bcolz.view import shown_as_bcolz
+from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import UNFIT, reason
 from shardfs.formats.format import Format
 from shardfs.model.dataset import Dataset, Problem
@@ -23,7 +24,7 @@ from shardfs.shards.byte_layouts.superchunk import Beginning, is_superchunk, rea
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.formats.create_rules import Rule
+    from shardfs.formats.create_rules import Sharding
     from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
 
@@ -78,6 +79,9 @@ class Bcolz(Format):
         self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
         return edits.edited(self.open(path, stored), stored, name, new)
+
+    def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
+        return edits.sharded(name, new, sharding) if isinstance(sharding, Rule) else None
 
     def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
         return {at: value for at, value in super().differences(shown, new).items() if at != (COMPRESSED,)}

@@ -15,6 +15,7 @@ from shardfs.formats.json_text import changed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shardfs.formats.create_rules import Rule
     from shardfs.model.dataset import Dataset
 
 EDITABLE = (SIZES, STORAGE, ATTRS)
@@ -48,6 +49,16 @@ def edited(dataset: Dataset | None, stored: Mapping[str, bytes], name: str, new:
         for member in NEEDED:
             require_same(doc[member], before[member], member)
         return {}
+
+
+def sharded(name: str, new: bytes, rule: Rule) -> Mapping[str, bytes] | None:
+    """The document of an array in superchunks: see `Format.shard`. The rule must have `chunks_per_shard`."""
+    if name != STORAGE:
+        return None
+    doc = parse_written(name, new)
+    if "superchunksize" in doc:
+        raise ValueError("the array has superchunks already")
+    return {name: print_json({**doc, "superchunksize": rule.per_shard((0,), 1)[0]})}
 
 
 def _attributes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ annotations.md, sharded.md)
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from shardfs.formats.precomputed.parts import FORM, INFO
 from shardfs.formats.precomputed.view import shown_as_volumes
 from shardfs.formats.precomputed.volumes import open_volume
 from shardfs.model.dataset import Dataset
+from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +67,12 @@ class Precomputed(Format):
             return open_volume(path, info)
         what, open_ids = _OF_IDS.get(str(kind), ("", None))
         return None if open_ids is None else replace(open_ids(path, info), indescribable=f"{what} are no array")
+
+    def has_objects(self, raw: bytes) -> bool:
+        """Whether an info document describes meshes, skeletons or annotations, which are no arrays."""
+        with suppress(CorruptShardError):
+            return str(parse_json("", INFO, raw).get("@type")) in _OF_IDS
+        return False
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None

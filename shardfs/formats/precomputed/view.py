@@ -16,9 +16,12 @@ import numpy as np
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import (
+    CODECS,
+    PACKED,
     array_of,
     from_above,
     images_of,
+    is_compressed,
     join,
     laid_out,
     require_described,
@@ -154,7 +157,8 @@ def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, taken: Set[str
         used = {other.key for other in named} | (taken - {scale.home})
         number = next(n for n in itertools.count() if _numbered(scale.key, n) not in used)
         named.append(replace(scale, key=_numbered(scale.key, number)))
-    return _Volume(named, segmentation)
+    gzipped = any(scale.array.codec == PACKED and is_compressed(scale.array) for scale in named)
+    return _Volume([replace(scale, gzipped=gzipped) for scale in named], segmentation)
 
 
 def _numbered(key: str, number: int) -> str:
@@ -191,6 +195,7 @@ class _ShownScale:
     Args:
         resolution, offset: in nm and in voxels, x first.
         home: the stored directory of a level of an image.
+        gzipped: whether chunks are compressed, as shards with `data_encoding: gzip` have them.
     """
 
     key: str
@@ -201,6 +206,7 @@ class _ShownScale:
     resolution: tuple[float, ...]
     offset: Coords
     home: str = ""
+    gzipped: bool = False
 
     @property
     def channels(self) -> int:
@@ -223,11 +229,14 @@ class _ShownScale:
     def collection(self, path: str) -> Collection:
         """The collection of this scale, with its chunks in the directory `key` of the volume at `path`."""
         array = self.array
-        encoding = ChunkEncoding(np.dtype(self.data_type).newbyteorder("<").str, self.roles.order, clipped=True)
+        codecs = CODECS["gzip"] if self.gzipped else ()
+        data_type = np.dtype(self.data_type).newbyteorder("<").str
+        encoding = ChunkEncoding(data_type, self.roles.order, clipped=True, codecs=codecs)
         names = BoxNames(self._spatial(array.shape), self._spatial(array.chunk), self.offset)
         axes = [None if axis is None else array.grid_axes[axis] for axis in self.roles.space]
         fillers = zero_fillers(array, encoding)
-        found = shown(self.stored, join(path, self.key), encoding, names, axes, ("raw",), *fillers)
+        around = ("raw", *(codec.name for codec in codecs))
+        found = shown(self.stored, join(path, self.key), encoding, names, axes, around, *fillers)
         return replace(found, compressible=True)
 
 

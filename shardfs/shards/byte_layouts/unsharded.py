@@ -40,6 +40,10 @@ class Unsharded(GridShards):
     def walk(self, blob: Blob) -> ShardIndex:
         return ShardIndex(None, np.zeros(1, np.uint64), np.array([blob.stat().size], np.uint64))
 
+    def is_beyond(self, key: str) -> bool:
+        """Return whether a key is that of a chunk of a larger grid."""
+        return self._coords_of_key(key) is not None and self.shard_of(key) is None
+
     def candidates(self, shard: int) -> U64:
         return np.zeros(1, np.uint64)
 

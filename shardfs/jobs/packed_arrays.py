@@ -1,0 +1,249 @@
+"""The arrays and objects that `pack` packs: their files in the source, and their places in shards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from shardfs.formats.layouts import join
+from shardfs.formats.precomputed import PRECOMPUTED
+from shardfs.model.blobs import FilePart
+from shardfs.model.collection import Layer
+from shardfs.model.dataset import Problem
+from shardfs.model.grid import FlatNames, IdNames, cell_of, ravel_many, unravel_many
+from shardfs.model.kinds import COMPRESSIONS
+from shardfs.model.write_plan import bytes_of
+from shardfs.shards import rewriting
+from shardfs.shards.byte_layouts.unsharded import Unsharded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from shardfs.model.blobs import Bytes
+    from shardfs.model.collection import Collection
+    from shardfs.model.values import U64, Coords
+
+ONLY_ONE = "has only one of its two files, the manifest and the fragments"
+
+
+@dataclass(frozen=True)
+class PackedArray:
+    """An array to pack.
+
+    A chunk has the same name in the source, as the layout of the target's format shows it, and in the target, as a
+    mount shows it.
+
+    Args:
+        path: the directory of the chunk files in the source.
+        home: the directory of the shards in the target.
+        source: the chunks in the source. Its `transform` makes files of the target's format, without shards, of them.
+        target: the chunks in the target. Its `transform` makes these files of stored chunks.
+        suffix: the end of the names of all chunk files, which are stored in this compression; "" for none.
+    """
+
+    path: str
+    home: str
+    source: Collection
+    target: Collection
+    suffix: str = ""
+
+    def number(self, name: str) -> int | None:
+        """The number of the chunk with this file name below `path`; None for other names."""
+        if self.suffix:
+            if not name.endswith(self.suffix):
+                return None
+            name = name.removesuffix(self.suffix)
+        return self.source.layers[0].format.shard_of(name)
+
+    def is_directory(self, name: str) -> bool:
+        """Whether chunk files or shards can be in the directory `name` below `path`."""
+        parts = name.split("/")
+        for format in (self.source.layers[0].format, self.target.layers[0].format):
+            first = format.key(0).split("/")
+            if len(parts) < len(first) and format.shard_of("/".join([*parts, *first[len(parts) :]])) is not None:
+                return True
+        return False
+
+    def file(self, number: int) -> str:
+        """The path of a chunk's file in the source."""
+        return join(self.path, self.source.layers[0].format.key(number) + self.suffix)
+
+    def files(self, numbers: U64) -> list[str]:
+        """The paths of chunk files in the source."""
+        return list(map(self.file, numbers.tolist()))
+
+    def stored(self, numbers: U64) -> U64:
+        """The coordinates of chunks in the source."""
+        return unravel_many(numbers, self.source.layers[0].format.grid)
+
+    def cells(self, numbers: U64) -> U64:
+        """The coordinates of chunks in the target."""
+        return self.target.names.coords_many(self.source.names.values(self.stored(numbers)))
+
+    def numbers(self, cells: U64) -> U64:
+        """The inverse of `cells`."""
+        stored = self.source.names.coords_many(self.target.names.values(cells))
+        return ravel_many(stored, self.source.layers[0].format.grid)
+
+    def shards(self, numbers: U64) -> U64:
+        """The shards of chunks."""
+        return self.target.layers[0].format.place_many(self.cells(numbers)).shard
+
+    def shard_key(self, shard: int) -> str:
+        """The path of a shard in the target."""
+        return join(self.home, rewriting.key(self.target, shard))
+
+    def incomplete(self, numbers: U64) -> U64:
+        """The chunks that cannot be packed, because another file of theirs is missing."""
+        return numbers[:0]
+
+    # ---- bytes ----
+
+    @property
+    def converts(self) -> bool:
+        """Whether `converted` changes bytes."""
+        return self.source.transform is not None or self._encodes
+
+    @property
+    def _encodes(self) -> bool:
+        # For precomputed, `source.transform` or a compressed file already has `data_encoding` applied.
+        return self.target.transform is not None and self.target.format != PRECOMPUTED.name
+
+    def converted(self, stored: Coords, cell: Coords, data: bytes) -> bytes:
+        """The bytes for a shard. Raise ValueError, with the reason, if `data` cannot be this chunk."""
+        if self.source.transform is not None:
+            data = bytes(self.source.transform.show(stored, data))
+        if self._encodes and self.target.transform is not None:
+            data = self.target.transform.store(cell, data)
+        return data
+
+    def packed(self, numbers: U64, contents: list[Bytes]) -> tuple[dict[Coords, Bytes], list[Problem]]:
+        """Turn the contents of chunk files, in place, into those of their shard.
+
+        Return them by coordinates in the target; and chunks that no reader can decode, as far as sizes and first bytes
+        show. Chunks that cannot be converted are `damaged`.
+        """
+        cells, problems = self.cells(numbers), list[Problem]()
+        coords = [tuple(cell) for cell in cells.tolist()]
+        for i, stored in enumerate(self.stored(numbers).tolist() if self.converts else ()):
+            try:
+                contents[i] = self.converted(tuple(stored), coords[i], bytes_of(contents[i]))
+            except ValueError as e:
+                problems.append(Problem(self.files(numbers)[i], f"cannot be converted: {e}", damaged=True))
+        if not problems:
+            why = "is damaged, and was packed unchanged"
+            found = dict(self._suspects(cells, contents))
+            files = self.files(numbers) if found else []
+            problems = [Problem(files[i], f"{why}: {reason}") for i, reason in found.items()]
+        return dict(zip(coords, contents, strict=True)), problems
+
+    def _suspects(self, cells: U64, contents: Sequence[Bytes]) -> Iterator[tuple[int, str]]:
+        """Yield the positions of chunks with a wrong size or wrong first bytes, with reasons."""
+        check = self.target.check
+        if check is None:
+            return
+        sizes = np.array([content.size if isinstance(content, FilePart) else len(content) for content in contents])
+        wanted = check.sizes(cells)
+        if wanted is not None:
+            for i in np.flatnonzero(wanted != sizes).tolist():
+                yield i, f"{wanted[i]} bytes expected, {sizes[i]} found"
+        for i, cell in enumerate(cells.tolist() if check.head else ()):
+            try:
+                check.quick(tuple(cell), int(sizes[i]), np.frombuffer(_head(contents[i], check.head or 0), np.uint8))
+            except ValueError as e:
+                yield i, str(e)
+
+
+def _head(content: Bytes, most: int) -> bytes:
+    return os.pread(content.fd, most, content.start) if isinstance(content, FilePart) else content[:most]
+
+
+@dataclass(frozen=True)
+class PackedIds(PackedArray):
+    """Objects with 64-bit ids: meshes, skeletons, annotations. Their numbers are their ids, once for each file."""
+
+    @property
+    def _names(self) -> IdNames:
+        return cast("IdNames", self.target.names)
+
+    @property
+    def _parts(self) -> int:
+        return 1 if self.target.lead is None else 2
+
+    def number(self, name: str) -> int | None:
+        cell = self._names.cell(name.removesuffix(self.suffix).encode(errors="replace"))
+        return cell[0] if cell is not None and name.endswith(self.suffix) else None
+
+    def files(self, numbers: U64) -> list[str]:
+        names: npt.NDArray[np.bytes_] = self._names.names(self.cells(numbers))
+        return [join(self.path, name.decode() + self.suffix) for name in names.tolist()]
+
+    def stored(self, numbers: U64) -> U64:
+        return self.cells(numbers)
+
+    def cells(self, numbers: U64) -> U64:
+        parts = np.arange(len(numbers), dtype=np.uint64) % np.uint64(2)
+        return numbers[:, None] if self._parts == 1 else np.stack([numbers, parts], axis=1)
+
+    def incomplete(self, numbers: U64) -> U64:
+        ids, counts = np.unique(numbers, return_counts=True)
+        bad: U64 = ids[counts != self._parts]
+        return bad
+
+
+def has_ids(collection: Collection) -> bool:
+    """Whether these are objects with ids, or cells of annotations."""
+    return isinstance(collection.names, IdNames | FlatNames)
+
+
+def with_ids(path: str, target: Collection, suffix: str) -> PackedArray:
+    """The plain files of a collection that `has_ids`."""
+    source = replace(target, transform=None, lead=None)
+    if isinstance(target.names, IdNames):
+        return PackedIds(path, path, source, target, suffix)
+    grid = target.layers[0].format.grid
+    layer = Layer(
+        Unsharded(grid, lambda cell: "_".join(map(str, cell)), partial(cell_of, separator="_", rank=len(grid)))
+    )
+    return PackedArray(path, path, replace(source, layers=(layer,)), target, suffix)
+
+
+def stray(array: PackedArray, name: str, key: str) -> Problem | None:
+    """The problem of a file that has the name of a chunk, but is none of the array; None for other files."""
+    format = array.source.layers[0].format
+    plain = next((name.removesuffix(end) for end in COMPRESSIONS if name.endswith(end)), name)
+    if array.source.compressible and replace(array, suffix="").number(plain) is not None:
+        how = "compressed in another way" if array.suffix else "a compressed chunk file"
+        return Problem(key, f"is {how} than others; compress all chunk files alike, or none", damaged=True)
+    if isinstance(format, Unsharded) and format.is_beyond(name):
+        return Problem(key, "was left out: it has the name of a chunk beyond the edge of the array")
+    return None
+
+
+@dataclass
+class ArrayPlan:
+    """The stored chunks of one array, grouped by their shards: 8 bytes of memory for each file."""
+
+    array: PackedArray
+    chunks: U64
+    shards: U64
+    starts: Sequence[int]
+
+    @classmethod
+    def of(cls, array: PackedArray, chunks: U64) -> ArrayPlan:
+        """The plan for all these chunks."""
+        homes = array.shards(chunks) if len(chunks) else np.empty(0, np.uint64)
+        order = np.lexsort((chunks, homes))
+        shards, starts = np.unique(homes[order], return_index=True)
+        return cls(array, chunks[order], shards, starts.tolist())
+
+    def __iter__(self) -> Iterator[tuple[int, U64]]:
+        """Yield each shard with its chunks."""
+        for shard, start, stop in zip(self.shards.tolist(), self.starts, [*self.starts[1:], None], strict=False):
+            yield shard, self.chunks[start:stop]
