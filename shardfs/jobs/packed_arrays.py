@@ -131,11 +131,12 @@ class PackedArray:
         """
         cells, problems = self.cells(numbers), list[Problem]()
         coords = [tuple(cell) for cell in cells.tolist()]
+        files = self.files(numbers) if self.converts else []
         for i, stored in enumerate(self.stored(numbers).tolist() if self.converts else ()):
             try:
                 contents[i] = self.converted(tuple(stored), coords[i], bytes_of(contents[i]))
             except ValueError as e:
-                problems.append(Problem(self.files(numbers)[i], f"cannot be converted: {e}", damaged=True))
+                problems.append(Problem(files[i], f"cannot be converted: {e}", damaged=True))
         if not problems:
             why = "is damaged, and was packed unchanged"
             found = dict(self._suspects(cells, contents))

@@ -28,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardfs.cli import commands
+from shardfs.jobs.in_place import pack_in_place
 from shardfs.jobs.pack import pack
 from shardfs.jobs.shared_work import JobPart
 from shardfs.model.errors import UnsupportedError
@@ -502,6 +503,36 @@ def test_links_and_unreadable_files(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "outside", tmp_path / "a" / "c" / "0" / "1" / "2")
     assert problems(pack(str(tmp_path / "a"), str(tmp_path / "t"), **how)) == []
     assert parsed(shown(tmp_path / "t")) == parsed(files(tmp_path / "a"))
+
+
+# ---- in place
+
+
+def test_in_place_only_files_that_stay_unchanged_are_packed(tmp_path: Path) -> None:
+    given = data_precomputed_ids.DATASETS["nested"](tmp_path)
+    before = files(given.twin)
+    assert problems(pack_in_place(str(given.twin))) == []
+    after = files(given.twin)
+    assert after.keys() - before.keys() == {"s/0.shard"}
+    assert all(
+        after[name] == raw for name, raw in before.items() if name not in ("info", *after.keys() ^ before.keys())
+    )
+    write_zarr(tmp_path / "z", np.arange(103, dtype="i4"), BLOSC)
+    list(pack(str(tmp_path / "z"), str(tmp_path / "s"), format="bcolz"))
+    for name, raw in shown(tmp_path / "s").items():
+        (tmp_path / "b" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "b" / name).write_bytes(raw)
+    with pytest.raises(UnsupportedError, match="a job in place does not do"):
+        list(pack_in_place(str(tmp_path / "b")))
+
+
+def test_gzip_files_are_not_packed_in_place(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
+    source = shutil.copytree(dataset("precomputed", next(iter(PRECOMPUTED))).twin, tmp_path / "x")
+    for file in [p for p in source.rglob("*") if p.is_file() and p.name != "info"]:
+        file.rename(f"{file}.gz")
+    before = files(source)
+    assert all(p.damaged for p in problems(pack_in_place(str(source))))
+    assert files(source) == before
 
 
 # ---- any array
