@@ -263,7 +263,8 @@ class Packing:
 
     def _refuse_problems(self, tree: Tree, but: Set[str] = frozenset()) -> None:
         found = (p for p in tree.problems() if p.damaged or (p.skipped and p.path not in but))
-        self._refused += [f"{p.path or '/'}: {p.why}" for p in found]
+        reasons = ((p.path or "/", p.why.replace("cannot be shown as", "cannot become", 1)) for p in found)
+        self._refused += [f"{path}: {why}" for path, why in reasons]
 
     def _is_selected(self, path: str) -> bool:
         return not self.job.arrays or path in self.job.arrays
