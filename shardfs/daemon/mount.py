@@ -236,6 +236,7 @@ def _serve(
     from shardfs.fuse.control import Control
     from shardfs.fuse.libfuse import Session
     from shardfs.fuse.server import Server
+    from shardfs.storage.in_place import require_same_job
 
     server = Server(arguments.fuse, AccessLog.open(arguments.access_log) if arguments.access_log else None)
     web = _listening(arguments.metrics_addr)
@@ -246,6 +247,7 @@ def _serve(
     signals = _Signals()  # before the mount: a signal after it would leave a mount without a daemon
     try:
         replacing = _attach(session, arguments)
+        require_same_job(tree.store)
         session.negotiate()
         facts = {"source": arguments.shown, "mountpoint": arguments.mountpoint, "layout": arguments.layout}
         if web is not None:

@@ -110,6 +110,7 @@ class LocalStore:
         read_ahead: ReadAhead | None = None,
         *,
         follow_symlinks: bool = False,
+        keep_open: bool = True,
     ) -> None:
         self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))
         self._inside = self.root.rstrip("/") + "/"
@@ -117,7 +118,8 @@ class LocalStore:
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         unlimited = soft == resource.RLIM_INFINITY
-        self._most_open = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
+        most = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
+        self._most_open = most if keep_open else 0
         self._reopened = 0  # counts the calls of `reopen` and `reopen_below`
         self._lock = threading.Lock()
 

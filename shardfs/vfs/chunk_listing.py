@@ -8,6 +8,7 @@ import numpy as np
 
 from shardfs.model.grid import SMALL_IDS, IdNames, unravel
 from shardfs.model.listing import BATCH, Batch
+from shardfs.shards.half_packed import HalfPacked
 from shardfs.vfs.inodes import numbers_of_ids
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class ChunkListing:
         """Yield the entries of a directory that follow `cookie`."""
         if place.level + 1 < self._numbers.depth:
             return self._scan_directories(place, cookie)
-        if self._shown.filler is not None or (self._numbers.depth > 1 and self._dims[-1] <= LONG_ROW):
+        in_rows = self._numbers.depth > 1 or isinstance(self._chunks.format, HalfPacked)
+        if self._shown.filler is not None or (in_rows and self._dims[-1] <= LONG_ROW):
             return self._scan_row(place, cookie)
         return self._scan_stored(place, cookie)
 

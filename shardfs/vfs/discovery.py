@@ -22,7 +22,9 @@ from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
+from shardfs.storage.in_place import InPlaceStore
 from shardfs.vfs.chunk_trees import ChunkTrees
+from shardfs.vfs.half_packed import half_packed
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited, is_in
 
 if TYPE_CHECKING:
@@ -253,6 +255,8 @@ class Datasets:
         if found is None and inherited.scope is not None:
             scope, base = inherited.scope
             found = scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
+        if found is not None and isinstance(self.store, InPlaceStore):
+            found = half_packed(self.store, path, found)
         return found if found is None or self._codec is None else _in_codec(found, self._codec)
 
     def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:

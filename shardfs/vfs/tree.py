@@ -22,6 +22,7 @@ from shardfs.model.errors import CorruptShardError, ShardfsError, is_expected
 from shardfs.model.listing import BATCH, REST, Batch
 from shardfs.storage import retry
 from shardfs.storage.cache import ByteLRU, nothing
+from shardfs.storage.in_place import in_place_store
 from shardfs.storage.open_store import open_store
 from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
 from shardfs.vfs.directories import StoreDirectories
@@ -428,13 +429,12 @@ def open_tree(
     nothing sharded, unless `may_be_empty` is set. Raise UnsupportedError if the layout cannot express a dataset, unless
     `skip_unsupported` is set.
     """
-    patient = retry.RetryPolicy(store_timeout_s, store_retries)
     store = open_store(
         source,
         storage_options,
         waiting,
         follow_symlinks=follow_symlinks,
-        patience=patient,
+        patience=retry.RetryPolicy(store_timeout_s, store_retries),
         prefetch=prefetch_bytes,
         connections=connections,
         cache_dir=cache_dir,
@@ -442,6 +442,7 @@ def open_tree(
         offline=offline,
     )
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
+    store = in_place_store(store)
     tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     if not may_be_empty:
         tree.survey.require_dataset()

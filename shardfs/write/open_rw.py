@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from shardfs.formats import create_rules
 from shardfs.model.errors import BusyError, message
 from shardfs.storage.cache import nothing
+from shardfs.storage.in_place import require_finished
 from shardfs.storage.mount_table import FS_TYPE, mount_type
 from shardfs.storage.source_locks import journal_directory
 from shardfs.write.journal import Journal
@@ -119,6 +120,7 @@ def open_writable(
     Raise UnsupportedError if the store cannot be written safely, OSError (EROFS) if the store is read-only, and the
     errors of `open_journal`.
     """
+    require_finished(tree.store)
     stored = tree.store.statvfs()
     if stored is not None and stored.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
