@@ -13,6 +13,7 @@ cd "$(dirname "$0")/.."
 debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync rclone:rclone chromium:chromium \
     nginx:nginx-light apache2:apache2-bin lighttpd:lighttpd caddy:caddy \
     getfattr:attr tar:tar find:findutils systemctl:systemd zsh:zsh fish:fish \
+    dpkg-buildpackage:dpkg-dev dh:debhelper \
     fio:fio stress-ng:stress-ng ncdump:netcdf-bin gdal_translate:gdal-bin
 need_python
 need_fuse

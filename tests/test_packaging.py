@@ -1,0 +1,212 @@
+"""What is built and installed: wheel, Debian package, image, and the files of Kubernetes, conda and Apptainer.
+
+Nothing is installed on the machine itself: the packages are in a copy of its file system that is thrown away. There the
+steps of the Dockerfile run, too, because few machines that run tests have a container runtime.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import kubernetes_validate
+import pytest
+import yaml
+
+from shardfs.model.version import __version__
+from tests.alone import alone
+from tests.datasets import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.datasets import Dataset
+
+    Get = Callable[[str, str], Dataset]
+
+PACKAGING = ROOT / "scripts/packaging"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+IN_A_COPY = """
+set -eu
+given=$1 script=$2
+mount -t tmpfs none "$given/copy"
+mkdir "$given/copy/new" "$given/copy/work" "$given/copy/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$given/copy/new,workdir=$given/copy/work" "$given/copy/root"
+cd "$given/copy/root"
+for name in dev proc sys; do mount --rbind "/$name" "./$name"; done
+mkdir -p given && mount --bind "$given" given
+exec chroot . /usr/bin/env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -eux -c "$script"
+"""
+
+
+def run(*command: str | Path, timeout: float = 800) -> str:
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False)
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.fixture
+def given(tmp_path: Path, dataset: Get) -> Path:
+    """A directory that is `/given` in the copy: it has a dataset `source`, and a place for the copy."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to make a copy of the file system")
+    shutil.copytree(dataset("zarr3", "default").path, tmp_path / "source")
+    (tmp_path / "copy").mkdir()
+    return tmp_path
+
+
+def in_a_copy(given: Path, script: str) -> str:
+    """Run a script in a copy of this machine's file system."""
+    return run(*alone(), "sh", "-c", IN_A_COPY, "sh", given, script)
+
+
+USED = """
+mkdir /tmp/brain
+shardfs mount /given/source /tmp/brain
+test "$(find /tmp/brain/c -type f | wc -l)" -gt 1
+find /tmp/brain -type f -exec cat {} + >/dev/null
+shardfs umount /tmp/brain
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_and_the_sdist_pass_the_checks_of_the_index(tmp_path: Path) -> None:
+    out = run("sh", PACKAGING / "build.sh", "wheel", tmp_path)
+    assert out.count("PASSED") == 2, out
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"shardfs-{__version__}-py3-none-any.whl", f"shardfs-{__version__}.tar.gz"}
+
+
+@pytest.mark.slow
+@pytest.mark.fuse
+@pytest.mark.timeout(900)
+def test_the_debian_package_is_built_installed_used_and_removed(given: Path) -> None:
+    if not os.path.exists("/usr/bin/python3"):
+        pytest.skip("this machine has no Python of Debian")
+    run("env", "extras=fast", "sh", PACKAGING / "build.sh", "deb", given)  # without the large clients of object stores
+    script = f"""
+dpkg --install /given/shardfs_*.deb
+test "$(shardfs --version | tr -cd 0-9.)" = {__version__}
+{USED}
+mkdir /tmp/again
+mount -t shardfs /given/source /tmp/again -o ro
+test -e /tmp/again/zarr.json
+umount /tmp/again
+grep -q 'ExecStart=/opt/shardfs/bin/shardfs mount' /lib/systemd/system/shardfs@.service
+man=$(zcat /usr/share/man/man1/shardfs.1.gz | wc -l)
+test "$man" -gt 100
+! grep -rI debian/shardfs /opt/shardfs/bin /opt/shardfs/pyvenv.cfg /lib/systemd/system/shardfs@.service
+dpkg --remove shardfs
+test ! -e /opt/shardfs && test ! -e /usr/bin/shardfs && test ! -e /lib/systemd/system/shardfs@.service
+"""
+    in_a_copy(given, script)
+    assert not os.path.exists("/opt/shardfs")
+
+
+def steps(dockerfile: str) -> list[tuple[str, str]]:
+    """Instruction and argument of each line."""
+    lines = (line for line in dockerfile.splitlines() if line and not line.startswith("#"))
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+@pytest.mark.slow
+@pytest.mark.fuse
+@pytest.mark.timeout(900)
+def test_the_steps_of_the_image_make_a_shardfs_that_mounts(given: Path) -> None:
+    found = steps((PACKAGING / "container/Dockerfile").read_text())
+    assert found[0] == ("FROM", "debian:12-slim")
+    assert ("COPY", ". /src") in found
+    (given / "src").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "shardfs", "docs", "scripts", "systemd"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, given / "src" / name)
+    commands = ["cp -r /given/src /src" if name == "COPY" else rest for name, rest in found if name in ("RUN", "COPY")]
+    assert found[-1] == ("ENTRYPOINT", '["shardfs-run"]')
+    use = "mkdir /tmp/brain; shardfs-run /given/source /tmp/brain sh -c 'ls \"$0\"/c' /tmp/brain"
+    in_a_copy(given, "\n".join(["rm -f /usr/bin/shardfs", *commands, use]))
+
+
+def test_apptainer_and_docker_take_the_same_steps() -> None:
+    text = (PACKAGING / "container/shardfs.def").read_text()
+    (post,) = re.findall(r"^%post\n((?: .*\n)+)", text, re.MULTILINE)
+    runs = [rest for name, rest in steps((PACKAGING / "container/Dockerfile").read_text()) if name == "RUN"]
+    assert [line.strip() for line in post.splitlines()] == runs
+
+
+def test_the_compose_file_builds_the_image_and_shares_the_mount(tmp_path: Path) -> None:
+    path = PACKAGING / "container/compose.yaml"
+    services = yaml.safe_load(path.read_text())["services"]
+    build = services["shardfs"]["build"]
+    context = (path.parent / build["context"]).resolve()
+    assert context == ROOT
+    assert (context / build["dockerfile"]).is_file()
+    shared = [v for s in services.values() for v in s["volumes"] if isinstance(v, dict)]
+    assert {v["source"] for v in shared} == {"/srv/shardfs"}
+    assert [v["bind"]["propagation"] for v in shared] == ["shared", "rslave"]
+    command = [sys.executable, "-m", *services["shardfs"]["entrypoint"], "/missing", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert "/missing" in done.stderr, done
+
+
+def manifests() -> list[Any]:
+    return [m for path in (PACKAGING / "kubernetes").glob("*.yaml") for m in yaml.safe_load_all(path.read_text())]
+
+
+def test_kubernetes_accepts_the_manifests(tmp_path: Path) -> None:
+    found = {m["kind"]: m for m in manifests()}
+    assert found.keys() == {"ConfigMap", "DaemonSet", "Pod"}
+    for manifest in found.values():
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    (daemon,), (reader,) = pod["containers"], found["Pod"]["spec"]["containers"]
+    propagation = {v["name"]: v.get("mountPropagation") for v in [*daemon["volumeMounts"], *reader["volumeMounts"]]}
+    assert propagation["mounts"] == "Bidirectional"
+    assert propagation["shardfs"] == "HostToContainer"
+    assert daemon["securityContext"] == {"privileged": True}
+    config = tmp_path / "profiles.toml"
+    config.write_text(found["ConfigMap"]["data"]["profiles.toml"])
+    config.chmod(0o600)
+    run(sys.executable, "-m", "shardfs", "config", "check", "--config", config)
+
+
+def conda_recipe() -> Any:
+    text = (PACKAGING / "conda/meta.yaml").read_text()
+    return yaml.safe_load(jinja2.Template(text).render(PYTHON="python", python_min="3.11"))
+
+
+def test_the_conda_recipe_says_what_the_project_says() -> None:
+    recipe = conda_recipe()
+    assert recipe["package"] == {"name": "shardfs", "version": __version__}
+    assert recipe["requirements"]["run"][0] == f"python {PROJECT['requires-python']}"
+    stored = {name.replace("python-blosc", "blosc").replace(" ", "") for name in recipe["requirements"]["run"][1:]}
+    assert stored == set(PROJECT["dependencies"])
+    programs = {f"{name} = {where}" for name, where in PROJECT["scripts"].items()}
+    assert set(recipe["build"]["entry_points"]) == programs
+    assert recipe["about"]["license"] == PROJECT["license"]
+
+
+def test_the_citation_has_what_the_format_requires() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
+
+
+def test_issue_forms_have_what_the_site_requires() -> None:
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text())
+        if path.name == "config.yml":
+            assert all(link.keys() == {"name", "url", "about"} for link in form["contact_links"])
+            continue
+        assert {"name", "description", "body"} <= form.keys()
+        ids = [field["id"] for field in form["body"]]
+        assert len(ids) == len(set(ids))
+        assert all(field["attributes"]["label"] for field in form["body"])
