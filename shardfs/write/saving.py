@@ -147,12 +147,16 @@ class Saving:
                 self._names.hooks.invalidate_content(file.number)
                 if not self._was_there(file, path):
                     self._files.unname(file)
+                    if self._pending.holds(path):  # a removal
+                        self._names.hide(*split(path), file.target)
                     self._names.invalidate(*split(path))
 
     def _was_there(self, file: WritableFile, path: str) -> bool:
         """Return whether the file existed before the refused write."""
         if file.version is not None or file.frozen is not None or file.base:
             return True
+        if self._pending.holds(path):  # removed, although its shard still has it
+            return False
         target = file.target
         return target is not None and not target.suffix and self._pending.is_stored(path, target)
 

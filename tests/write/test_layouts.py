@@ -172,6 +172,24 @@ def test_wrong_bytes_are_refused_and_the_old_chunk_stays(name: str, tmp_path: Pa
     place.natively()
 
 
+def test_a_removed_chunk_stays_removed_when_wrong_bytes_are_refused(tmp_path: Path) -> None:
+    """Its shard still has it: the removal waits in the journal."""
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    path = place.target.path(0)
+    with place.mount() as files:
+        files.unlink(path)
+        del place.held[0]
+        with pytest.raises(OSError, match=r".+"):
+            files.write(path, b"x")
+        assert files.read(path) is None
+        assert path.rpartition("/")[2] not in {
+            name.decode() for batch in files.tree.scan(files._parent(path)[0]) for name in batch.names.tolist()
+        }
+        files.publish()
+        assert files.read(path) is None
+    place.natively()
+
+
 def test_an_empty_file_waits_for_its_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may truncate a chunk, close the file, and open it again. The old chunk stays in its shard meanwhile."""
     monkeypatch.setattr(writeback, "EMPTY_NS", 0)
