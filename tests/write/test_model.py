@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis.stateful import run_state_machine_as_test
 
 from tests.write import model
+from tests.write.layout_model import PAIRS, LayoutMachine
+from tests.write.model import told
 from tests.write.scale import times
 from tests.write.test_changes import program
 
@@ -14,10 +17,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TestModel = pytest.mark.slow(pytest.mark.timeout(300 + 100 * times())(model.WritingMachine.TestCase))
-TestModel.settings = model.told(60, 30) if times() == 1 else model.told(100 * times(), 50)
+TestModel.settings = told(60, 30) if times() == 1 else told(100 * times(), 50)
 
 TestTurned = pytest.mark.slow(pytest.mark.timeout(300 + 100 * times())(model.TurnedMachine.TestCase))
-TestTurned.settings = model.told(40, 30) if times() == 1 else model.told(100 * times(), 50)
+TestTurned.settings = told(40, 30) if times() == 1 else told(100 * times(), 50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 + 100 * times())
+@pytest.mark.parametrize("pair", PAIRS)
+def test_layouts(pair: str) -> None:
+    machine = type("Machine", (LayoutMachine,), {"pair": PAIRS[pair]})
+    run_state_machine_as_test(machine, settings=told(5, 20) if times() == 1 else told(20 * times(), 40))
 
 
 @pytest.mark.fuse
