@@ -123,7 +123,10 @@ def unpack(
 
     found = given_options(*given, {"layout": layout} if layout is not None else {})[0]
     if _is_in_place(dest, part, in_place=in_place, abort=abort):
-        raise click.UsageError("unpack --in-place is not there yet")
+        if found.layout != "native":
+            raise click.UsageError("--layout does not go with --in-place, which keeps the format of SOURCE")
+        run = _in_place(source, "unpack", found, {"arrays": _stripped(arrays)}, abort=abort)
+        return _run(source, run, jobs, as_json=as_json)
     job = UnpackJob(
         *_places(source, dest, found),
         found.layout,

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.jobs.mixed import LOCK, is_litter, opened, require_plain, take_over, working
+from shardfs.jobs.mixed import LOCK, MixedDataset, is_litter, opened, require_plain, take_over, working
 from shardfs.jobs.pack import PackReport, reason, require_idle
-from shardfs.jobs.packing import Packing, PackJob
+from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
 from shardfs.jobs.shared_work import WHOLE, JobSource, run
+from shardfs.jobs.unpacking import Unpacking, UnpackJob
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError
+from shardfs.model.errors import BusyError, ShardfsError, UnsupportedError
 from shardfs.model.redact import public_name
+from shardfs.shards import rewriting
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
 from shardfs.storage.mount_table import FS_TYPE, topmost
@@ -39,12 +41,13 @@ from shardfs.write.journal import overlaps
 from shardfs.write.journal.places import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
     from concurrent.futures import Executor
     from typing import Any
 
-    from shardfs.jobs.packing import SourceSurvey
     from shardfs.model.values import Coords
+
+NO_ARRAYS = "in place, only arrays of Zarr v3, N5 and precomputed can be unpacked"
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """Errors of a full disk, which end the whole job."""
@@ -121,7 +124,7 @@ class InPlaceRun:
         require_idle(source.url, journal_directory(source.url, journals))
         job = f"being changed by shardfs {command} --in-place"
         path = os.path.join(self.root, SOURCE_LOCK)
-        self._lock = Lock.take(path, "", source.url, fleeting=True, mode=0o644, job=job)
+        self._lock: Lock | None = Lock.take(path, "", source.url, fleeting=True, mode=0o644, job=job)
         try:
             overlaps.refuse(source.url)
             self._writer = LocalWriter(LocalStore(self.root))
@@ -134,8 +137,14 @@ class InPlaceRun:
             if self._state is not None and self._state.stage == Stage.MIXED:
                 self._count()
         except BaseException:
-            self._lock.free()
+            self.close()
             raise
+
+    def close(self) -> None:
+        """Let other jobs use the source. `run` does so at its end."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.free()
 
     def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
         """Do the work, and yield the reports of its tasks. Raise OSError if the disk is full or a file is in the way.
@@ -145,7 +154,7 @@ class InPlaceRun:
         try:
             yield from self._run(executor, workers)
         finally:
-            self._lock.free()
+            self.close()
 
     def _run(self, executor: Executor | None, workers: int) -> Iterator[PackReport]:
         problems = [] if self._survey is None else self._survey.problems
@@ -204,7 +213,7 @@ class InPlaceRun:
             raise FileNotFoundError(errno.ENOENT, "has no unfinished job in place that could be aborted", self.root)
         if state is None:
             self._require_unmounted()
-            return self._new(options)
+            return self._new(options) if command == PACK else self._new_unpack(options)
         if options and options != state.options:
             why = f"has an unfinished {command} with other options; repeat it without options, or give it --abort"
             raise FileExistsError(errno.EEXIST, why, self.root)
@@ -221,16 +230,44 @@ class InPlaceRun:
         if any(p.damaged for p in self._survey.problems):
             return None
         plain = sorted(key for key in packing.document_names() if os.path.lexists(self._path(key)))
-        for key in plain:
+        self._start(PackState(PACK, PACK, Stage.BEGUN, plain, sorted(packing.documents), dict(options)), plain)
+        self._write(SHARDED, packing.documents)
+        return self._state
+
+    def _new_unpack(self, options: Mapping[str, Any]) -> PackState | None:
+        """Begin to unpack, unless something cannot be unpacked: write the documents of the plain dataset."""
+        target = JobSource.of(self._path(PLAIN))
+        unpacking = Unpacking(UnpackJob(self.source, target, arrays=tuple(options.get("arrays", ()))))
+        unpacking.require_shown()
+        found = unpacking.survey()
+        self._survey = SourceSurvey(problems=found.problems)
+        if any(p.damaged for p in found.problems):
+            return None
+        documents = {key: unpacking.document(key) for key in found.documents}
+        sharded = sorted(key for key in documents if os.path.lexists(self._path(key)))
+        self._start(PackState(UNPACK, UNPACK, Stage.BEGUN, sorted(documents), sharded, dict(options)), sharded)
+        self._write(PLAIN, documents)
+        try:
+            require_unpackable(self.root, {plan.path for plan in found.plans})
+        except (OSError, ShardfsError):
+            if self._state is not None:
+                self._remove(self._state)
+            raise
+        return self._state
+
+    def _start(self, state: PackState, documents: Iterable[str]) -> None:
+        """Save the first state of a job. Raise OSError, before anything is changed, if `documents` cannot be moved."""
+        for key in documents:
             self._require_movable(key)
-        self._save(PackState(PACK, PACK, Stage.BEGUN, plain, sorted(packing.documents), dict(options)))
+        self._save(state)
         for name in (PLAIN, SHARDED):
             make_directories(self._path(name))
         take_over(self.root, self.number)
-        writer = LocalWriter(LocalStore(self._path(SHARDED)))
-        for key, raw in packing.documents.items():
+
+    def _write(self, name: str, documents: Mapping[str, bytes]) -> None:
+        writer = LocalWriter(LocalStore(self._path(name)))
+        for key, raw in documents.items():
             writer.put(key, raw)
-        return self._state
 
     def _require_movable(self, key: str) -> None:
         path = self._path(key)
@@ -354,6 +391,35 @@ class InPlaceRun:
         return [Problem(key, why, damaged=True) for key in left]
 
 
+def require_unpackable(root: str, collections: Set[str]) -> None:
+    """Raise UnsupportedError or OSError if the shards of a source cannot be replaced by chunk files, or brought back.
+
+    The documents of the plain dataset have been written.
+
+    Args:
+        collections: the paths of all collections that become plain files.
+    """
+    try:
+        dataset = MixedDataset(root, at="")
+    except UnsupportedError as e:
+        raise UnsupportedError(f"nothing was unpacked: {NO_ARRAYS}") from e
+    if others := sorted(collections ^ dataset.arrays.keys()):
+        raise UnsupportedError(f"nothing was unpacked: {others[0] or '/'}: {NO_ARRAYS}; choose some with --array")
+    for path, array in dataset.arrays.items():
+        if why := rewriting.unwritable(array.target) or (array.source.transform and "its chunks would be decoded"):
+            raise UnsupportedError(f"nothing was unpacked: {path or '/'}: {why}, so --abort could not bring it back")
+        for key in dataset.existing_shards(array):
+            if not os.path.lexists(os.path.join(root, key)):
+                raise UnsupportedError(f"nothing was unpacked: {key}: is stored as two files; unpack to another DEST")
+            require_plain(os.path.join(root, key), key)
+    for plan in dataset.survey().plans:
+        for number in plan.chunks.tolist():
+            key = plan.array.file(number)
+            if plan.array.target.layers[0].format.shard_of(key.removeprefix(plan.array.path).lstrip("/")) is None:
+                why = "has the name of a chunk, but is no shard: move it out of the source first"
+                raise FileExistsError(errno.EEXIST, why, key)
+
+
 def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that differ from the defaults, as JSON values."""
     return {name: list(value) if isinstance(value, tuple | list) else value for name, value in options.items() if value}
@@ -391,5 +457,25 @@ def pack_in_place(
 
     Raise the errors of `InPlaceRun` and of its method `run`.
     """
-    options = {"chunks_per_shard": chunks_per_shard, "shard_bytes": shard_bytes, "arrays": arrays}
+    options: dict[str, Any] = {"chunks_per_shard": chunks_per_shard, "shard_bytes": shard_bytes, "arrays": arrays}
     yield from InPlaceRun(JobSource.of(source), abort=abort, options=options).run(executor, workers)
+
+
+def unpack_in_place(
+    source: str,
+    *,
+    arrays: Sequence[str] = (),
+    abort: bool = False,
+    executor: Executor | None = None,
+    workers: int = 1,
+) -> Iterator[PackReport]:
+    """Replace the shards of a local source by one file per chunk: the inverse of `pack_in_place`.
+
+    Args:
+        arrays: the directories of the documents of the arrays to unpack; () for all arrays.
+        abort: go back to shards. Those that were unpacked already are made anew from their chunks.
+        executor, workers: see `pack_in_place`.
+
+    Raise the errors of `InPlaceRun` and of its method `run`.
+    """
+    yield from InPlaceRun(JobSource.of(source), UNPACK, abort=abort, options={"arrays": arrays}).run(executor, workers)

@@ -23,7 +23,8 @@ from shardfs.model.errors import BusyError, message
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of, unchanged
 from shardfs.shards import rewriting
-from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.shards.shard_sources import StoreShards
+from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage import syscalls
 from shardfs.storage.cache import ByteLRU, nothing
 from shardfs.storage.load_ahead import load_ahead
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.formats.format import Format
-    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.values import U64, Coords
     from shardfs.shards.chunk_store import ChunkStore
 
@@ -61,10 +62,11 @@ class MixedDataset(Packing):
 
     Args:
         root: the directory of the source.
+        at: where the documents with shards are, and the shards; "" for the source before it is unpacked.
     """
 
-    def __init__(self, root: str) -> None:
-        plain, sharded = (os.path.join(root, name) for name in (PLAIN, SHARDED))
+    def __init__(self, root: str, at: str = SHARDED) -> None:
+        plain, sharded = os.path.join(root, PLAIN), os.path.join(root, at)
         self.shards = LocalStore(sharded)
         super().__init__(PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True))
         self.store = self.source = LocalStore(root)
@@ -97,20 +99,37 @@ class MixedDataset(Packing):
         If the shard exists already, these are the files that an interrupted run has not deleted.
         """
         files = [array.file(number) for number in numbers.tolist()]
-        cells = [tuple(cell) for cell in array.cells(numbers).tolist()]
+        cells = dict(zip(files, map(tuple, array.cells(numbers).tolist()), strict=True))
+        path = self.shards.path(array.shard_key(shard))
+        existed = os.path.lexists(path)
         self._require_deletable(files)
-        nbytes = self._write_shard(array, shard, dict(zip(files, cells, strict=True)))
-        report = PackReport(1, len(files), 1, nbytes)
+        report = PackReport(1, len(files), 1)
+        if existed:  # the run may have been killed before the name was synced
+            sync_names(path, self.shards.root)
+        else:
+            report.nbytes = self._write_shard(array, shard, cells)
+        verified, problems = self._verified(array, shard, cells)
+        if existed and problems:  # files that were changed after their shard was finished
+            report.nbytes = self._write_shard(array, shard, cells)
+            verified, problems = self._verified(array, shard, cells)
+        if not problems:
+            problems = [problem for key in files if (problem := self._deleted(key, verified[key])) is not None]
+        report.problems += problems
+        return report
+
+    def _verified(
+        self, array: PackedArray, shard: int, cells: Mapping[str, Coords]
+    ) -> tuple[dict[str, list[int]], list[Problem]]:
+        """Return the identities of the files that are equal to their chunks in the stored shard, and the problems."""
         chunks = self._stored_chunks(array, shard)
         verified: dict[str, list[int]] = {}
-        for key, cell in zip(files, cells, strict=True):
+        problems = []
+        for key, cell in cells.items():
             try:
-                verified[key] = self._compared(key, chunks.read(cell))
+                verified[key] = self._compared(key, _shown(array, cell, chunks))
             except OSError as e:
-                report.problems.append(Problem(key, message(e), damaged=True))
-        if not report.problems:
-            report.problems += [problem for key in files if (problem := self._deleted(key, verified[key])) is not None]
-        return report
+                problems.append(Problem(key, message(e), damaged=True))
+        return verified, problems
 
     def _require_deletable(self, files: Sequence[str]) -> None:
         """Raise OSError, before a shard takes space, if one of its files cannot be replaced by the shard."""
@@ -128,7 +147,7 @@ class MixedDataset(Packing):
             if not opened:
                 for key, found in load_ahead(self.source.read_ahead, partial(OpenedFile.of, self), cells, first=4):
                     opened[cells[key]] = found
-            puts = {cell: Put(found.content) for cell, found in opened.items()}
+            puts = {cell: Put(_stored(array, cell, found.content)) for cell, found in opened.items()}
             return rewriting.plan(array.target, shard, old, puts, set())
 
         try:
@@ -146,14 +165,14 @@ class MixedDataset(Packing):
         os.posix_fadvise(blob.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return chunks_in(array.target, shard, key, blob)
 
-    def _compared(self, key: str, stored: bytes | None) -> list[int]:
-        """Return the identity of a chunk file that has the same bytes on the disk as its shard. Raise OSError."""
+    def _compared(self, key: str, wanted: bytes | None) -> list[int]:
+        """Return the identity of a chunk file that has these bytes on the disk. Raise OSError if it has not."""
         with self.source.opened(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
             info = os.fstat(fd)
             require_file(info, key)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             data = pread(fd, info.st_size + 1, 0, nothing)
-            if data != stored or identity_in(os.fstat(fd)) != identity_in(info):
+            if data != wanted or identity_in(os.fstat(fd)) != identity_in(info):
                 raise _changed(key)
             return identity_in(info)
 
@@ -179,11 +198,11 @@ class MixedDataset(Packing):
         """
         key, chunks = array.shard_key(shard), self._stored_chunks(array, shard)
         report = PackReport(1, 1)
-        for file, stored in self._chunk_files(array, chunks):
-            self._write_chunk(file, stored)
-            report.objects, report.nbytes = report.objects + 1, report.nbytes + len(stored)
-        for file, stored in self._chunk_files(array, chunks):
-            self._compared(file, stored)
+        for file, data in self._chunk_files(array, chunks):
+            self._write_chunk(file, data)
+            report.objects, report.nbytes = report.objects + 1, report.nbytes + len(data)
+        for file, data in self._chunk_files(array, chunks):
+            self._compared(file, data)
         path = self.shards.path(key)
         syscalls.unlink(path)
         self.shards.reopen(key)  # closes the file, so that the disk frees its space
@@ -194,19 +213,19 @@ class MixedDataset(Packing):
         """Yield the path of each chunk's file and its bytes. Raise CorruptShardError if a chunk may be missing."""
         for batch in chunks.scan(0):
             for cell, number in zip(batch.coords.tolist(), array.numbers(batch.coords).tolist(), strict=True):
-                stored = chunks.read(tuple(cell))
-                if stored is None:
+                shown = _shown(array, tuple(cell), chunks)
+                if shown is None:
                     raise OSError(errno.EIO, f"chunk {cell} has vanished from its shard", array.path)
-                yield array.file(number), stored
+                yield array.file(number), shown
 
-    def _write_chunk(self, key: str, stored: bytes) -> None:
+    def _write_chunk(self, key: str, data: bytes) -> None:
         def make(old: Blob | None) -> Plan:
             if old is None:
-                return [stored]
-            if bytes_of([ByteRange(0, old.stat().size)], old) != stored:
+                return [data]
+            if bytes_of([ByteRange(0, old.stat().size)], old) != data:
                 why = "differs from its shard: delete it to get back the packed chunk, or pack it with pack --in-place"
                 raise FileExistsError(errno.EEXIST, why, key)
-            return unchanged(len(stored))
+            return unchanged(len(data))
 
         self._chunk_writer.update(key, make)
 
@@ -218,8 +237,8 @@ class MixedDataset(Packing):
 
     def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
         """The numbers of `existing_shards`."""
-        caches = ByteLRU(CACHE), ByteLRU(CACHE)
-        return open_chunks(store or self.shards, array.path, array.path, array.target, *caches).existing_shards()
+        decoded = DecodedShards(ByteLRU(CACHE))
+        return StoreShards(store or self.shards, array.path, array.target.layers[0], decoded).existing()[0]
 
     def tidy(self) -> list[str]:
         """Remove empty directories of chunks, and what killed workers have left; sync the other ones.
@@ -251,8 +270,27 @@ class MixedDataset(Packing):
                     left.append(join(array.path, inner))
 
 
+def _shown(array: PackedArray, cell: Coords, chunks: ChunkStore) -> bytes | None:
+    """The bytes of a chunk's file, from its shard."""
+    stored, transform = chunks.read(cell), array.target.transform
+    return stored if stored is None or transform is None else bytes(transform.show(cell, stored))
+
+
+def _stored(array: PackedArray, cell: Coords, content: Bytes) -> Bytes:
+    """The inverse: the bytes in the shard, from a chunk's file."""
+    transform = array.target.transform
+    return content if transform is None else transform.store(cell, bytes_of(content))
+
+
 def _changed(key: str) -> OSError:
     return OSError(errno.EBUSY, "was changed while it was packed, so it was not deleted; repeat the command", key)
+
+
+def sync_names(path: str, root: str) -> None:
+    """Sync the directories from the one with this file up to `root`."""
+    while path != root:
+        path = os.path.dirname(path)
+        syscalls.fsync_directory(path)
 
 
 def require_plain(path: str, key: str) -> None:

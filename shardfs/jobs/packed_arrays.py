@@ -92,8 +92,11 @@ class PackedArray:
         return ravel_many(stored, self.source.layers[0].format.grid)
 
     def shards(self, numbers: U64) -> U64:
-        """The shards of chunks."""
-        return self.target.layers[0].format.place_many(self.cells(numbers)).shard
+        """The outermost shards of chunks."""
+        cells = self.cells(numbers)
+        for layer, outer in zip(self.target.layers[:0:-1], self.target.layers[-2::-1], strict=True):
+            cells = unravel_many(layer.format.place_many(cells).shard, outer.format.grid)
+        return self.target.layers[0].format.place_many(cells).shard
 
     def shard_key(self, shard: int) -> str:
         """The path of a shard in the target."""

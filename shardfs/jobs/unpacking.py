@@ -300,9 +300,10 @@ class Unpacking:
 
     def finish(self) -> None:
         """Write all documents, and end the job."""
-        self.target.finish(((path, partial(self._document, path)) for path in self._documents), self._marks)
+        self.target.finish(((path, partial(self.document, path)) for path in self._documents), self._marks)
 
-    def _document(self, path: str) -> bytes:
+    def document(self, path: str) -> bytes:
+        """The bytes of a document in the target."""
         found = self.tree.resolve(path)
         raw = bytes(self.tree.read(found.number, 0, found.size))
         directory, _, name = path.rpartition("/")
