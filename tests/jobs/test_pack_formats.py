@@ -458,6 +458,17 @@ def test_gzip_files_become_gzip_chunks(kind: str, dataset: Callable[[str, str], 
         assert same(read_with("tensorstore", given, target), given.array)
 
 
+@pytest.mark.interop
+def test_a_segmentation_of_cloudvolume_is_packed_as_it_is_written(tmp_path: Path) -> None:
+    plain, target, python = tmp_path / "plain", tmp_path / "target", client_python("cv")
+    run_client("segmentation", "write", plain, python=python)
+    assert sum(name.endswith(".gz") for name in files(plain)) > 20
+    assert problems(pack(str(plain), str(target))) == []
+    assert {p.name for p in target.rglob("*.shard")} == {"0.shard"}
+    assert {Path(name).parent.name for name in files(target) if name.endswith(".gz")} == {"mesh"}
+    run_client("segmentation", "compare", plain, target, python=python)
+
+
 def test_gzip_files_among_others_are_named(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
     source = shutil.copytree(dataset("precomputed", next(iter(PRECOMPUTED))).twin, tmp_path / "x")
     for ending, why in ((".gz", "compress all chunk files alike"), (".br", "compress all chunk files alike")):
