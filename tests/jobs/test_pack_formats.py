@@ -27,6 +27,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardfs
 from shardfs.cli import commands
 from shardfs.jobs.in_place import pack_in_place
 from shardfs.jobs.pack import pack
@@ -514,6 +515,25 @@ def test_links_and_unreadable_files(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "outside", tmp_path / "a" / "c" / "0" / "1" / "2")
     assert problems(pack(str(tmp_path / "a"), str(tmp_path / "t"), **how)) == []
     assert parsed(shown(tmp_path / "t")) == parsed(files(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("name", ["nested", "bcolz"])
+def test_unpack_is_the_inverse(name: str, tmp_path: Path) -> None:
+    if name == "nested":
+        plain = data_precomputed_ids.DATASETS[name](tmp_path).twin
+    else:
+        write_zarr(tmp_path / "z", np.arange(103, dtype="i4"), BLOSC)
+        plain = tmp_path / "plain"
+        shardfs.unpack(tmp_path / "z", plain, layout="bcolz")
+    shardfs.pack(plain, tmp_path / "packed")
+    shardfs.unpack(tmp_path / "packed", tmp_path / "again")
+    assert files(tmp_path / "packed").keys() != files(plain).keys()
+    assert as_json(files(tmp_path / "again")) == as_json(files(plain))
+
+
+def as_json(found: dict[str, bytes]) -> dict[str, Any]:
+    """The files, with all documents as JSON."""
+    return {name: json.loads(raw) if raw.startswith(b"{") else raw for name, raw in found.items()}
 
 
 # ---- in place
