@@ -263,6 +263,11 @@ class InPlaceRun:
         for name in (PLAIN, SHARDED):
             make_directories(self._path(name))
         take_over(self.root, self.number)
+        try:
+            self._require_unmounted()  # again, because a mount that begins now finds the state and is refused
+        except BusyError:
+            self._remove(state)
+            raise
 
     def _write(self, name: str, documents: Mapping[str, bytes]) -> None:
         writer = LocalWriter(LocalStore(self._path(name)))

@@ -309,6 +309,10 @@ def test_mounts_of_the_source_are_refused(plain: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr("shardfs.jobs.in_place.topmost", lambda mount=mount: {"/mnt/x": mount})
         with pytest.raises(BusyError, match="is mounted at /mnt/x: unmount that first"):
             list(pack_in_place(str(plain)))
+    found = iter([{}, {"/mnt/x": mount_table.MountInfo("/mnt/x", mount_table.FS_TYPE, str(plain))}])
+    monkeypatch.setattr("shardfs.jobs.in_place.topmost", lambda: next(found))
+    with pytest.raises(BusyError, match="is mounted at /mnt/x"):  # mounted when the state was written
+        list(pack_in_place(str(plain)))
     assert files(plain) == before
 
 
