@@ -36,7 +36,8 @@ MAX_TRIES = 5
 class HalfPacked(Unsharded):
     """A `ShardFormat` in which every chunk is a shard of its own, wherever the job has it now.
 
-    Chunks have the coordinates of the sharded array. A chunk has the same name and the same bytes in both arrays.
+    Chunks have the coordinates of the sharded array. A chunk has the same name in both arrays. Its file has the bytes
+    that a mount of the sharded array shows.
 
     Args:
         plain, sharded: the array with a file for each chunk, and with shards.
@@ -144,11 +145,13 @@ class HalfPackedShards:
 
     def _in_file(self, coords: Coords) -> Blob | None:
         try:
-            return self._files.stored(self._format.file(coords))
+            blob = self._files.stored(self._format.file(coords))
         except DanglingLinkError:
             raise
         except (FileNotFoundError, NotADirectoryError):
             return None
+        transform = self._format.sharded.transform_of(coords)
+        return blob if transform is None else BytesBlob(transform.store(coords, _whole(blob)), blob)
 
     def _in_shard(self, place: str, coords: Coords) -> Blob | None:
         chunks = self._stores[place]
@@ -160,7 +163,7 @@ class HalfPackedShards:
         except FileNotFoundError:
             return None
         # Without a descriptor, the blob would keep the whole decoded shard in memory.
-        return blob if blob.fd >= 0 else BytesBlob(blob.read([ByteRange(0, blob.stat().size)])[0], blob)
+        return blob if blob.fd >= 0 else BytesBlob(_whole(blob), blob)
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
         """Return `ShardSource.existing`, with 8 bytes of memory for each chunk."""
@@ -197,3 +200,7 @@ class HalfPackedShards:
 
     def move(self, old: str, new: str) -> None:
         pass  # only writable mounts rename directories
+
+
+def _whole(blob: Blob) -> bytes:
+    return blob.read([ByteRange(0, blob.stat().size)])[0]

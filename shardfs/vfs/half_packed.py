@@ -13,6 +13,7 @@ from shardfs.model.collection import Layer
 from shardfs.model.errors import UnsupportedError
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.shards.half_packed import HalfPacked
+from shardfs.shards.rewriting import unwritable
 from shardfs.storage.pack_state import PLAIN
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def half_packed(store: InPlaceStore, path: str, dataset: Dataset) -> Dataset:
     """Return the sharded dataset in a directory with each chunk in a shard or a file, wherever the job has it now.
 
-    Raise UnsupportedError if the plain form of an array is not found or has other bytes.
+    Raise UnsupportedError if the plain form of an array is not found, or cannot be turned into chunks of shards.
     """
     if not dataset.collections or not any(join(path, name) in store.sharded for name in _names()):
         return dataset
@@ -36,7 +37,7 @@ def half_packed(store: InPlaceStore, path: str, dataset: Dataset) -> Dataset:
         files = plain.get(sharded.path)
         if files is not None and not isinstance(files.layers[0].format, Unsharded):
             return sharded  # has shards in both forms, or the job has ended
-        if files is None or files.transform is not None or sharded.lead is not None:
+        if files is None or files.transform is not None or unwritable(sharded) or sharded.lead is not None:
             raise UnsupportedError(f"{path or '/'}: cannot be shown until the job in place has ended")
         format = HalfPacked(files, sharded, partial(_is_sharded, store, path, dataset.format))
         # With a value for `shards`, names of chunk files are hidden where chunks are shown under other names.

@@ -43,14 +43,17 @@ def write_zarr(path: Path, zarr_format: Any) -> Path:
     return path
 
 
-@pytest.fixture(params=["zarr2", "zarr3", "n5", "precomputed"])
+@pytest.fixture(params=["zarr2", "zarr3", "n5", "precomputed", "gzip"])
 def job(request: pytest.FixtureRequest, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> Job:
     if request.param in ("zarr2", "zarr3"):
         plain = write_zarr(tmp_path / "plain", int(request.param[-1]))
         return Job.of(plain, tmp_path, chunks_per_shard=(2, 2))
     if request.param == "n5":
-        given = data_n5.VARIANTS["rank_3_cut"].write(tmp_path, "n5")
-        return Job.of(given.twin, tmp_path / "job", chunks_per_shard=(4, 4, 4))
+        written = data_n5.VARIANTS["rank_3_cut"].write(tmp_path, "n5")
+        return Job.of(written.twin, tmp_path / "job", chunks_per_shard=(4, 4, 4))
+    if request.param == "gzip":  # the chunk files are not compressed
+        given = dataset("precomputed", "index_raw_data_gzip")
+        return Job(given.twin, given.path, tmp_path / "source")
     return Job.of(dataset("precomputed", "index_raw_data_raw").twin, tmp_path, chunks_per_shard=(2, 2, 1))
 
 
