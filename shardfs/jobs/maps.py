@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardfs.jobs.verify import ShardVerifier
+from shardfs.model.grid import MappedNames
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Counts = npt.NDArray[np.int64]
 
 X_FIRST = frozenset(("n5", "precomputed"))
-"""Formats whose first axis is horizontal."""
+"""Formats whose first axis is horizontal, for arrays that shardfs cannot describe."""
 
 MOST_KEYS = 5
 """Number of shards that `ChunkMap.keys` names."""
@@ -57,7 +58,7 @@ class ChunkMap:
     """Counts of one collection. Memory grows by 24 bytes per shard, not with the number of chunks.
 
     Args:
-        grid: number of chunks along each axis; () for collections with ids.
+        grid: number of chunks along each axis, in the order of the layout's axes; () for collections with ids.
         rows, columns: the two axes of the map; None for collections with ids. All other axes are summed.
         chunks, nbytes: number and stored bytes of the existing chunks in each bin (rows, columns).
         sizes: number of chunks by stored size. Bin i starts at 2**(i / PER_OCTAVE) bytes; bin 0 includes empty chunks.
@@ -99,7 +100,9 @@ class ChunkMap:
 
 def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
     """Count a collection. Reads every index, and of the chunks only those that contain positions of other chunks."""
-    rows, columns = (None, None) if tree.by_id else _axes(tree, most_rows, most_columns)
+    axes = _shown_axes(tree)
+    grid = tuple(1 if axis is None else tree.chunks.format.grid[axis] for axis in axes)
+    rows, columns = (None, None) if tree.by_id else _bins(tree, axes, grid, most_rows, most_columns)
     shape = (rows.n, columns.n) if rows is not None and columns is not None else (0, 0)
     chunks, nbytes = np.zeros((2, *shape), np.int64)
     histogram = np.zeros(64 * PER_OCTAVE, np.int64)
@@ -108,7 +111,10 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
         octaves = np.log2(np.maximum(sizes, 1)) * PER_OCTAVE
         np.add(histogram, np.bincount(octaves.astype(np.intp), minlength=len(histogram)), out=histogram)
         if rows is not None and columns is not None:
-            at = (rows.of(coords), columns.of(coords))
+            shown = np.zeros((len(coords), len(axes)), np.uint64)
+            for i, axis in enumerate(axes):
+                shown[:, i] = 0 if axis is None else coords[:, axis]
+            at = (rows.of(shown), columns.of(shown))
             np.add.at(chunks, at, 1)
             np.add.at(nbytes, at, sizes)
 
@@ -124,7 +130,7 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
     return ChunkMap(
         path=tree.path,
         format=tree.collection.format,
-        grid=() if tree.by_id else tuple(tree.chunks.format.grid),
+        grid=() if tree.by_id else grid,
         rows=rows,
         columns=columns,
         chunks=chunks,
@@ -139,11 +145,22 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
     )
 
 
-def _axes(tree: ChunkDirs, most_rows: int, most_columns: int) -> tuple[Bins, Bins]:
+def _shown_axes(tree: ChunkDirs) -> Sequence[int | None]:
+    """The axis of the stored grid for each axis of the layout; None for an axis that the layout has added."""
+    names = tree.collection.names
+    return names.axes if isinstance(names, MappedNames) else range(len(tree.chunks.format.grid))
+
+
+def _bins(
+    tree: ChunkDirs, axes: Sequence[int | None], grid: Coords, most_rows: int, most_columns: int
+) -> tuple[Bins, Bins]:
     """Bins of the two longest axes of the grid, vertical axis first. The faster-varying axis is horizontal."""
-    grid = tuple(tree.chunks.format.grid)
+    array = tree.collection.array
     longest = sorted(sorted(range(len(grid)), key=lambda axis: (-grid[axis], -axis))[:2])
-    if tree.collection.format in X_FIRST:
+    if array is not None:
+        place = {stored: axis for axis, stored in enumerate(array.grid_axes)}
+        longest.sort(key=lambda axis: place.get(axes[axis], -1))
+    elif tree.collection.format in X_FIRST:
         longest.reverse()
     slow, fast = [-1, -1, *longest][-2:]
     high, wide = (max(grid[axis], 1) if axis >= 0 else 1 for axis in (slow, fast))

@@ -261,11 +261,11 @@ class MappedNames:
     def __init__(self, names: ChunkNames, axes: Sequence[int | None], rank: int) -> None:
         self.prefix, self.dims = names.prefix, names.dims
         self.parse, self.render, self.reserved = names.parse, names.render, names.reserved
-        self._names, self._axes, self._rank = names, tuple(axes), rank
+        self._names, self.axes, self._rank = names, tuple(axes), rank
 
     def coords(self, values: Coords) -> Coords:
         out = [0] * self._rank
-        for axis, c in zip(self._axes, self._names.coords(values), strict=True):
+        for axis, c in zip(self.axes, self._names.coords(values), strict=True):
             if axis is not None:
                 out[axis] = c
         return tuple(out)
@@ -273,14 +273,14 @@ class MappedNames:
     def coords_many(self, values: U64) -> U64:
         shown = self._names.coords_many(values)
         out = np.zeros((len(values), self._rank), np.uint64)
-        for i, axis in enumerate(self._axes):
+        for i, axis in enumerate(self.axes):
             if axis is not None:
                 out[:, axis] = shown[:, i]
         return out
 
     def values(self, coords: U64) -> U64:
-        shown = np.zeros((len(coords), len(self._axes)), np.uint64)
-        for i, axis in enumerate(self._axes):
+        shown = np.zeros((len(coords), len(self.axes)), np.uint64)
+        for i, axis in enumerate(self.axes):
             if axis is not None:
                 shown[:, i] = coords[:, axis]
         return self._names.values(shown)

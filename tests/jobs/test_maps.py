@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardfs.jobs.maps import Bins, ChunkMap, chunk_map, size_bins
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
-from shardfs.vfs.tree import Tree
+from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade, handmade_ids
 from tests.handmade import write_files, write_json, zarr_metadata, zarr_shard
 
@@ -56,6 +56,21 @@ def test_chunks_sizes_and_dead_bytes(steps: Path) -> None:
         (32, 64, 4),
     ]
     assert sum(b.chunks for b in size_bins(found, 2)) == 18
+
+
+@pytest.mark.parametrize(
+    ("layout", "grid", "axes"), [("n5", (6, 4), (1, 0)), ("precomputed", (6, 4, 1), (1, 0)), ("zarr2", (4, 6), (0, 1))]
+)
+def test_a_layout_changes_the_numbers_of_the_axes_but_not_the_picture(
+    layout: str, grid: tuple[int, ...], axes: tuple[int, int], steps: Path
+) -> None:
+    (collection,) = open_tree(str(steps), layout=layout).collections()
+    found = chunk_map(collection, 100, 100)
+    assert found.grid == grid
+    assert found.rows is not None
+    assert found.columns is not None
+    assert (found.rows.axis, found.columns.axis) == axes
+    assert (found.chunks == mapped(steps).chunks).all()
 
 
 def test_large_grids_are_counted_into_bins(steps: Path) -> None:
