@@ -6,16 +6,14 @@ The default is that the first one wins: ours stays in the journal and says ESTAL
 from __future__ import annotations
 
 import errno
-import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardfs.write.publishing import Publishing
-from tests.write.engines import Whole
 from tests.write.faults import Args, Frozen, Function, hooked
-from tests.write.oracle import found_by
+from tests.write.places import NEW, Place
 from tests.write.targets import LAYOUTS, TARGETS, Target
 
 if TYPE_CHECKING:
@@ -28,38 +26,6 @@ if TYPE_CHECKING:
 NAMES = ["zarr_end", "zarr_start", "zarr_nested", "precomputed", "precomputed_gzip", "n5", "turned_as_n5"]
 """Not those with codecs around whole shards: in there a chunk that stays where it is looks unchanged."""
 
-OURS, THEIRS = 9000, 8000
-
-
-class Place:
-    """An array of which every chunk is there, and a journal."""
-
-    def __init__(self, target: Target, top: Path) -> None:
-        self.target, self.store, self.journal = target, top / "store", top / "journal"
-        self.store.mkdir()
-        self.journal.mkdir(mode=0o700)
-        target.create(self.store)
-        self.held = {number: 100 + number for number in range(len(target.chunks))}
-        target.fill(self.store, target.array(self.held))
-
-    def write_ours(self, files: TreeFiles, number: int) -> None:
-        files.write(self.target.path(number), self.target.shown(OURS + number))
-
-    def write_theirs(self, number: int) -> None:
-        """As a program does that writes the whole shard anew, the other chunks staying where they are."""
-        self.held[number] = THEIRS + number
-        beside = self.store.parent / "beside"
-        shutil.copytree(self.store, beside)
-        self.target.fill(beside, self.target.array(self.held))
-        key = next(key for key, members in self.target.shards().items() if number in members)
-        (beside / key).rename(self.store / key)
-        shutil.rmtree(beside)
-
-    def found(self) -> dict[int, int | None]:
-        found, torn = found_by(self.target, next(iter(self.target.readers)), self.store)
-        assert torn == []
-        return {number: value for number, value in found.items() if number in self.held}
-
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
@@ -68,7 +34,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 def killed(place: Place, run: Callable[[TreeFiles], None]) -> None:
     """What `run` does, and then nothing reaches the disk any more."""
-    with Whole().open(place.target, place.store, place.journal) as files:
+    with place.mount() as files:
         run(files)
         files.die()
 
@@ -96,25 +62,24 @@ def same_shard(target: Target) -> tuple[int, int]:
 @pytest.mark.parametrize("place", NAMES, indirect=True)
 def test_theirs_stays_and_ours_says_so(place: Place) -> None:
     ours, _ = same_shard(place.target)
-    with Whole().open(place.target, place.store, place.journal) as files:
-        place.write_ours(files, ours)
+    with place.mount() as files:
+        place.write(files, ours)
         place.write_theirs(ours)
         with pytest.raises(OSError, match="the stored chunk was at") as caught:
             files.publish()
         assert caught.value.errno == errno.ESTALE
-        assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)
+        assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
     assert place.found() == place.held
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
 def test_ours_wins_if_asked_and_the_log_says_so(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     ours, _ = same_shard(place.target)
-    never = Whole(Publishing(idle_s=1e9, age_s=1e9, conflict="ours"))
-    with never.open(place.target, place.store, place.journal) as files:
-        place.write_ours(files, ours)
+    with place.mount(Publishing(idle_s=1e9, age_s=1e9, conflict="ours")) as files:
+        place.write(files, ours)
         place.write_theirs(ours)
         files.publish()
-    assert place.found() == place.held | {ours: OURS + ours}
+    assert place.found() == place.held | {ours: NEW + ours}
     assert f"replaces 1 chunks of its version, first {place.target.path(ours)}" in caplog.text
 
 
@@ -122,11 +87,11 @@ def test_ours_wins_if_asked_and_the_log_says_so(place: Place, caplog: pytest.Log
 def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> None:
     """Full shards are published at once; but this one would be again and again, and who waits would wait for ever."""
     members = next(iter(place.target.shards().values()))
-    with Whole().open(place.target, place.store, place.journal) as files:
+    with place.mount() as files:
         pending = files.tree.pending
         is_held, pending.shards.is_held = pending.shards.is_held, lambda path: True
         for number in members:
-            place.write_ours(files, number)
+            place.write(files, number)
         for number in members:
             place.write_theirs(number)
         pending.shards.is_held = is_held
@@ -148,13 +113,13 @@ def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> No
 @pytest.mark.parametrize("place", NAMES, indirect=True)
 def test_an_old_journal_does_not_overwrite_what_is_newer(place: Place) -> None:
     ours, _ = same_shard(place.target)
-    killed(place, lambda files: place.write_ours(files, ours))
+    killed(place, lambda files: place.write(files, ours))
     place.write_theirs(ours)
-    with Whole().open(place.target, place.store, place.journal) as files:
+    with place.mount() as files:
         with pytest.raises(OSError, match="the stored chunk was at") as caught:
             files.publish()
         assert caught.value.errno == errno.ESTALE
-        assert files.read(place.target.path(ours)) == place.target.shown(OURS + ours)
+        assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
     assert place.found() == place.held
 
 
@@ -164,14 +129,14 @@ def test_what_both_wrote_side_by_side_is_there(place: Place, crash: bool) -> Non
     """Their chunk is as long as the one before, so that no other has moved."""
     ours, theirs = same_shard(place.target)
     if crash:
-        killed(place, lambda files: place.write_ours(files, ours))
+        killed(place, lambda files: place.write(files, ours))
         place.write_theirs(theirs)
-    with Whole().open(place.target, place.store, place.journal) as files:
+    with place.mount() as files:
         if not crash:
-            place.write_ours(files, ours)
+            place.write(files, ours)
             place.write_theirs(theirs)
         files.publish()
-    assert place.found() == {**place.held, ours: OURS + ours}
+    assert place.found() == {**place.held, ours: NEW + ours}
 
 
 @pytest.mark.parametrize("place", [*NAMES, "zarr_gzip_after"], indirect=True)
@@ -179,13 +144,13 @@ def test_after_a_crash_ours_is_published_if_nobody_else_was_there(place: Place) 
     ours, other = same_shard(place.target)
 
     def run(files: TreeFiles) -> None:
-        place.write_ours(files, ours)
+        place.write(files, ours)
         files.unlink(place.target.path(other))
 
     killed(place, run)
-    with Whole().open(place.target, place.store, place.journal) as files:
+    with place.mount() as files:
         files.publish()
-    assert place.found() == {**place.held, ours: OURS + ours, other: None}
+    assert place.found() == {**place.held, ours: NEW + ours, other: None}
 
 
 @pytest.mark.parametrize("place", ["zarr_end"], indirect=True)
@@ -194,11 +159,11 @@ def test_theirs_comes_back_after_a_crash_with_it_in_hand(place: Place) -> None:
     ours, theirs = same_shard(place.target)
 
     def run(files: TreeFiles) -> None:
-        place.write_ours(files, ours)
+        place.write(files, ours)
         with hooked(SlipIn(lambda: place.write_theirs(theirs))), pytest.raises(OSError, match="error"):
             files.publish()
 
     killed(place, run)
-    with Whole().open(place.target, place.store, place.journal) as files:
+    with place.mount() as files:
         files.publish()
-    assert place.found() == {**place.held, ours: OURS + ours}
+    assert place.found() == {**place.held, ours: NEW + ours}

@@ -30,7 +30,8 @@ from tests.data_zarr_transformer import sharding as transformer
 from tests.datasets import BLOSC, ROOT
 from tests.mount.programs import shardfs
 from tests.waiting import wait_until
-from tests.write.engines import TreeFiles, Whole, mounted
+from tests.write.engines import TreeFiles, mounted
+from tests.write.places import NEW, Place
 from tests.write.targets import LAYOUTS, Target, read_tensorstore, write_tensorstore
 
 if TYPE_CHECKING:
@@ -38,44 +39,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-OLD, NEW = 100, 200
-
-
-class Place:
-    """An array of which every second chunk is there, and its journal."""
-
-    def __init__(self, target: Target, top: Path) -> None:
-        self.target, self.store, self.journal = target, top / "store", top / "journal"
-        self.store.mkdir()
-        self.journal.mkdir(mode=0o700)
-        target.create(self.store)
-        self.held = {n: OLD + n for n in range(0, len(target.chunks), 2)}
-        target.fill(self.store, target.array(self.held))
-
-    def mount(self) -> AbstractContextManager[TreeFiles]:
-        return Whole().open(self.target, self.store, self.journal)
-
-    def natively(self) -> None:
-        """The array has the tokens that it should have."""
-        read = next(iter(self.target.readers.values()))
-        np.testing.assert_array_equal(read(self.store), self.target.array(self.held))
-
-    def put(self, files: TreeFiles, *numbers: int) -> None:
-        for n in numbers:
-            self.held[n] = NEW + n
-            files.write(self.target.path(n), self.target.shown(NEW + n))
-
-    def shown(self, files: TreeFiles) -> None:
-        """Every chunk is read as it was written, with its size."""
-        for n, token in self.held.items():
-            path, data = self.target.path(n), self.target.shown(token)
-            assert files.read(path) == data, path
-            assert files.tree.resolve(path).size == len(data)
-
 
 @pytest.fixture(params=LAYOUTS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(LAYOUTS[request.param], tmp_path)
+    return Place(LAYOUTS[request.param], tmp_path, 2)
 
 
 def test_chunks_arrive_in_the_shards(place: Place) -> None:
@@ -150,7 +117,7 @@ def test_files_become_chunks_when_they_are_renamed_and_chunks_become_others(plac
 
 @pytest.mark.parametrize("name", ["big_as_n5", "turned_as_n5"])
 def test_wrong_bytes_are_refused_and_the_old_chunk_stays(name: str, tmp_path: Path) -> None:
-    place = Place(LAYOUTS[name], tmp_path)
+    place = Place(LAYOUTS[name], tmp_path, 2)
     path, data = place.target.path(0), place.target.shown(NEW)
     with place.mount() as files:
         for wrong in (data[:-1], data + b"x", b"x" * len(data)):
@@ -174,7 +141,7 @@ def test_wrong_bytes_are_refused_and_the_old_chunk_stays(name: str, tmp_path: Pa
 
 def test_a_removed_chunk_stays_removed_when_wrong_bytes_are_refused(tmp_path: Path) -> None:
     """Its shard still has it: the removal waits in the journal."""
-    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path, 2)
     path = place.target.path(0)
     with place.mount() as files:
         files.unlink(path)
@@ -239,7 +206,7 @@ def test_bytes_in_the_journal_without_a_note_are_those_of_the_file(place: Place)
 
 
 def test_a_mount_with_another_layout_waits_until_all_is_published(tmp_path: Path) -> None:
-    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path, 2)
     with place.mount() as files:
         place.put(files, 0)
         files.unlink(place.target.path(2))
@@ -266,7 +233,7 @@ def _with_layout(target: Target, layout: str) -> Target:
 
 def test_recover_needs_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path, 2)
     place.journal.rmdir()
     place.journal = journal_directory(str(place.store))
     place.journal.mkdir(mode=0o700, parents=True)
@@ -282,7 +249,7 @@ def test_recover_needs_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_read_only_mount_shows_what_was_written_with_its_layout(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path, 2)
     place.journal.rmdir()
     place.journal = journal_directory(str(place.store), tmp_path)
     place.journal.mkdir(mode=0o700)
@@ -305,7 +272,7 @@ def test_a_read_only_mount_shows_what_was_written_with_its_layout(
 
 
 def test_fsspec_writes_through_a_layout(tmp_path: Path) -> None:
-    place = Place(LAYOUTS["turned_as_n5"], tmp_path)
+    place = Place(LAYOUTS["turned_as_n5"], tmp_path, 2)
     options = {"journal": str(tmp_path / "journals")}
     fs = ShardFileSystem(str(place.store), layout="n5", rw=True, write_options=options, skip_instance_cache=True)
     path, data = place.target.path(1), place.target.shown(NEW + 1)
