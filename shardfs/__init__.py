@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
+    from typing import Unpack
 
-    from shardfs.jobs.pack import JobResult, Progress
-    from shardfs.jobs.shared_work import JobSource
+    from shardfs.jobs.calling import JobOptions, JobResult
 
 from shardfs.model.errors import (
     BusyError,
@@ -92,20 +91,16 @@ def mounted(
 
 def pack(
     source: str | os.PathLike[str],
-    dest: str | os.PathLike[str],
+    dest: str | os.PathLike[str] | None = None,
     *,
     chunks_per_shard: Sequence[int] = (),
     shard_size: int | None = None,
     arrays: Sequence[str] = (),
     format: str = "",
     transcode: bool = False,
-    jobs: int = 1,
-    part: tuple[int, int] = (1, 1),
-    executor: Executor | None = None,
-    progress: Callable[[Progress], object] | None = None,
-    follow_symlinks: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    dest_storage_options: Mapping[str, Any] | None = None,
+    in_place: bool = False,
+    abort: bool = False,
+    **options: Unpack[JobOptions],
 ) -> JobResult:
     """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
 
@@ -116,13 +111,9 @@ def pack(
         shard_size: the largest size of a shard before compression in bytes, if `chunks_per_shard` is not given.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
         format, transcode: the options `--format` and `--transcode` of the command (docs/pack.md); "" is no option.
-        jobs: the number of processes. Their start needs `if __name__ == "__main__":` in a script.
-        part: (i, n) does part i of n, counted from 1. The part that ends last completes `dest`.
-        executor: runs the tasks instead of new processes; `jobs` is then the number of tasks that it runs at a time.
-        progress: called in this thread after each task, which is a shard or a batch of other files.
-        follow_symlinks: also copy the targets of symbolic links that lead out of the source.
-        storage_options: passed to the fsspec file system of the source. The values must be JSON serializable.
-        dest_storage_options: the same for `dest`; None passes the options of the source.
+        in_place: replace the chunk files of a local source by shards, instead of writing to `dest`.
+        abort: go back, if a job in place has not ended.
+        options: see `shardfs.jobs.calling.JobOptions`.
 
     Raises:
         UnfinishedJobError: some files failed. `dest` has the others, without metadata. Call again to continue.
@@ -134,13 +125,16 @@ def pack(
         >>> shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2)).shards
         4
     """
-    from shardfs.jobs.pack import PackRun
-    from shardfs.jobs.packing import PackJob
-    from shardfs.jobs.shared_work import JobPart
+    from shardfs.jobs import calling, pack, packing
 
-    places = _places(source, dest, storage_options, dest_storage_options, follow_symlinks=follow_symlinks)
-    job = PackJob(*places, tuple(chunks_per_shard), shard_size, _stripped(arrays), format, transcode)
-    return PackRun(job, JobPart(*part)).complete(executor, jobs, progress)
+    how: dict[str, Any] = {"chunks_per_shard": tuple(chunks_per_shard), "shard_bytes": shard_size}
+    how["arrays"] = calling.stripped(arrays)
+    if in_place:
+        if dest is not None or format or transcode:
+            raise TypeError("dest, format and transcode do not go with in_place=True")
+        return calling.in_place(source, "pack", options, how, abort=abort)
+    job = packing.PackJob(*calling.places(source, dest, options), **how, format=format, transcode=transcode)
+    return calling.complete(pack.PackRun(job, calling.part_of(options)), options)
 
 
 def unpack(
@@ -149,15 +143,9 @@ def unpack(
     *,
     layout: str = "native",
     arrays: Sequence[str] = (),
-    jobs: int = 1,
-    part: tuple[int, int] = (1, 1),
-    executor: Executor | None = None,
-    progress: Callable[[Progress], object] | None = None,
     chunk_codec: str | None = None,
     skip_unsupported: bool = False,
-    follow_symlinks: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
-    dest_storage_options: Mapping[str, Any] | None = None,
+    **options: Unpack[JobOptions],
 ) -> JobResult:
     """Copy a sharded dataset to a new one with one file per chunk, as `shardfs unpack` does (docs/pack.md).
 
@@ -165,13 +153,14 @@ def unpack(
     decoding. Call the function again after an error or an interruption: it continues.
 
     Args:
+        source: a path or an fsspec URL.
+        dest: a path or an fsspec URL of a directory that does not exist, is empty, or is left from an interrupted call.
         layout: the layout of the mount: native, zarr2, zarr3, n5, precomputed or bcolz (docs/layouts.md).
         arrays: the directories of the documents of the arrays to unpack, relative to the source; () for all arrays.
-            Other files are copied, and with them other arrays. Only in the native layout.
+            Other arrays stay sharded. Only in the native layout.
         chunk_codec: the option of the mount (docs/options.md): a codec for all chunks, such as "raw".
         skip_unsupported: leave out arrays that the layout cannot show.
-
-    The other arguments are those of `pack`.
+        options: see `shardfs.jobs.calling.JobOptions`.
 
     Raises:
         UnsupportedError: the layout cannot show an array. Nothing was written.
@@ -182,28 +171,8 @@ def unpack(
         >>> zarr.open_array("unpacked.zarr/t1", mode="r").chunks
         (16, 16, 16)
     """
-    from shardfs.jobs.shared_work import JobPart
-    from shardfs.jobs.unpack import UnpackRun
-    from shardfs.jobs.unpacking import UnpackJob
+    from shardfs.jobs import calling, unpack, unpacking
 
-    places = _places(source, dest, storage_options, dest_storage_options, follow_symlinks=follow_symlinks)
-    job = UnpackJob(*places, layout, chunk_codec, skip_unsupported, _stripped(arrays))
-    return UnpackRun(job, JobPart(*part)).complete(executor, jobs, progress)
-
-
-def _places(
-    source: str | os.PathLike[str],
-    dest: str | os.PathLike[str],
-    options: Mapping[str, Any] | None,
-    dest_options: Mapping[str, Any] | None,
-    *,
-    follow_symlinks: bool,
-) -> tuple[JobSource, JobSource]:
-    from shardfs.jobs.shared_work import JobSource
-
-    dest_options = options if dest_options is None else dest_options
-    return JobSource.of(source, options, follow_symlinks=follow_symlinks), JobSource.of(dest, dest_options)
-
-
-def _stripped(paths: Sequence[str]) -> tuple[str, ...]:
-    return tuple(path.strip("/") for path in paths)
+    chosen = calling.stripped(arrays)
+    job = unpacking.UnpackJob(*calling.places(source, dest, options), layout, chunk_codec, skip_unsupported, chosen)
+    return calling.complete(unpack.UnpackRun(job, calling.part_of(options)), options)

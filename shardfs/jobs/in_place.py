@@ -23,6 +23,7 @@ from shardfs.jobs.mixed import LOCK, MixedDataset, is_litter, opened, require_pl
 from shardfs.jobs.pack import PackReport, reason, require_idle
 from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
 from shardfs.jobs.shared_work import WHOLE, JobSource, run
+from shardfs.jobs.target import FULL
 from shardfs.jobs.unpacking import Unpacking, UnpackJob
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, ShardfsError, UnsupportedError
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
 
 NO_ARRAYS = "in place, only arrays of Zarr v3, N5 and precomputed can be unpacked"
-
-FULL = {errno.ENOSPC, errno.EDQUOT}
-"""Errors of a full disk, which end the whole job."""
 
 
 @dataclass(frozen=True, slots=True)

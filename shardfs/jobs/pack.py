@@ -24,11 +24,11 @@ import numpy as np
 
 from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
-from shardfs.jobs.target import is_of
+from shardfs.jobs.target import is_of, require_room
 from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, UnfinishedJobError, message
+from shardfs.model.errors import BusyError, message
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
@@ -40,7 +40,7 @@ from shardfs.write.journal.places import is_locked
 from shardfs.write.pending import Pending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
 
 BATCH = 64
 """Other files that one task copies."""
-
-MOST_PROBLEMS = 1000
-"""Problems that `JobRun.complete` lists."""
 
 COPIED_SIZE = 256 << 10
 """Files of at least this size stay open, so that the kernel copies them. Smaller ones are read into memory."""
@@ -112,38 +109,6 @@ class PackReport:
     objects: int = 0
     nbytes: int = 0
     problems: list[Problem] = field(default_factory=list)
-
-
-class Progress(NamedTuple):
-    """How far a job is: files of the source, or of its part, that were dealt with, and bytes that were copied.
-
-    Attributes:
-        of_files: the number of all files; estimated if this is a part of the job.
-    """
-
-    files: int
-    of_files: int
-    nbytes: int
-
-
-class JobResult(NamedTuple):
-    """What a job, or a part of it, has done.
-
-    Attributes:
-        files: the number of files of the source, apart from documents.
-        objects: the number of files that the target will have, apart from documents.
-        shards: the number of shards that were made or unpacked.
-        nbytes: the bytes that were copied; files that existed in the target do not count.
-        problems: files that were left out, with reasons.
-        finished: whether the target is complete. False after a part, unless it was the last one to end.
-    """
-
-    files: int
-    objects: int
-    shards: int
-    nbytes: int
-    problems: Sequence[Problem]
-    finished: bool
 
 
 class OpenedFile(NamedTuple):
@@ -234,6 +199,7 @@ class ShardTask:
         return [self]
 
     def failed(self, error: BaseException) -> PackReport:
+        require_room(error, redact.public_name(self.job.target.url))
         return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {reason(error)}", damaged=True)])
 
 
@@ -259,6 +225,7 @@ class CopyTask:
             try:
                 report.nbytes += _copy(packing, key)
             except OSError as e:
+                require_room(e, redact.public_name(self.job.target.url))
                 report.problems.append(Problem(key, reason(e), damaged=True))
         return report
 
@@ -266,6 +233,7 @@ class CopyTask:
         return [CopyTask(self.job, (key,)) for key in self.keys]
 
     def failed(self, error: BaseException) -> PackReport:
+        require_room(error, redact.public_name(self.job.target.url))
         return PackReport(problems=[Problem(self.keys[0], reason(error), damaged=True)])
 
 
@@ -364,22 +332,6 @@ class JobRun(ABC, Generic[J]):
         keys = (key for key in self._other_files() if is_of(self.part, key))
         while batch := tuple(islice(keys, BATCH)):
             yield CopyTask(self.job, batch)
-
-    def complete(
-        self, executor: Executor | None = None, workers: int = 1, progress: Callable[[Progress], object] | None = None
-    ) -> JobResult:
-        """Do the work of the part. Raise UnfinishedJobError if some files could not be packed or unpacked."""
-        nbytes, files, failed, of_files = 0, 0, 0, self.files // self.part.of
-        problems = list[Problem]()
-        for report in self.run(executor, workers):
-            files, nbytes = files + report.files, nbytes + report.nbytes
-            failed += sum(p.damaged for p in report.problems)
-            problems += report.problems[: MOST_PROBLEMS - len(problems)]
-            if progress is not None:
-                progress(Progress(files, max(files, of_files), nbytes))
-        if failed:
-            raise UnfinishedJobError(failed, [p for p in problems if p.damaged])
-        return JobResult(self.files, self.objects, self.shards, nbytes, problems, self.finished)
 
 
 class PackRun(JobRun["Packing"]):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from shardfs.storage.store import Store
     from shardfs.storage.writers import Writer
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a full disk, which end the whole job."""
+
 MARKS = 4096
 """Objects whose deletion is submitted at once."""
 
@@ -34,6 +37,12 @@ MARKS = 4096
 def job_state(kind: str, source: JobSource, choices: Sequence[Any]) -> bytes:
     """Return the content of `STATE`, which is equal for jobs that make the same target."""
     return json.dumps({"job": kind, "source": canonical(source.url), "choices": choices}).encode()
+
+
+def require_room(error: BaseException, where: str) -> None:
+    """Raise the error again if a disk is full, because all other tasks would fail as well."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        raise OSError(error.errno, f"{os.strerror(error.errno)}; free some space and repeat it", where) from error
 
 
 def is_of(part: JobPart, key: str) -> bool:

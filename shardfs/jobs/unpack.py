@@ -15,11 +15,12 @@ import numpy as np
 
 from shardfs.jobs.pack import COPIED_SIZE, JobRun, OpenedFile, PackReport, opened_target
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
-from shardfs.jobs.target import is_of
+from shardfs.jobs.target import is_of, require_room
 from shardfs.jobs.unpacking import ChunkGroup, ShownSurvey, Unpacking, UnpackJob
 from shardfs.model.blobs import Content, FilePart
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import ShardfsError, message
+from shardfs.model.redact import public_name
 from shardfs.model.write_plan import size_of
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.pack_state import STATE
@@ -107,6 +108,8 @@ class UnpackTask:
         return [self]
 
     def failed(self, error: BaseException) -> PackReport:
+        """The report of a failed task. Raises the error of a full disk."""
+        require_room(error, public_name(self.job.target.url))
         group = self.group
         what = f"filled chunks {group.filled}" if group.filled else f"shard {np.frombuffer(group.shards, np.uint64)[0]}"
         why = message(error) or type(error).__name__

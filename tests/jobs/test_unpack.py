@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.jobs.unpack import UnpackRun
 from shardfs.jobs.unpacking import UnpackJob
 from shardfs.model.errors import BusyError, NotADatasetError, UnfinishedJobError, UnsupportedError
+from shardfs.storage import syscalls
 from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.write.journal.places import Lock
 from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_zarr_transformer
@@ -35,7 +38,8 @@ from tests.jobs.test_pack import files, parsed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.jobs.pack import PackReport, Progress
+    from shardfs.jobs.calling import Progress
+    from shardfs.jobs.pack import PackReport
     from shardfs.model.dataset import Problem
 
 
@@ -413,6 +417,42 @@ def test_files_that_cannot_be_unpacked_are_named(sharded: Path, tmp_path: Path) 
     assert files(tmp_path / "target") == shown(sharded)
 
 
+@pytest.mark.parametrize("call", ["open", "pwrite", "fsync", "fsync_directory"])
+@pytest.mark.parametrize("verb", [shardfs.pack, shardfs.unpack])
+def test_a_full_disk_ends_the_job_at_once(
+    call: str, verb: Any, sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if verb is shardfs.pack:
+        shardfs.unpack(sharded, tmp_path / "plain")
+    source, calls = tmp_path / "plain" if verb is shardfs.pack else sharded, count()
+
+    def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if name == call and next(calls) >= 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return function(*args)
+
+    monkeypatch.setattr(syscalls, "hook", hook)
+    with pytest.raises(OSError, match="free some space and repeat it"):
+        verb(source, tmp_path / "target")
+    assert next(calls) < 5 + 20, "one failure for each file that is written at the same time"
+    monkeypatch.setattr(syscalls, "hook", None)
+    assert verb(source, tmp_path / "target").finished
+    made, given = (shown, files) if verb is shardfs.pack else (files, shown)
+    assert parsed(made(tmp_path / "target")) == parsed(given(source))
+
+
+def test_a_signal_or_an_exception_of_the_callback_ends_the_job_which_continues(sharded: Path, tmp_path: Path) -> None:
+    def stop(done: Progress) -> None:
+        if done.files > 5:
+            raise KeyboardInterrupt
+
+    for jobs in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            shardfs.unpack(sharded, tmp_path / "target", jobs=jobs, progress=stop)
+    shardfs.unpack(sharded, tmp_path / "target")
+    assert files(tmp_path / "target") == shown(sharded)
+
+
 # ---- the command line, Python, remote stores
 
 
@@ -445,6 +485,11 @@ def test_progress_is_reported(sharded: Path, tmp_path: Path) -> None:
     seen.clear()
     packed = shardfs.pack(tmp_path / "target", tmp_path / "again", chunks_per_shard=(5, 3), progress=seen.append)
     assert (seen[-1].files, packed.objects) == (packed.files, 14)
+    for how in ({"dest": None}, {"dest": tmp_path / "more", "in_place": True}):
+        with pytest.raises(TypeError, match="in_place=True"):
+            shardfs.pack(tmp_path / "target", **how)
+    shardfs.pack(tmp_path / "target", chunks_per_shard=(5, 3), in_place=True)
+    assert parsed(files(tmp_path / "target")) == parsed(files(tmp_path / "again"))
     with pytest.raises(ValueError, match="part"):
         shardfs.unpack(sharded, tmp_path / "more", part=(3, 2))
 

@@ -1,0 +1,146 @@
+"""The arguments and results that `shardfs.pack` and `shardfs.unpack` have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+
+from shardfs.jobs.shared_work import JobPart, JobSource
+from shardfs.model.dataset import Problem
+from shardfs.model.errors import UnfinishedJobError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from shardfs.jobs.pack import PackReport
+
+MOST_PROBLEMS = 1000
+"""Problems that `complete` lists."""
+
+
+class JobOptions(TypedDict, total=False):
+    """Keyword arguments of `shardfs.pack` and `shardfs.unpack`; all may be omitted.
+
+    Attributes:
+        jobs: the number of processes. More than one need `if __name__ == "__main__":` in a script.
+        part: (i, n) does part i of n, counted from 1. The part that ends last completes `dest`.
+        executor: runs the tasks instead of new processes; `jobs` is then the number of tasks that it runs at a time.
+        progress: called in this thread after each task, which is a shard or a batch of other files.
+        follow_symlinks: also copy the targets of symbolic links that lead out of the source.
+        storage_options: passed to the fsspec file system of the source. The values must be JSON serializable.
+        dest_storage_options: the same for `dest`; those of the source if omitted.
+    """
+
+    jobs: int
+    part: tuple[int, int]
+    executor: Executor | None
+    progress: Callable[[Progress], object] | None
+    follow_symlinks: bool
+    storage_options: Mapping[str, Any] | None
+    dest_storage_options: Mapping[str, Any] | None
+
+
+class Progress(NamedTuple):
+    """How far a job is: files of the source, or of its part, that were dealt with, and bytes that were copied.
+
+    Attributes:
+        of_files: the number of all files; estimated if this is a part of the job.
+    """
+
+    files: int
+    of_files: int
+    nbytes: int
+
+
+class JobResult(NamedTuple):
+    """What a job, or a part of it, has done.
+
+    Attributes:
+        files: the number of files of the source, apart from documents.
+        objects: the number of files that the target will have, apart from documents.
+        shards: the number of shards that were made or unpacked.
+        nbytes: the bytes that were copied; files that existed in the target do not count.
+        problems: files that were left out, with reasons.
+        finished: whether the target is complete. False after a part, unless it was the last one to end.
+    """
+
+    files: int
+    objects: int
+    shards: int
+    nbytes: int
+    problems: Sequence[Problem]
+    finished: bool
+
+
+class Run(Protocol):
+    """A job in this process, also one in place: see `JobRun`."""
+
+    part: JobPart
+    finished: bool
+
+    @property
+    def files(self) -> int: ...
+
+    @property
+    def objects(self) -> int: ...
+
+    @property
+    def shards(self) -> int: ...
+
+    def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]: ...
+
+
+def complete(work: Run, options: JobOptions) -> JobResult:
+    """Do all work of the run. Raise UnfinishedJobError if some files could not be packed or unpacked."""
+    progress = options.get("progress")
+    nbytes, files, failed, of_files = 0, 0, 0, work.files // work.part.of
+    problems = list[Problem]()
+    for report in work.run(options.get("executor"), options.get("jobs", 1)):
+        files, nbytes = files + report.files, nbytes + report.nbytes
+        failed += sum(p.damaged for p in report.problems)
+        problems += report.problems[: MOST_PROBLEMS - len(problems)]
+        if progress is not None:
+            progress(Progress(files, max(files, of_files), nbytes))
+    if failed:
+        raise UnfinishedJobError(failed, [p for p in problems if p.damaged])
+    return JobResult(work.files, work.objects, work.shards, nbytes, problems, work.finished)
+
+
+def part_of(options: JobOptions) -> JobPart:
+    """Return the part to do."""
+    return JobPart(*options.get("part", (1, 1)))
+
+
+def places(
+    source: str | os.PathLike[str], dest: str | os.PathLike[str] | None, options: JobOptions
+) -> tuple[JobSource, JobSource]:
+    """Return source and target of a job."""
+    if dest is None:
+        raise TypeError("give dest, or in_place=True")
+    storage = options.get("storage_options")
+    return (
+        JobSource.of(source, storage, follow_symlinks=options.get("follow_symlinks", False)),
+        JobSource.of(dest, options.get("dest_storage_options") or storage),
+    )
+
+
+def in_place(
+    source: str | os.PathLike[str],
+    command: str,
+    options: JobOptions,
+    how: Mapping[str, Any],
+    *,
+    abort: bool,
+) -> JobResult:
+    """Do a job in place. `how` are options of the command."""
+    from shardfs.jobs.in_place import InPlaceRun
+
+    if options.get("part", (1, 1)) != (1, 1) or options.get("follow_symlinks"):
+        raise TypeError("part and follow_symlinks do not go with in_place=True")
+    return complete(InPlaceRun(JobSource.of(source), command, abort=abort, options=how), options)
+
+
+def stripped(arrays: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of arrays without slashes around them."""
+    return tuple(path.strip("/") for path in arrays)
