@@ -239,14 +239,23 @@ class CopyTask:
 
 def _copy(packing: OpenedJob, key: str) -> int:
     """Copy one file unless the target has it; return its size."""
-    if packing.target.is_stored(key):
+    opened, writer = list[OpenedFile](), packing.target.writer
+    if not writer.local and packing.target.is_stored(key):
         return 0
-    found = OpenedFile.of(packing, key)
+
+    def make(old: Blob | None) -> Plan:
+        if old is not None:  # the update removes what a killed process has left beside the file
+            return unchanged(old.stat().size)
+        if not opened:  # the writer asks twice if it had to create a directory
+            opened.append(OpenedFile.of(packing, key))
+        return [opened[0].content]
+
     try:
-        packing.target.writer.update(key, lambda _: [found.content])
+        writer.update(key, make, first=None)
     finally:
-        found.close()
-    return size_of(found.content)
+        for found in opened:
+            found.close()
+    return sum(size_of(found.content) for found in opened)
 
 
 def reason(error: BaseException) -> str:

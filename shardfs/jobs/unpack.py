@@ -67,7 +67,7 @@ class UnpackTask:
         except ShardfsError as e:
             report.problems.append(Problem(self.group.path, message(e), damaged=True))
         if not report.problems and unpacking.target.is_stored(STATE):
-            unpacking.target.writer.put(self.group.mark, b"%d" % report.objects)
+            unpacking.target.writer.create([(self.group.mark, b"%d\n" % report.objects)])
         return report
 
     def _batches(self, chunks: ChunkDirs) -> Iterator[tuple[list[Coords], Load]]:

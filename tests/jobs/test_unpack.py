@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,8 @@ from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_z
 from tests.conftest import client_python, read_with, run_client
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, ramp, same
 from tests.jobs.test_pack import files, parsed
+from tests.write.faults import hooked
+from tests.write.powerloss import Recorder, walk_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,6 +313,28 @@ def test_a_killed_job_continues(sharded: Path, tmp_path: Path) -> None:
         process.wait()
     subprocess.run(command, check=False, timeout=100, stdout=subprocess.DEVNULL)
     assert files(target) == shown(sharded)
+
+
+def test_a_job_continues_after_a_power_loss(tmp_path: Path) -> None:
+    """Whatever the disk may have left at any time: an array that has its document is complete."""
+    data = np.arange(1, 145, dtype="u2").reshape(12, 12)
+    array = zarr.create_array(tmp_path / "source" / "a", shape=(12, 12), chunks=(3, 3), shards=(6, 6), dtype="u2")
+    array[:] = data
+    (tmp_path / "source" / "README").write_text("beside")
+    wanted, target, lost = shown(tmp_path / "source"), tmp_path / "target", tmp_path / "lost"
+    target.mkdir()
+    recorder = Recorder([target])
+    with hooked(recorder):
+        unpacked(tmp_path / "source", target)
+    states = [state for _, state in walk_states(recorder, more=1, seed=0)]
+    for state in random.Random(0).sample(states, 60):
+        state.write({str(target): lost})
+        if (lost / "a" / "zarr.json").exists():
+            assert same(np.asarray(zarr.open_array(lost / "a", mode="r")[:]), data), state.what
+        with suppress(FileExistsError):  # the job has ended
+            unpacked(tmp_path / "source", lost)
+        assert files(lost) == wanted, state.what
+        shutil.rmtree(lost)
 
 
 def test_arrays_that_are_not_named_are_copied(sharded: Path, tmp_path: Path) -> None:
