@@ -115,6 +115,21 @@ def test_the_steps_of_a_new_object(writer: LocalWriter, tmp_path: Path) -> None:
     assert json.loads(json.dumps(notes[0])) == list(notes[0])
 
 
+def test_many_new_objects_are_on_disk_together(writer: LocalWriter, tmp_path: Path) -> None:
+    """Each file is synced, and each directory once. Those that an interrupted run has begun are overwritten."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "0").write_bytes(b"longer than it will be")
+    contents = {f"{directory}/{i}": b"%d" % i * i for directory in ("a/b", "new") for i in range(40)}
+    with hooked(recorder := Recorder()):
+        writer.create(list(contents.items()))
+    assert {key: (tmp_path / key).read_bytes() for key in contents} == contents
+    assert recorder.names.count("fsync") == 80
+    assert recorder.names[-2:] == ["fsync_directory"] * 2
+    assert recorder.names.count("fsync_directory") < 40, "not for each file"
+    with hooked(Recorder(2, fail(errno.EIO))), pytest.raises(OSError, match="Input/output"):
+        writer.create([("new/0", b"")])
+
+
 def test_the_steps_of_a_replacement(writer: LocalWriter, tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"old")
     before = (tmp_path / KEY).stat()

@@ -286,6 +286,17 @@ def test_keys_stay_in_the_source(key: str, bench: Bench) -> None:
 # ------------------------------------------------------------------------------------------------ requests
 
 
+def test_many_new_objects(bench: Bench) -> None:
+    contents = {f"many/{i}": b"%d" % i for i in range(40)}
+    for _ in range(2):  # the second time, they exist
+        bench.writer.create(list(contents.items()))
+        assert {key: bench.store.fs.cat_file(bench.store.path(key)) for key in contents} == contents
+    if bench.server is not None:
+        bench.server.requests.clear()
+        bench.writer.create([(f"more/{i}", b"x") for i in range(40)])
+        assert bench.server.requests == ["put_object"] * 40
+
+
 def test_how_many_requests_it_takes(server: Server) -> None:
     writer = s3_bench(server).writer
 
