@@ -7,6 +7,7 @@ no reader sees an array before all its chunks exist.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +29,8 @@ from shardfs.storage.pack_state import STATE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
+
+    import numpy.typing as npt
 
     from shardfs.model.values import U64, Coords, Sizes
     from shardfs.vfs.chunk_dirs import ChunkDirs
@@ -81,7 +84,8 @@ class UnpackTask:
                 yield cells, lambda cells: [OpenedFile(filler.show(cell)) for cell in cells]
             return
         for batch in chunks.shards.stored_in(np.frombuffer(self.group.shards, np.uint64)):
-            for cells in _slices(batch.coords, batch.sizes):
+            order = _stored_order(chunks, batch.coords)
+            for cells in _slices(batch.coords[order], batch.sizes[order]):
                 yield cells, partial(_opened, chunks)
 
     def _write(self, unpacking: Unpacking, chunks: ChunkDirs, report: PackReport) -> None:
@@ -116,9 +120,22 @@ class UnpackTask:
         return PackReport(problems=[Problem(group.path, f"{what}: {why}", damaged=True)])
 
 
+def _stored_order(chunks: ChunkDirs, coords: U64) -> slice | npt.NDArray[np.intp]:
+    """Return the positions of these chunks in the order of their bytes in the shard, so that few ranges are read."""
+    if chunks.chunks.files > 1:
+        return slice(None)
+    starts = []
+    for cell in coords.tolist():
+        found = None
+        with suppress(ShardfsError, OSError):  # raised again when the chunk is read
+            found = chunks.chunks.locate(tuple(cell))
+        starts.append(0 if found is None else found.start)
+    return np.argsort(np.array(starts, np.int64), kind="stable")
+
+
 def _slices(coords: U64, sizes: Sizes) -> Iterator[list[Coords]]:
     """Yield the coordinates in parts of about `MOST_BYTES`, and at most `MOST_FILES` chunks."""
-    ends = np.cumsum(sizes.clip(UNKNOWN)) // MOST_BYTES
+    ends = np.cumsum(np.where(sizes < 0, UNKNOWN, sizes)) // MOST_BYTES
     start = 0
     for stop in (*(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(coords)):
         for at in range(start, stop, MOST_FILES):
@@ -194,4 +211,4 @@ class UnpackRun(JobRun[Unpacking]):
         return len(found) == len(counts) and all(map(self._opened.target.is_stored, self._other_files()))
 
     def _other_files(self) -> Iterator[str]:
-        return self._opened.other_files()
+        return self._opened.other_files() if self.survey.files else iter(())  # else there is no need to list again

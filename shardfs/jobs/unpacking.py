@@ -185,9 +185,10 @@ class Unpacking:
                 raise UnsupportedError(f"nothing was unpacked: {path}: no sharded array has its document there")
 
     def require_shown(self) -> None:
-        """Open all directories. Raise UnsupportedError if the layout cannot show one of them."""
-        for _ in self.tree.directories.walk():
-            pass
+        """Open all directories, unless nothing is refused. Raise UnsupportedError if the layout cannot show one."""
+        if self.job.layout != NATIVE and not self.job.skip_unsupported:
+            for _ in self.tree.directories.walk():
+                pass
 
     def begin(self) -> None:
         """Open the target for writing: see `JobTarget.begin`."""
