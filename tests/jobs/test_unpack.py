@@ -227,6 +227,23 @@ def test_packed_and_unpacked_is_the_original(name: str, dataset: Callable[[str, 
     assert parsed(files(tmp_path / "again")) == parsed(files(twin))
 
 
+def test_every_format_packed_and_unpacked_is_the_original(
+    dataset: Callable[[str, str], Dataset], tmp_path: Path
+) -> None:
+    """Volumes, N5, meshes, skeletons, annotations."""
+    n5 = next(name for name, variant in sorted(data_n5.VARIANTS.items()) if not variant.seed)
+    twins = [dataset("precomputed", name).twin for name in sorted(PRECOMPUTED)[:4]]
+    twins += [data_n5.VARIANTS[n5].write(tmp_path / "n5", n5).twin]
+    for name in ("neuroglancer_lines", "tensorstore_identi_raw_raw", "nested"):
+        twins.append(data_precomputed_ids.DATASETS[name](tmp_path / name).twin)
+    for number, twin in enumerate(twins):
+        packed, again = tmp_path / f"packed {number}", tmp_path / f"again {number}"
+        shardfs.pack(twin, packed)
+        assert parsed(files(packed)) != parsed(files(twin))
+        shardfs.unpack(packed, again)
+        assert parsed(files(again)) == parsed(files(twin)), twin
+
+
 def test_zarr2_packed_and_unpacked_is_the_original(tmp_path: Path) -> None:
     group = zarr.create_group(tmp_path / "a", zarr_format=2, attributes={"who": "me"})
     array = group.create_array("x/y", shape=(100, 100), chunks=(10, 10), dtype="u2", order="F", attributes={"b": 1})
