@@ -62,4 +62,7 @@ if __name__ == "__main__":
     parser.add_argument("call", choices=("write", "compare"))
     parser.add_argument("paths", nargs="+")
     args = parser.parse_args()
-    {"write": write, "compare": compare}[args.call](*args.paths)
+    if args.call == "write":
+        write(*args.paths)
+    else:
+        compare(*args.paths)
