@@ -228,7 +228,7 @@ class Packing:
         has_objects = has_objects and not self.job.verbatim
         if (dataset.unsharded or has_objects) and self._is_selected(path):
             if _has_zarr2(tree.store, path):
-                self._refused.append(f"{path or '/'}: has documents of Zarr v2, too; delete those of one format")
+                self._refuse_two_formats(path)
             plain = {join(path, c.path): PlainChunks(join(path, c.path), c) for c in dataset.unsharded}
             documents = self._sharded(path, format, documents, plain, FileForm(ids=1) if has_objects else PLAIN)
         self.documents |= {join(path, name): raw for name, raw in documents.items()}
@@ -253,13 +253,20 @@ class Packing:
                     tree.datasets.documents(path).get(INFO, b"")
                 ):
                     copied.add(directory.shown)  # meshes, for instance, have no other format
-        self._hidden |= {join(c.path, name) for c in plain.values() for name in tree.datasets.document_names}
+        for found in plain.values():  # levels of images may be in directories that the walk does not visit
+            its = next(f for f in tree.datasets.formats if found.collection.format in f.dataset_formats)
+            self._hidden |= {join(found.path, name) for name in its.documents}
+            if its is not ZARR2 and _has_zarr2(self.store, found.path):
+                self._refuse_two_formats(found.path)
         for at, own_documents in documents.items():
             sharded = self._sharded(at, format, own_documents, plain)
             self.documents |= {join(at, name): raw for name, raw in sharded.items()}
         self._refused += [f"{path or '/'}: {format.dataset_formats[0]} has no shards for it" for path in plain]
         self._refused += self._in_shards if self.arrays or self.job.format else []
         self._refuse_problems(tree, copied)
+
+    def _refuse_two_formats(self, path: str) -> None:
+        self._refused.append(f"{path or '/'}: has documents of Zarr v2, too; delete those of one format")
 
     def _refuse_problems(self, tree: Tree, but: Set[str] = frozenset()) -> None:
         found = (p for p in tree.problems() if p.damaged or (p.skipped and p.path not in but))

@@ -229,6 +229,7 @@ def test_images_keep_their_levels_and_get_the_names_of_the_format(tmp_path: Path
     for i, data in enumerate(levels):
         write_zarr(tmp_path / "i" / str(i), data, None, 2)
     (tmp_path / "i" / "0" / "note.txt").write_text("by hand")
+    (tmp_path / "i" / "1" / "info").write_text("not of precomputed")
     how: Any = {"transcode": True}
     assert problems(pack(str(tmp_path / "i"), str(tmp_path / "n"), format="n5", **how)) == []
     assert problems(pack(str(tmp_path / "i"), str(tmp_path / "p"), format="precomputed", **how)) == []
@@ -237,6 +238,7 @@ def test_images_keep_their_levels_and_get_the_names_of_the_format(tmp_path: Path
         assert np.array_equal(read_precomputed(tmp_path / "p", i), data)
     for target in ("n", "p"):
         assert (tmp_path / target / "0" / "note.txt").read_text() == "by hand"
+        assert (tmp_path / target / "1" / "info").read_text() == "not of precomputed"
         assert not any(name.rpartition("/")[2].startswith(".z") for name in files(tmp_path / target))
 
 
@@ -329,6 +331,13 @@ def test_what_cannot_change_its_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="times: "):
         list(pack(str(tmp_path / "g"), str(tmp_path / "t"), format="n5"))
     assert not (tmp_path / "t").exists()
+
+
+def test_an_array_that_two_formats_describe_is_refused(tmp_path: Path) -> None:
+    write_zarr(tmp_path / "a", values(dtype="u1"), None)
+    (tmp_path / "a" / ".zarray").write_text(json.dumps({"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1"}))
+    with pytest.raises(UnsupportedError, match="has documents of Zarr v2, too"):
+        list(pack(str(tmp_path / "a"), str(tmp_path / "t"), format="n5"))
 
 
 def test_the_command_has_the_options(tmp_path: Path) -> None:
