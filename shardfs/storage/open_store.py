@@ -38,7 +38,7 @@ def open_store(
     cache_size: int = 0,
     offline: bool = False,
 ) -> Store:
-    """Open the store of a path or an fsspec URL, including chained URLs.
+    """Open the store of a path or an fsspec URL, including chained URLs. The path may be that of a zip file.
 
     For remote stores: `patience` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
     with at most this number of `connections`; up to `cache_size` bytes that were read are kept in `cache_dir`.
@@ -46,6 +46,8 @@ def open_store(
 
     Raise FileNotFoundError if a local path does not exist.
     """
+    if _is_zip_file(source):
+        source = f"zip://::{os.path.abspath(source)}"
     first, separator, _ = source.partition("://" if "://" in source else "::")
     if is_path(source) or (separator == "::" and not _is_protocol(first)):
         return _open_local(source, waiting, prefetch, follow_symlinks=follow_symlinks)
@@ -61,6 +63,11 @@ def open_store(
     if not cache_dir and not offline:
         return store
     return _with_cache(store, cache_dir or "auto", cache_size, source, storage_options or {}, waiting, offline=offline)
+
+
+def _is_zip_file(source: str) -> bool:
+    """Return whether a source is the path of a zip file, which can be opened without `zip://`."""
+    return source.lower().endswith((".zip", ".ozx")) and "::" not in source and os.path.isfile(source)
 
 
 def _is_protocol(word: str) -> bool:
@@ -106,6 +113,10 @@ def _store_of(
         from shardfs.storage.web import WebStore
 
         return WebStore(fs, path, waiting, patience, ahead, ranges)
+    if "zip" in fs.protocol:
+        from shardfs.storage.zip_store import ZipStore
+
+        return ZipStore(fs, path, waiting, patience, ahead, ranges)
     return FsspecStore(fs, path, waiting, patience, ahead, ranges)
 
 
