@@ -133,18 +133,21 @@ def pack(
         if dest is not None or format or transcode:
             raise TypeError("dest, format and transcode do not go with in_place=True")
         return calling.in_place(source, "pack", options, how, abort=abort)
-    job = packing.PackJob(*calling.places(source, dest, options), **how, format=format, transcode=transcode)
+    places = calling.places(source, dest, options, abort=abort)
+    job = packing.PackJob(*places, **how, format=format, transcode=transcode)
     return calling.complete(pack.PackRun(job, calling.part_of(options)), options)
 
 
 def unpack(
     source: str | os.PathLike[str],
-    dest: str | os.PathLike[str],
+    dest: str | os.PathLike[str] | None = None,
     *,
     layout: str = "native",
     arrays: Sequence[str] = (),
     chunk_codec: str | None = None,
     skip_unsupported: bool = False,
+    in_place: bool = False,
+    abort: bool = False,
     **options: Unpack[JobOptions],
 ) -> JobResult:
     """Copy a sharded dataset to a new one with one file per chunk, as `shardfs unpack` does (docs/pack.md).
@@ -160,6 +163,8 @@ def unpack(
             Other arrays stay sharded. Only in the native layout.
         chunk_codec: the option of the mount (docs/options.md): a codec for all chunks, such as "raw".
         skip_unsupported: leave out arrays that the layout cannot show.
+        in_place: replace the shards of a local source by chunk files, instead of writing to `dest`.
+        abort: go back, if a job in place has not ended.
         options: see `shardfs.jobs.calling.JobOptions`.
 
     Raises:
@@ -174,5 +179,10 @@ def unpack(
     from shardfs.jobs import calling, unpack, unpacking
 
     chosen = calling.stripped(arrays)
-    job = unpacking.UnpackJob(*calling.places(source, dest, options), layout, chunk_codec, skip_unsupported, chosen)
+    if in_place:
+        if dest is not None or layout != "native" or chunk_codec is not None or skip_unsupported:
+            raise TypeError("dest, layout, chunk_codec and skip_unsupported do not go with in_place=True")
+        return calling.in_place(source, "unpack", options, {"arrays": chosen}, abort=abort)
+    places = calling.places(source, dest, options, abort=abort)
+    job = unpacking.UnpackJob(*places, layout, chunk_codec, skip_unsupported, chosen)
     return calling.complete(unpack.UnpackRun(job, calling.part_of(options)), options)

@@ -113,11 +113,11 @@ def part_of(options: JobOptions) -> JobPart:
 
 
 def places(
-    source: str | os.PathLike[str], dest: str | os.PathLike[str] | None, options: JobOptions
+    source: str | os.PathLike[str], dest: str | os.PathLike[str] | None, options: JobOptions, *, abort: bool
 ) -> tuple[JobSource, JobSource]:
-    """Return source and target of a job."""
-    if dest is None:
-        raise TypeError("give dest, or in_place=True")
+    """Return source and target of a job that is not in place. Raise TypeError if it has no target, or for `abort`."""
+    if dest is None or abort:
+        raise TypeError("give dest, or in_place=True; abort needs in_place=True")
     storage = options.get("storage_options")
     return (
         JobSource.of(source, storage, follow_symlinks=options.get("follow_symlinks", False)),

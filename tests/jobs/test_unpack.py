@@ -528,13 +528,22 @@ def test_progress_is_reported(sharded: Path, tmp_path: Path) -> None:
     seen.clear()
     packed = shardfs.pack(tmp_path / "target", tmp_path / "again", chunks_per_shard=(5, 3), progress=seen.append)
     assert (seen[-1].files, packed.objects) == (packed.files, 14)
-    for how in ({"dest": None}, {"dest": tmp_path / "more", "in_place": True}):
-        with pytest.raises(TypeError, match="in_place=True"):
-            shardfs.pack(tmp_path / "target", **how)
-    shardfs.pack(tmp_path / "target", chunks_per_shard=(5, 3), in_place=True)
-    assert parsed(files(tmp_path / "target")) == parsed(files(tmp_path / "again"))
+    for verb, source in ((shardfs.pack, tmp_path / "target"), (shardfs.unpack, sharded)):
+        refused: list[dict[str, Any]] = [{}, {"dest": "x", "in_place": True}, {"dest": "x", "abort": True}]
+        for how in refused:
+            with pytest.raises(TypeError, match="in_place=True"):
+                verb(source, **how)
     with pytest.raises(ValueError, match="part"):
         shardfs.unpack(sharded, tmp_path / "more", part=(3, 2))
+
+
+def test_in_place(sharded: Path, tmp_path: Path) -> None:
+    plain, before = shown(sharded), parsed(files(sharded))
+    assert shardfs.unpack(sharded, in_place=True, jobs=2).finished
+    assert parsed(files(sharded)) == parsed(plain)
+    assert shardfs.pack(sharded, chunks_per_shard=(5, 3), in_place=True).finished
+    assert parsed(files(sharded)).keys() == before.keys()
+    assert shown(sharded) == plain
 
 
 def test_remote_stores(sharded: Path, tmp_path: Path) -> None:
