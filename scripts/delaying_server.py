@@ -1,10 +1,10 @@
 """A web server with the latency and the faults of a distant store, which counts what it is asked for.
 
-    python scripts/delaying_server.py DIRECTORY|URL [--latency-ms 20] [--bandwidth-mb 100]
+    python scripts/delaying_server.py DIRECTORY|URL [--latency-ms 20] [--bandwidth-mb 100] [--total-mb 0]
 
 It prints its URL. It serves a directory: byte ranges, If-Match, If-None-Match and listings. Or it passes all requests
 on to the server at URL, such as moto's S3. Each answer waits for the latency, then flows at the bandwidth (MB/s, per
-connection; 0 is no limit). TLS is not modelled.
+connection; 0 is no limit; `--total-mb` is for all connections together). TLS is not modelled.
 
 GET /.requests returns the requests since the last such question, as JSON: method, path, query, range, bytes received
 and sent, status, and the seconds at which the request came and its answer began.
@@ -92,11 +92,12 @@ class Answer(NamedTuple):
 class DelayingServer:
     """Serves the files below `origin`, or passes requests on to that URL.
 
-    `latency_s` in seconds; `bandwidth` in bytes per second and connection, or 0.
+    `latency_s` in seconds; `bandwidth` in bytes per second and connection, or 0; `total` the same for all connections.
     """
 
-    def __init__(self, origin: str, latency_s: float, bandwidth: float) -> None:
-        self.origin, self.latency_s, self.bandwidth = origin, latency_s, bandwidth
+    def __init__(self, origin: str, latency_s: float, bandwidth: float, total: float = 0) -> None:
+        self.origin, self.latency_s, self.bandwidth, self.total = origin, latency_s, bandwidth, total
+        self._free = 0.0  # when all connections together may send the next byte
         self.requests: list[dict[str, Any]] = []
         self.faults: list[Fault] = []
 
@@ -218,6 +219,9 @@ class DelayingServer:
         begin = loop.time()
         for at in range(0, len(data), PIECE):
             await response.write(data[at : at + PIECE])
+            if self.total:
+                self._free = max(self._free, loop.time()) + len(data[at : at + PIECE]) / self.total
+                await asyncio.sleep(self._free - loop.time())
             if self.bandwidth and (early := begin + (at + PIECE) / self.bandwidth - loop.time()) > 0:
                 await asyncio.sleep(early)
 
@@ -259,8 +263,10 @@ def main() -> None:
     parser.add_argument("origin", metavar="DIRECTORY|URL")
     parser.add_argument("--latency-ms", type=float, default=20)
     parser.add_argument("--bandwidth-mb", type=float, default=100)
-    options = parser.parse_args()
-    asyncio.run(serve(DelayingServer(options.origin, options.latency_ms / 1e3, options.bandwidth_mb * 1e6)))
+    parser.add_argument("--total-mb", type=float, default=0)
+    given = parser.parse_args()
+    limits = given.latency_ms / 1e3, given.bandwidth_mb * 1e6, given.total_mb * 1e6
+    asyncio.run(serve(DelayingServer(given.origin, *limits)))
 
 
 if __name__ == "__main__":

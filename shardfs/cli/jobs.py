@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -72,7 +71,7 @@ def verify(
         plans = list(work.plan(job_source, part))
         problems = job_source.tree().problems() if part.number == 1 else []
     with ExitStack() as stack:
-        executor, workers = (None, jobs) if dask is None else _dask(dask, stack)
+        executor, workers = executor_of(dask, jobs, stack)
         unreadable = map(work.unreadable, problems)
         reports = work.verify(job_source, plans, deep=deep, executor=executor, workers=workers, regions=regions)
         if regions:
@@ -120,15 +119,16 @@ def _print_regions(
     return n
 
 
-def _dask(address: str, stack: ExitStack) -> tuple[Executor, int]:
-    """An executor on a Dask cluster, and the number of threads of the cluster."""
+def executor_of(dask: str | None, jobs: int, stack: ExitStack) -> tuple[Executor | None, int]:
+    """The executor for the options `--dask` and `--jobs`, and the number of its workers."""
+    if dask is None:
+        return None, jobs
+    from shardfs.jobs.dask_cluster import dask_executor
+
     try:
-        from distributed import Client
+        return stack.enter_context(dask_executor(dask))
     except ImportError as e:
         raise click.UsageError(f"--dask needs the package distributed: pip install distributed ({e})") from e
-    where = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}
-    client = stack.enter_context(Client(**where))
-    return client.get_executor(retries=2), max(1, sum(client.nthreads().values()))
 
 
 class _Output:

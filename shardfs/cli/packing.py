@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.jobs import part_of
-from shardfs.cli.printing import human_bytes, printable, write_json
+from shardfs.cli.jobs import executor_of, part_of
+from shardfs.cli.printing import Progress, human_bytes, printable, write_json
 from shardfs.cli.sources import Given, absolute, decorated, given_options, opening, source_options
 from shardfs.config import parsers
 
@@ -34,6 +34,7 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--abort", is_flag=True, help="With --in-place: go back to the former files of SOURCE."),
         click.option("--array", "arrays", multiple=True, metavar="PATH", help="Only this array; copy other files."),
         click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]"),
+        click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file."),
         click.option("--part", default="1/1", metavar="I/N", callback=part_of, help="Do only part I of N."),
         click.option("--json", "as_json", is_flag=True, help="One JSON object per line: problems, then counts."),
         source_options,
@@ -73,6 +74,7 @@ def pack(
     transcode: bool,
     arrays: tuple[str, ...],
     jobs: int,
+    dask: str | None,
     part: JobPart,
     as_json: bool,
     given: Given,
@@ -89,13 +91,13 @@ def pack(
     if per_shard and shard_size is not None:
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
     found = given.options()
-    if _is_in_place(dest, part, in_place=in_place, abort=abort):
+    if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
         if format is not None or transcode:
             raise click.UsageError("--format and --transcode do not go with --in-place; give DEST")
         how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": _stripped(arrays)}
-        return _run(source, _in_place(source, "pack", found, how, abort=abort), jobs, as_json=as_json)
+        return _run(source, _in_place(source, "pack", found, how, abort=abort), jobs, dask, as_json=as_json)
     job = PackJob(*_places(source, dest, found), per_shard, shard_size, _stripped(arrays), format or "", transcode)
-    return _run(source, lambda: PackRun(job, part, found.journal), jobs, as_json=as_json)
+    return _run(source, lambda: PackRun(job, part, found.journal), jobs, dask, as_json=as_json)
 
 
 @click.command()
@@ -109,6 +111,7 @@ def unpack(
     layout: str | None,
     arrays: tuple[str, ...],
     jobs: int,
+    dask: str | None,
     part: JobPart,
     as_json: bool,
     given: Given,
@@ -122,11 +125,11 @@ def unpack(
     from shardfs.jobs.unpacking import UnpackJob
 
     found = given_options(*given, {"layout": layout} if layout is not None else {})[0]
-    if _is_in_place(dest, part, in_place=in_place, abort=abort):
+    if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
         if found.layout != "native":
             raise click.UsageError("--layout does not go with --in-place, which keeps the format of SOURCE")
         run = _in_place(source, "unpack", found, {"arrays": _stripped(arrays)}, abort=abort)
-        return _run(source, run, jobs, as_json=as_json)
+        return _run(source, run, jobs, dask, as_json=as_json)
     job = UnpackJob(
         *_places(source, dest, found),
         found.layout,
@@ -134,7 +137,7 @@ def unpack(
         found.unsupported == "skip",
         _stripped(arrays),
     )
-    return _run(source, lambda: UnpackRun(job, part, found.journal), jobs, as_json=as_json)
+    return _run(source, lambda: UnpackRun(job, part, found.journal), jobs, dask, as_json=as_json)
 
 
 def _places(source: str, dest: str | None, found: Options) -> tuple[JobSource, JobSource]:
@@ -150,7 +153,7 @@ def _stripped(arrays: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(path.strip("/") for path in arrays)
 
 
-def _is_in_place(dest: str | None, part: JobPart, *, in_place: bool, abort: bool) -> bool:
+def _is_in_place(dest: str | None, dask: str | None, part: JobPart, *, in_place: bool, abort: bool) -> bool:
     """Whether the job is one in place. Raise UsageError for options that contradict each other."""
     if in_place == (dest is not None):
         raise click.UsageError("give either DEST or --in-place")
@@ -158,6 +161,8 @@ def _is_in_place(dest: str | None, part: JobPart, *, in_place: bool, abort: bool
         raise click.UsageError("--abort needs --in-place; to give up another job, delete DEST")
     if in_place and part.of > 1:
         raise click.UsageError("--part does not go with --in-place; use --jobs")
+    if in_place and dask is not None:
+        raise click.UsageError("--dask does not go with --in-place, which works on one machine; use --jobs")
     return in_place
 
 
@@ -171,40 +176,31 @@ def _in_place(
     return lambda: InPlaceRun(job, command, abort=abort, options=how, journals=found.journal)
 
 
-def _run(source: str, prepare: Callable[[], JobRun[Any] | InPlaceRun], jobs: int, *, as_json: bool) -> int:
+def _run(
+    source: str, prepare: Callable[[], JobRun[Any] | InPlaceRun], jobs: int, dask: str | None, *, as_json: bool
+) -> int:
     """Run what `prepare` returns, and print its reports; return the exit code."""
-    with opening(source):
-        work = prepare()
-    output = _JobOutput(work, as_json=as_json)
-    with output.progress:
-        for report in work.run(workers=jobs):
+    with ExitStack() as stack:
+        executor, workers = executor_of(dask, jobs, stack)
+        with opening(source):
+            work = prepare()
+        output = _JobOutput(work, as_json=as_json)
+        stack.enter_context(output.progress)
+        for report in work.run(executor, workers):
             output.report(report)
     return output.end()
 
 
 class _JobOutput:
-    """Prints problems as they arrive and counts at the end: as JSON, or as text with a progress bar on a terminal."""
+    """Prints problems as they arrive, and counts at the end, as JSON or text. Text comes with progress."""
 
     def __init__(self, work: JobRun[Any] | InPlaceRun, *, as_json: bool) -> None:
-        from rich import progress
-        from rich.console import Console
-
         self._work, self._as_json, self._nbytes, self._problems = work, as_json, 0, 0
-        console = Console(stderr=True)
-        self.progress = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=as_json or not (console.is_terminal and sys.stderr.isatty()),
-        )
-        self._task = self.progress.add_task("files", total=work.files // work.part.of)
+        self.progress = Progress(work.files // work.part.of, shown=not as_json)
 
     def report(self, report: PackReport) -> None:
         self._nbytes += report.nbytes
-        self.progress.update(self._task, advance=report.files, description=f"{human_bytes(self._nbytes)}, files")
+        self.progress.advance(report.files, report.nbytes)
         for problem in report.problems:
             self._problems += problem.damaged
             if self._as_json:

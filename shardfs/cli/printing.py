@@ -7,8 +7,10 @@ import io
 import json
 import re
 import sys
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -80,3 +82,56 @@ def waiting(doing: str) -> Iterator[Callable[[str], object]]:
         yield tell
     finally:
         status.stop()
+
+
+LINES_S = 5.0
+"""Seconds between the lines of a `Progress` that is not on a terminal."""
+
+
+class Progress:
+    """Context manager that shows on standard error how far a job on files is: a bar on a terminal, otherwise lines.
+
+    Args:
+        files: the number of all files.
+        shown: False to show nothing.
+    """
+
+    def __init__(self, files: int, *, shown: bool = True) -> None:
+        self._files, self._shown, self._on_terminal = files, shown, sys.stderr.isatty()
+        self._done = self._copied = self._nbytes = 0
+        self._began = self._printed = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._shown and self._on_terminal:
+            from rich import progress
+            from rich.console import Console
+
+            columns = progress.TextColumn("{task.description}", markup=False), progress.BarColumn()
+            self._bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("", total=self._files)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown and self._on_terminal:
+            self._bar.stop()
+
+    def advance(self, files: int, nbytes: int) -> None:
+        """Count finished files. `nbytes` is 0 if they were finished by an earlier run."""
+        self._done += files
+        self._nbytes += nbytes
+        self._copied += files if nbytes else 0
+        if self._shown and self._on_terminal:
+            self._bar.update(self._task, completed=self._done, description=self._text())
+        elif self._shown and time.monotonic() - self._printed >= LINES_S:
+            self._printed = time.monotonic()
+            click.echo(self._text(), err=True)
+
+    def _text(self) -> str:
+        took = max(time.monotonic() - self._began, 1e-3)
+        speed = f"{human_bytes(self._nbytes)}, {human_bytes(self._nbytes / took)}/s"
+        text = f"{self._done:,} of {self._files:,} files, {speed}"
+        if not self._copied:
+            return text
+        left = took * max(self._files - self._done, 0) / self._copied
+        return f"{text}, {timedelta(seconds=round(left))} left"

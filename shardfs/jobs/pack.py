@@ -34,6 +34,7 @@ from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
+from shardfs.storage.writers.common import FIRST
 from shardfs.vfs.nodes import is_in
 from shardfs.write.journal import Journal
 from shardfs.write.journal.places import is_locked
@@ -53,6 +54,9 @@ BATCH = 64
 
 COPIED_SIZE = 256 << 10
 """Files of at least this size stay open, so that the kernel copies them. Smaller ones are read into memory."""
+
+FIRST_LOADS = 16
+"""Files of a remote source that are read at the same time at first; the number doubles up to all connections."""
 
 J = TypeVar("J", bound="OpenedJob")
 J_co = TypeVar("J_co", covariant=True, bound="OpenedJob")
@@ -121,15 +125,14 @@ class OpenedFile(NamedTuple):
     def of(cls, packing: OpenedJob, key: str) -> OpenedFile:
         """Open or read a file."""
         blob = packing.blob(key)
+        first = b"" if blob.fd >= 0 else blob.read([FIRST])[0]  # then most stores report the size without a request
         size = blob.stat().size
-        if (
-            blob.fd >= 0
-            and size >= COPIED_SIZE
-            and packing.target.writer.local
-            and _descriptors.acquire(blocking=False)
-        ):
+        if blob.fd < 0:
+            data = first if size <= FIRST.stop else first + blob.read([ByteRange(len(first), size)])[0]
+        elif size >= COPIED_SIZE and packing.target.writer.local and _descriptors.acquire(blocking=False):
             return cls(FilePart(blob.fd, max(blob.base, 0), size), blob)
-        data = blob.read([ByteRange(0, size)])[0]
+        else:
+            data = os.pread(blob.fd, size, max(blob.base, 0))
         if len(data) != size:
             raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
         return cls(data)
@@ -189,7 +192,7 @@ class ShardTask:
     def _open(self, packing: Packing, files: Sequence[str], opened: list[OpenedFile]) -> list[Bytes]:
         """Open or read all chunk files. Add those to `opened` that must be closed."""
         contents = []
-        for _, found in load_ahead(packing.store.read_ahead, partial(OpenedFile.of, packing), files, first=4):
+        for _, found in load_ahead(packing.store.read_ahead, partial(OpenedFile.of, packing), files, first=FIRST_LOADS):
             contents.append(found.content)
             if found.blob is not None:
                 opened.append(found)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords
 
+BLOCK = 1 << 14
+"""Chunks whose shards are computed at a time, to limit memory. An even number, because some chunks are two files."""
+
 ONLY_ONE = "has only one of its two files, the manifest and the fragments"
 
 
@@ -241,11 +244,26 @@ class ArrayPlan:
 
     @classmethod
     def of(cls, array: PackedArray, chunks: U64) -> ArrayPlan:
-        """The plan for all these chunks."""
-        homes = array.shards(chunks) if len(chunks) else np.empty(0, np.uint64)
-        order = np.lexsort((chunks, homes))
-        shards, starts = np.unique(homes[order], return_index=True)
-        return cls(array, chunks[order], shards, starts.tolist())
+        """The plan for all these chunks. Sorts the array `chunks` in place, so that little more memory is needed."""
+        blocks = [chunks[i : i + BLOCK] for i in range(0, len(chunks), BLOCK)]
+        bits = max((int(block.max()).bit_length() for block in blocks), default=0)
+        if any(int(array.shards(block).max()).bit_length() + bits > 64 for block in blocks):
+            homes = array.shards(chunks)
+            order = np.lexsort((chunks, homes))
+            found, first = np.unique(homes[order], return_index=True)
+            return cls(array, chunks[order], found, first.tolist())
+        shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
+        for block in blocks if bits < 64 else ():
+            block |= array.shards(block) << shift
+        chunks.sort()
+        starts: list[int] = []
+        at = 0
+        while at < len(chunks):
+            starts.append(at)
+            at = int(chunks.searchsorted(chunks[at] | mask, side="right"))
+        shards = chunks[starts] >> shift if bits < 64 else np.zeros(len(starts), np.uint64)
+        chunks &= mask
+        return cls(array, chunks, shards, starts)
 
     def __iter__(self) -> Iterator[tuple[int, U64]]:
         """Yield each shard with its chunks."""

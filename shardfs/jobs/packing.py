@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from array import array as typed_array
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -26,12 +25,13 @@ from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
 from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
+from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
 from shardfs.vfs.discovery import NATIVE
 from shardfs.vfs.nodes import Content, is_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
     from shardfs.formats.format import Format
     from shardfs.jobs.shared_work import JobSource
@@ -182,6 +182,7 @@ class Packing:
         self._forms: dict[str, FileForm] = {}
         self._in_shards: list[str] = []
         self._translates = False
+        self._only_chunks: Set[str] = frozenset()  # arrays that have no other files
         tree = self._tree(NATIVE)
         self.store: Store = tree.store
         is_zarr2 = not tree.datasets.documents("") and _has_zarr2(tree.store, "")
@@ -399,16 +400,22 @@ class Packing:
     def survey(self) -> SourceSurvey:
         """List the source."""
         found, chunks = SourceSurvey(), {path: typed_array("Q") for path in self.arrays}
-        for array, key in self._walk("", None):
-            name = key if array is None else key.removeprefix(array.path).lstrip("/")
+        with_others = set[str]()
+        for array, name, key in self._walk("", None, self._names("")):
             if array is not None and (number := array.number(name)) is not None:
                 chunks[array.path].append(number)
             elif array is None or (problem := stray(array, name, key)) is None:
                 found.files += 1
+                if array is not None:
+                    with_others.add(array.path)
             else:
                 found.problems.append(problem)
-        for path, numbers in chunks.items():
-            self._add_plan(found, self.arrays[path], np.frombuffer(numbers, np.uint64))
+        for path in self.arrays:
+            self._add_plan(found, self.arrays[path], np.frombuffer(chunks.pop(path), np.uint64))
+            while path:
+                path = path.rpartition("/")[0]
+                with_others.add(path)
+        self._only_chunks = self.arrays.keys() - with_others
         return found
 
     def _add_plan(self, found: SourceSurvey, array: PackedArray, numbers: U64) -> None:
@@ -422,31 +429,47 @@ class Packing:
 
     def other_files(self) -> Iterator[str]:
         """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""
-        for array, key in self._walk("", None):
-            name = key if array is None else key.removeprefix(array.path).lstrip("/")
+        for array, name, key in self._walk("", None, self._names(""), self._only_chunks):
             if array is None or (array.number(name) is None and stray(array, name, key) is None):
                 yield key
 
-    def _walk(self, path: str, array: PackedArray | None) -> Iterator[tuple[PackedArray | None, str]]:
-        """Yield all files but documents, each with the array of whose directory it is."""
+    def _walk(
+        self,
+        path: str,
+        array: PackedArray | None,
+        names: Iterable[tuple[str, bool]],
+        skipped: Set[str] = frozenset(),
+    ) -> Iterator[tuple[PackedArray | None, str, str]]:
+        """Yield all files but documents: the array of whose directory it is, the path in this directory, the path."""
+        if path in skipped:
+            return
         array = self.arrays.get(path, array)
-        for entry in self.store.scan(path):
-            key = join(path, entry.name)
-            if entry.directory and not self._is_link(key):
-                if array is not None or key not in self._hidden or any(is_in(path, key) for path in self.arrays):
-                    yield from self._walk(key, array)
-            elif key not in self.documents and key not in self._hidden:
-                yield array, key
+        inside = path if array is None else path.removeprefix(array.path).lstrip("/")
+        above, name_above = (f"{part}/" if part else "" for part in (path, inside))
+        directories = []
+        for name, directory in names:
+            key = above + name
+            if not directory:
+                if key not in self.documents and key not in self._hidden:
+                    yield array, name_above + name, key
+            elif array is None and key in self._hidden and not any(is_in(path, key) for path in self.arrays):
+                continue
+            elif self.store.remote:
+                directories.append(key)
+            else:
+                yield from self._walk(key, array, self._names(key), skipped)
+        for key, found in load_ahead(self.store.read_ahead, self._names, directories):
+            yield from self._walk(key, array, found, skipped)
 
-    def _is_link(self, key: str) -> bool:
-        """Whether a directory is a symbolic link. Following it could lead around in circles."""
-        return isinstance(self.store, LocalStore) and os.path.islink(self.store.path(key))
+    def _names(self, path: str) -> Iterable[tuple[str, bool]]:
+        """The names in a directory, and whether each is a directory itself. Links of a local source are files."""
+        if isinstance(self.store, LocalStore):
+            return self.store.names(path)
+        return [(entry.name, entry.directory) for entry in self.store.scan(path)]
 
     def blob(self, key: str) -> Blob:
         """Open a file of the source. It does not stay open in the store."""
-        blob = self.store.open(key)
-        self.store.reopen(key)
-        return blob
+        return self.store.open_once(key) if isinstance(self.store, LocalStore) else self.store.open(key)
 
     def finish(self) -> None:
         """Write all documents, and end the job."""

@@ -12,6 +12,7 @@ the report has a finding for the task, and the other tasks continue.
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ import signal
 import threading
 import time
 from collections import deque
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -256,14 +257,23 @@ def run(work: Iterator[Task[R]], executor: Executor | None = None, workers: int 
 def _report(task: Task[R], result: Callable[[], R]) -> R:
     """The result of a task; an exception becomes a finding.
 
-    Raises BrokenExecutor if a worker died, perhaps because of another task.
+    Raises BrokenExecutor if a worker died, perhaps because of another task; OSError if the executor gave up all tasks.
     """
     try:
         return result()
     except BrokenExecutor:
         raise
+    except CancelledError as e:
+        raise _lost(e) from e
     except Exception as e:  # noqa: BLE001 - one broken shard must not end the run; the finding contains the error
         return task.failed(e)
+
+
+def _lost(error: Exception) -> OSError:
+    why = (
+        "the executor has given up all tasks, as when the scheduler of a Dask cluster ends; repeat the job to continue"
+    )
+    return OSError(errno.ECONNABORTED, f"{why} ({message(error).rstrip(': ')})")
 
 
 def unreadable(problem: Problem) -> Damage:
@@ -325,6 +335,8 @@ class _Runner(Generic[R]):
             future: Future[R] = Future()
             future.set_exception(e)
             return future
+        except Exception as e:
+            raise _lost(e) from e
 
     def _again(self, submitted: deque[tuple[Task[R], Future[R]]]) -> Iterator[R]:
         """Report all submitted tasks after a worker died.

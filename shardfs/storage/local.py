@@ -32,6 +32,10 @@ Writing needs the other descriptors. A program that uses shardfs as a library ne
 """
 
 
+MAX_DIRECTORIES = 128
+"""Directories that `LocalStore.open_once` keeps open. The chunks of a shard are seldom in more."""
+
+
 class _Descriptor:
     """Closes a descriptor when the last reference to this object is gone.
 
@@ -116,6 +120,7 @@ class LocalStore:
         self._inside = self.root.rstrip("/") + "/"
         self.follow_symlinks, self._waiting, self.read_ahead = follow_symlinks, waiting, read_ahead
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
+        self._directories: dict[str, _Descriptor] = {}
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         unlimited = soft == resource.RLIM_INFINITY
         most = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
@@ -179,7 +184,9 @@ class LocalStore:
         return blob
 
     def _open(self, key: str) -> LocalBlob:
-        fd = self.descriptor(key, os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO must not block
+        return self._blob(self.descriptor(key, os.O_RDONLY | os.O_NONBLOCK), key)  # opening a FIFO must not block
+
+    def _blob(self, fd: int, key: str) -> LocalBlob:
         try:
             info = os.fstat(fd)
             require_file(info, key)
@@ -187,6 +194,28 @@ class LocalStore:
         except BaseException:
             os.close(fd)
             raise
+
+    def open_once(self, key: str) -> LocalBlob:
+        """Open a file that the store does not keep open. Its directory stays open, for the next files in it.
+
+        Only for jobs on sources that do not change: a directory that another one replaces is not noticed.
+        """
+        parent, _, name = key.rpartition("/")
+        directory = self._directories.get(parent)
+        if directory is None:
+            directory = _Descriptor(self.descriptor(parent, os.O_RDONLY | os.O_DIRECTORY))
+            if len(self._directories) >= MAX_DIRECTORIES:
+                self._directories.clear()  # a thread that uses one of them keeps it open
+            self._directories[parent] = directory
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
+        except OSError as e:
+            if e.errno != errno.ELOOP:
+                raise OSError(e.errno, e.strerror, key) from e
+            blob = self.open(key)
+            self.reopen(key)
+            return blob
+        return self._blob(fd, key)
 
     def _dangling(self, key: str) -> str | None:
         """Return the key of a dangling symbolic link in the path of `key`; None if there is none."""
@@ -219,6 +248,15 @@ class LocalStore:
         return DirEntry(key.rsplit("/", 1)[-1], is_directory(info, key), stat_of(info))
 
     def scan(self, key: str) -> Iterator[DirEntry]:
+        for e in self._entries(key):
+            yield self._listed(key, e)
+
+    def names(self, key: str) -> Iterator[tuple[str, bool]]:
+        """Yield the names in a directory, and whether each is a directory itself, not a link to one."""
+        for e in self._entries(key):
+            yield e.name, e.is_dir(follow_symlinks=False)
+
+    def _entries(self, key: str) -> Iterator[os.DirEntry[str]]:
         try:
             fd = self.descriptor(key, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
@@ -228,7 +266,7 @@ class LocalStore:
             with os.scandir(fd) as entries:
                 for e in entries:
                     if not e.name.startswith(OWN):
-                        yield self._listed(key, e)
+                        yield e
         finally:
             os.close(fd)
 

@@ -40,6 +40,7 @@ _NO_FOLLOW = {"follow_symlinks": False}
 _FICLONERANGE = 0x4020940D
 _NOREPLACE, _EXCHANGE = 1, 2
 _AT_FDCWD = -100
+_SYNC_FILE_RANGE_WRITE = 2
 _NOT_HERE = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM}
 """Errors of file systems that cannot clone, or not from another file system. The bytes are then copied."""
 
@@ -119,6 +120,12 @@ Do not retry: after an error the kernel marks the pages clean, so a second fsync
 
 fdatasync: Callable[[int], None] = partial(call, "fdatasync", os.fdatasync)
 """Flush a file's data to disk without its times. Do not retry, as for `fsync`."""
+
+
+def start_writeback(fd: int, start: int, size: int) -> None:
+    """Have the kernel begin to write these bytes to the disk, if the system can do that. Makes nothing durable."""
+    if (function := getattr(_libc, "sync_file_range", None)) is not None:
+        function(fd, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(_SYNC_FILE_RANGE_WRITE))
 
 
 def fsync_directory(directory: str | int) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MAX_JOINED = 1 << 20
 """Bytes. Pieces in memory are joined up to about this size before they are written."""
 
+WRITEBACK = 8 << 20
+"""Bytes after which the kernel begins to write them to the disk, so that the final fsync waits for less."""
+
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 """Flags to open a directory."""
 
@@ -223,11 +226,14 @@ def identity_in(info: os.stat_result) -> list[int]:
 
 def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:
     """Write the pieces of a plan in sequence, beginning at `position`."""
-    joined, waiting = list[bytes | memoryview](), 0
+    joined, waiting, begun = list[bytes | memoryview](), 0, position
     for piece in plan:
         if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:
             syscalls.pwrite_all(fd, b"".join(joined), position - waiting)
             joined, waiting = [], 0
+            if position - begun >= WRITEBACK:
+                syscalls.start_writeback(fd, begun, position - begun)
+                begun = position
         if isinstance(piece, FilePart):
             syscalls.copy_range(piece.fd, fd, piece.start, piece.size, position)
         elif isinstance(piece, ByteRange):

@@ -12,8 +12,6 @@ import secrets
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from fsspec.asyn import sync_wrapper
-
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.remote import generation_tag
 from shardfs.storage.writers.common import Changed
@@ -35,6 +33,8 @@ class GcsObjects(Objects):
     """Implements `Objects`. The file system of `store` is a GCSFileSystem."""
 
     def __init__(self, store: FsspecStore) -> None:
+        from fsspec.asyn import sync_wrapper  # this import is slow, and local stores do not need it
+
         self._fs, self._requests = store.fs, Requests(store)
         self._call = sync_wrapper(store.fs._call, obj=store.fs)
 

@@ -6,8 +6,6 @@ import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from fsspec import AbstractFileSystem
-
 from shardfs.model.errors import UnsupportedError, errno_of, message
 from shardfs.storage import syscalls
 from shardfs.storage.remote import stat_of_info, store_errors
@@ -35,6 +33,8 @@ class PlainObjects(Objects):
     conditional = removes = False
 
     def __init__(self, store: FsspecStore) -> None:
+        from fsspec import AbstractFileSystem  # this import is slow, and local stores do not need it
+
         requests = Requests(store, store_errors)
         self._fs, self._requests, self._ask, self._write = store.fs, requests, requests.ask, requests.writing.run
         # If the file system's `mv` only copies, a copy is visible while it is incomplete. Such stores get no temporary

@@ -6,7 +6,6 @@ The store itself copies the old bytes of a large object.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import threading
@@ -204,7 +203,9 @@ class S3Objects(Objects):
             finally:
                 answer["Body"].close()
 
-        return list(await asyncio.gather(*map(get, ranges)))
+        from asyncio import gather  # this import is slow, and local stores do not need it
+
+        return list(await gather(*map(get, ranges)))
 
     def _place(self, path: str, key_name: str = "Key") -> dict[str, str]:
         bucket, key, _ = self._fs.split_path(path)

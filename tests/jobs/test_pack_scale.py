@@ -1,0 +1,348 @@
+"""The costs of `pack`, as counts of calls, requests and bytes; progress; and work on a Dask cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections import Counter
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from shardfs.cli import commands, printing
+from shardfs.jobs import pack as pack_module
+from shardfs.jobs import packed_arrays
+from shardfs.jobs.pack import PackRun, pack
+from shardfs.jobs.packing import PackJob
+from shardfs.jobs.shared_work import JobSource
+from shardfs.storage import syscalls
+from tests.jobs.test_pack import files, problems
+from tests.mount.distant import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def plain(root: Path, rows: int, columns: int, size: int = 16) -> str:
+    """An unsharded Zarr v3 array of `rows` directories with `columns` chunk files each."""
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [rows, columns * size],
+        "data_type": "uint8",
+        "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, size]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "bytes"}],
+        "attributes": {},
+    }
+    noise = random.Random(rows * columns).randbytes(size + columns)
+    for row in range(rows):
+        (root / "c" / str(row)).mkdir(parents=True)
+        for column in range(columns):
+            (root / "c" / str(row) / str(column)).write_bytes(noise[column : column + size])
+    (root / "zarr.json").write_text(json.dumps(document))
+    return str(root)
+
+
+def job(source: str, target: Path, *per_shard: int) -> PackJob:
+    return PackJob(JobSource.of(source), JobSource.of(str(target)), per_shard)
+
+
+# ---- counts
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Counter[str]]:
+    """Count the calls of these functions of `os`, and all changes of the disk as `syscalls.NAME`."""
+    counts = Counter[str]()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        counts[f"syscalls.{name}"] += 1
+        return function(*args)
+
+    with monkeypatch.context() as patch:
+        for name in names:
+            patch.setattr(os, name, counting(name, getattr(os, name)))
+        patch.setattr(syscalls, "hook", hook)
+        yield counts
+
+
+READING = ("open", "fstat", "stat", "read", "pread", "preadv", "readlink", "close", "lseek")
+
+
+@pytest.mark.parametrize(("kept", "reading"), [(False, {"pread": 1}), (True, {"syscalls.copy_file_range": 1})])
+def test_a_chunk_file_costs_four_system_calls(
+    kept: bool, reading: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kept:
+        monkeypatch.setattr(pack_module, "COPIED_SIZE", 1)
+    found = []
+    for columns in (10, 30):
+        source = plain(tmp_path / f"source{columns}", 10, columns)
+        with counted(monkeypatch, *READING) as counts:
+            assert problems(pack(source, str(tmp_path / f"target{columns}"), chunks_per_shard=(10, 40))) == []
+        found.append(counts)
+    assert found[1] - found[0] == Counter(
+        {name: 200 * n for name, n in {"open": 1, "fstat": 1, "close": 1, **reading}.items()}
+    )
+
+
+def test_a_shard_costs_two_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for columns in (20, 60):
+        source = plain(tmp_path / f"source{columns}", 1, columns)
+        with counted(monkeypatch) as counts:
+            list(pack(source, str(tmp_path / f"target{columns}"), chunks_per_shard=(1, 2)))
+        found.append({name: n for name, n in counts.items() if "sync" in name})
+    more = {name: n - found[0][name] for name, n in found[1].items()}
+    assert more == {"syscalls.fsync": 20, "syscalls.fsync_directory": 20}
+
+
+def test_a_chunk_of_a_remote_source_costs_one_request(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    plain(tmp_path / "source" / "a", 3, 40)
+    (tmp_path / "source" / "a" / "c" / "0" / "0").write_bytes(b"")
+    with serving(tmp_path / "source") as server:
+        assert problems(pack(f"{server.url}/a", str(tmp_path / "target"), chunks_per_shard=(2, 30))) == []
+        requests = [r["path"] for r in server.requests()]
+    assert len(requests) == len(set(requests)) == 119  # the empty file has no bytes
+    list(pack(str(tmp_path / "source" / "a"), str(tmp_path / "local"), chunks_per_shard=(2, 30)))
+    assert files(tmp_path / "target") == files(tmp_path / "local")
+
+
+def test_memory_while_listing_is_eight_bytes_for_each_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_arrays, "BLOCK", 64)
+    peaks: list[int] = []
+    for columns in (100, 100, 600):  # the first run loads modules and fills caches
+        source = plain(tmp_path / f"source{len(peaks)}", 10, columns)
+        opened = job(source, tmp_path / "target", 10, 100).opened()
+        tracemalloc.start()
+        try:
+            survey = opened.survey()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert sum(len(chunks) for _, chunks in survey.plans[0]) == 10 * columns
+    assert (peaks[2] - peaks[1]) / 5000 < 11, peaks
+
+
+def test_memory_of_a_job_is_independent_of_the_number_of_shards(tmp_path: Path) -> None:
+    peaks: list[int] = []
+    for rows in (5, 5, 30):
+        source = plain(tmp_path / f"source{len(peaks)}", rows, 200)
+        work = PackRun(job(source, tmp_path / f"target{len(peaks)}", 1, 200))
+        tracemalloc.start()
+        try:
+            assert sum(report.files for report in work.run()) == rows * 200
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert (peaks[2] - peaks[1]) / 5000 < 8, peaks
+
+
+def test_chunks_of_grids_beyond_64_bits_are_grouped_like_others(tmp_path: Path) -> None:
+    document = json.loads(Path(plain(tmp_path / "a", 3, 5), "zarr.json").read_text())
+    document["shape"] = [1 << 40, 5 << 20]
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [1, 16]
+    (tmp_path / "a" / "zarr.json").write_text(json.dumps(document))
+    (tmp_path / "a" / "c" / str((1 << 40) - 1)).mkdir()
+    (tmp_path / "a" / "c" / str((1 << 40) - 1) / "7").write_bytes(b"the last one....")
+    opened = job(str(tmp_path / "a"), tmp_path / "b", 2, 2).opened()
+    (plan,) = opened.survey().plans
+    names = [{plan.array.file(number) for number in chunks.tolist()} for _, chunks in plan]
+    assert {frozenset(group) for group in names} == {
+        frozenset({f"c/{y}/{x}" for y in range(top, min(top + 2, 3)) for x in range(left, min(left + 2, 5))})
+        for top in (0, 2)
+        for left in (0, 2, 4)
+    } | {frozenset({f"c/{(1 << 40) - 1}/7"})}
+
+
+# ---- sharing the work out
+
+
+def test_the_same_shard_made_twice_at_the_same_time(tmp_path: Path) -> None:
+    source = plain(tmp_path / "source", 8, 20)
+    list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(2, 10)))
+    works = [PackRun(job(source, tmp_path / "target", 2, 10)) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        reports = list(threads.map(lambda work: list(work.run()), works))
+    assert [problems(found) for found in reports] == [[], [], [], []]
+    assert files(tmp_path / "target") == files(tmp_path / "alone")
+
+
+class Cancelling(Executor):
+    """Does two tasks, and then gives up, as an executor on a Dask cluster does without a scheduler."""
+
+    submitted = 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.submitted += 1
+        future: Future[Any] = Future()
+        if self.submitted > 2:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        else:
+            future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def test_an_executor_that_gives_up_ends_the_job(tmp_path: Path) -> None:
+    source, target = plain(tmp_path / "source", 8, 4), tmp_path / "target"
+    with pytest.raises(ConnectionAbortedError, match="given up all tasks") as error:
+        list(pack(source, str(target), chunks_per_shard=(1, 4), executor=Cancelling()))
+    assert isinstance(error.value.__cause__, CancelledError)
+    assert not (target / "zarr.json").exists()
+    assert problems(pack(source, str(target), chunks_per_shard=(1, 4))) == []
+    list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(1, 4)))
+    assert files(target) == files(tmp_path / "alone")
+
+
+class Cluster:
+    """A Dask scheduler and two workers, each a process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file, self._log = directory / "scheduler.json", directory / "log"
+        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0")
+        self.workers = [self._start("worker", "--nthreads", "1", "--no-nanny") for _ in range(2)]
+
+    def _start(self, verb: str, *more: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "dask", verb, "--scheduler-file", str(self.file), "--no-dashboard", *more]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def close(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            process.kill()
+            process.wait(30)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    pytest.importorskip("distributed")
+    (tmp_path / "dask").mkdir()
+    made = Cluster(tmp_path / "dask")
+    try:
+        deadline = time.monotonic() + 60
+        while not made.file.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield made
+    finally:
+        made.close()
+
+
+def started(*arguments: str, connect_s: int = 60) -> subprocess.Popen[str]:
+    """The command `shardfs pack`, running."""
+    env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": f"{connect_s}s"}
+    command = [sys.executable, "-m", "shardfs", "pack", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def wait_for_shards(process: subprocess.Popen[str], target: Path, wanted: int) -> None:
+    while process.poll() is None and len([p for p in target.rglob("c/*/*") if p.is_file()]) < wanted:
+        time.sleep(0.01)
+
+
+@pytest.mark.interop
+@pytest.mark.slow
+def test_a_killed_worker_of_a_dask_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    source, target = plain(tmp_path / "source", 20, 100), tmp_path / "target"
+    list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(1, 10)))
+    process = started(source, str(target), "--chunks-per-shard", "1,10", "--dask", str(cluster.file))
+    wait_for_shards(process, target, 3)
+    assert process.poll() is None, process.communicate()
+    cluster.workers[0].send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out.split(" (")[0]) == (0, "2,000 files become 200"), err
+    assert files(target) == files(tmp_path / "alone")
+
+
+@pytest.mark.interop
+@pytest.mark.slow
+def test_a_lost_scheduler_of_a_dask_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    source, target = plain(tmp_path / "source", 20, 200), tmp_path / "target"
+    list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(1, 10)))
+    command = (source, str(target), "--chunks-per-shard", "1,10")
+    process = started(*command, "--dask", str(cluster.file), connect_s=10)
+    wait_for_shards(process, target, 3)
+    assert process.poll() is None, process.communicate()
+    cluster.scheduler.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (3, "")
+    assert "shardfs: the executor has given up all tasks, as when the scheduler" in err
+    assert not (target / "zarr.json").exists()
+    again = started(*command)
+    assert again.communicate(timeout=120)[0].startswith("4,000 files become 400")
+    assert files(target) == files(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "missing.json", "", "dead.json"])
+def test_a_dask_address_at_which_no_scheduler_answers(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    (tmp_path / "dead.json").write_text(json.dumps({"type": "Scheduler", "address": "tcp://127.0.0.1:9"}))
+    monkeypatch.chdir(tmp_path)
+    process = started(plain(tmp_path / "source", 2, 2), "target", "--dask", address, connect_s=1)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (3, "")
+    assert "no Dask scheduler can be reached" in err
+    assert not (tmp_path / "target").exists()
+
+
+# ---- progress
+
+
+def test_lines_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = plain(tmp_path / "source", 4, 4, 1024)
+    command = ["pack", source, str(tmp_path / "target"), "--chunks-per-shard", "1,4"]
+    monkeypatch.setattr(printing, "LINES_S", 0)
+    found = CliRunner().invoke(commands, command, standalone_mode=False)
+    lines = found.stderr.splitlines()
+    assert [line.split(",")[0] for line in lines[-4:]] == [f"{n} of 16 files" for n in (4, 8, 12, 16)]
+    assert "16 of 16 files, 16.0 KiB, " in lines[-1]
+    assert lines[-1].endswith("/s, 0:00:00 left")
+    monkeypatch.setattr(printing, "LINES_S", 60)
+    command[2] = str(tmp_path / "second")
+    assert CliRunner().invoke(commands, command, standalone_mode=False).stderr == ""
+
+
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    source = plain(tmp_path / "source", 4, 4)
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "shardfs", "pack", source, str(tmp_path / "target")]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
+        os.close(slave)
+        shown = b""
+        while True:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # the end of a terminal
+                break
+            if not part:
+                break
+            shown += part
+        assert process.wait(60) == 0
+    os.close(master)
+    assert "━".encode() in shown
+    assert b"16 of 16 files, 256 B, " in shown
+    assert b"16 files become 1" in shown
