@@ -1,8 +1,9 @@
 """Measure `shardfs pack` relative to other ways to copy the same chunk files, all in one run and in turns.
 
-    python scripts/bench_pack.py [files] [decode] [remote] [many] [--bytes 2G] [--times 5] [--directory DIRECTORY]
+    python scripts/bench_pack.py [GROUP]... [--bytes 2G] [--times 5] [--directory DIRECTORY]
 
-files   chunks of 1 MiB and of 16 KiB: `cp -r`, `cp -r` and a sync, `pack`, `pack --jobs 2`. `pack` syncs each shard.
+files   chunks of 1 MiB: `cp -r`, `cp -r` and a sync, `pack`, `pack --jobs 2`. `pack` syncs each shard.
+small   the same for chunks of 16 KiB
 decode  zstd chunks: tensorstore and zarr-python copy shard by shard through decode and encode; `pack`
 remote  a web server with 20 ms for each request and a limited bandwidth, relative to the limit
 many    files of 32 bytes: 100,000 and 1,000,000; memory of the main process and of the workers
@@ -19,6 +20,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -146,22 +148,24 @@ def write_zstd(root: Path, side: int) -> Path:
 # ---- groups
 
 
-def files(home: Path, total: int, times: int) -> None:
+def files(home: Path, total: int, times: int, nbytes: int = 1 << 20) -> None:
     """`cp -r` and `pack`."""
     target, tiny = home / "target", write_raw(home / "tiny", (2, 2, 2), 16)
     compared("start", {"pack": [*PACK, str(tiny), str(target)]}, target, times)
-    for nbytes in (1 << 20, 16 << 10):
-        rows = max(1, total // nbytes // 32 // 32)
-        source = write_raw(home / "source", (rows, 32, 32), nbytes)
-        copy, both = ["cp", "-r", str(source), str(target)], [str(source), str(target)]
-        commands = {
-            "cp -r": copy,
-            "cp -r, sync": ["sh", "-c", 'cp -r "$1" "$2" && sync -f "$2"', "sh", *both],
-            "pack": [*PACK, *both],
-            "pack --jobs 2": [*PACK, "--jobs", "2", *both],
-        }
-        compared("files", commands, target, times, chunk=nbytes, gib=rows * 1024 * nbytes / 2**30)
-        shutil.rmtree(source)
+    rows = max(1, total // nbytes // 32 // 32)
+    both = [str(write_raw(home / "source", (rows, 32, 32), nbytes)), str(target)]
+    commands = {
+        "cp -r": ["cp", "-r", *both],
+        "cp -r, sync": ["sh", "-c", 'cp -r "$1" "$2" && sync -f "$2"', "sh", *both],
+        "pack": [*PACK, *both],
+        "pack --jobs 2": [*PACK, "--jobs", "2", *both],
+    }
+    compared("files", commands, target, times, chunk=nbytes, gib=rows * 1024 * nbytes / 2**30)
+
+
+def small(home: Path, total: int, times: int) -> None:
+    """The same with small chunks."""
+    files(home, total, times, 16 << 10)
 
 
 def decode(home: Path, total: int, times: int) -> None:
@@ -249,7 +253,7 @@ def many(home: Path, _total: int, _times: int) -> None:
 
 
 GROUPS: dict[str, Callable[[Path, int, int], None]]
-GROUPS = {"files": files, "decode": decode, "remote": remote, "many": many}
+GROUPS = {"files": files, "small": small, "decode": decode, "remote": remote, "many": many}
 
 
 def main() -> None:
@@ -265,6 +269,7 @@ def main() -> None:
         source, target, model = given.groups
         COPIES[given.copy_with](source, target, json.loads(Path(model).read_text()))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which removes the files
     for name in given.groups or GROUPS:
         with tempfile.TemporaryDirectory(dir=given.directory) as directory:
             GROUPS[name](Path(directory), given.bytes, given.times)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import resource
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardfs.cli.jobs import executor_of, part_of
-from shardfs.cli.printing import Progress, human_bytes, printable, write_json
+from shardfs.cli.printing import ProgressDisplay, human_bytes, printable, write_json
 from shardfs.cli.sources import Given, absolute, decorated, given_options, opening, source_options
 from shardfs.config import parsers
 
@@ -180,6 +181,9 @@ def _run(
     source: str, prepare: Callable[[], JobRun[Any] | InPlaceRun], jobs: int, dask: str | None, *, as_json: bool
 ) -> int:
     """Run what `prepare` returns, and print its reports; return the exit code."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # for files that the kernel copies; workers inherit it
     with ExitStack() as stack:
         executor, workers = executor_of(dask, jobs, stack)
         with opening(source):
@@ -196,7 +200,7 @@ class _JobOutput:
 
     def __init__(self, work: JobRun[Any] | InPlaceRun, *, as_json: bool) -> None:
         self._work, self._as_json, self._nbytes, self._problems = work, as_json, 0, 0
-        self.progress = Progress(work.files // work.part.of, shown=not as_json)
+        self.progress = ProgressDisplay(work.files // work.part.of, shown=not as_json)
 
     def report(self, report: PackReport) -> None:
         self._nbytes += report.nbytes

@@ -85,10 +85,10 @@ def waiting(doing: str) -> Iterator[Callable[[str], object]]:
 
 
 LINES_S = 5.0
-"""Seconds between the lines of a `Progress` that is not on a terminal."""
+"""Seconds between the lines of a `ProgressDisplay` that is not on a terminal."""
 
 
-class Progress:
+class ProgressDisplay:
     """Context manager that shows on standard error how far a job on files is: a bar on a terminal, otherwise lines.
 
     Args:

@@ -61,8 +61,11 @@ FIRST_LOADS = 16
 J = TypeVar("J", bound="OpenedJob")
 J_co = TypeVar("J_co", covariant=True, bound="OpenedJob")
 
-_descriptors = threading.Semaphore(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096) // 4)
-"""The number of files that all tasks of this process may keep open. Without a free one, files are read."""
+
+@cache
+def _descriptors() -> threading.Semaphore:
+    """The number of files that all tasks of this process may keep open. Without a free one, files are read."""
+    return threading.Semaphore(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 8192) // 4)
 
 
 class OpenedJob(Protocol):
@@ -129,7 +132,7 @@ class OpenedFile(NamedTuple):
         size = blob.stat().size
         if blob.fd < 0:
             data = first if size <= FIRST.stop else first + blob.read([ByteRange(len(first), size)])[0]
-        elif size >= COPIED_SIZE and packing.target.writer.local and _descriptors.acquire(blocking=False):
+        elif size >= COPIED_SIZE and packing.target.writer.local and _descriptors().acquire(blocking=False):
             return cls(FilePart(blob.fd, max(blob.base, 0), size), blob)
         else:
             data = os.pread(blob.fd, size, max(blob.base, 0))
@@ -140,7 +143,7 @@ class OpenedFile(NamedTuple):
     def close(self) -> None:
         """Give back the descriptor."""
         if self.blob is not None:
-            _descriptors.release()
+            _descriptors().release()
 
 
 @dataclass(frozen=True, slots=True)
