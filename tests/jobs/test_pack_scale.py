@@ -123,8 +123,9 @@ def test_a_chunk_of_a_remote_source_costs_one_request(tmp_path: Path) -> None:
     plain(tmp_path / "source" / "a", 3, 40)
     (tmp_path / "source" / "a" / "c" / "0" / "0").write_bytes(b"")
     with serving(tmp_path / "source") as server:
-        assert problems(pack(f"{server.url}/a", str(tmp_path / "target"), chunks_per_shard=(2, 30))) == []
+        found = problems(pack(f"{server.url}/a", str(tmp_path / "target"), chunks_per_shard=(2, 30)))
         requests = [r["path"] for r in server.requests()]
+    assert [(p.path, p.damaged) for p in found] == [("c/0/0", False)]
     assert len(requests) == len(set(requests)) == 119  # the empty file has no bytes
     list(pack(str(tmp_path / "source" / "a"), str(tmp_path / "local"), chunks_per_shard=(2, 30)))
     assert files(tmp_path / "target") == files(tmp_path / "local")
