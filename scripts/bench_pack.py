@@ -5,7 +5,7 @@
 files   chunks of 1 MiB: `cp -r`, `cp -r` and a sync, `pack`, `pack --jobs 2`. `pack` syncs each shard.
 small   the same for chunks of 16 KiB
 decode  zstd chunks: tensorstore and zarr-python copy shard by shard through decode and encode; `pack`
-remote  a web server with 20 ms for each request and a limited bandwidth, relative to the limit
+remote  a web server with 20 ms for each request and a limited bandwidth (variable LIMIT_MB), relative to the limit
 many    files of 32 bytes: 100,000 and 1,000,000; memory of the main process and of the workers
 
 Prints one JSON line per command: the fewest and the median seconds of wall time, the fewest of CPU time, the largest
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 PACK = [sys.executable, "-m", "shardfs", "pack"]
-LATENCY_MS, LIMIT_MB = 20, 100
+LATENCY_MS, LIMIT_MB = 20, int(os.environ.get("LIMIT_MB", "100"))
 
 
 class Run(NamedTuple):
