@@ -165,12 +165,16 @@ class MixedDataset(Packing):
         os.posix_fadvise(blob.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return chunks_in(array.target, shard, key, blob)
 
-    def _compared(self, key: str, wanted: bytes | None) -> list[int]:
-        """Return the identity of a chunk file that has these bytes on the disk. Raise OSError if it has not."""
+    def _compared(self, key: str, wanted: bytes | None, *, written: bool = False) -> list[int]:
+        """Return the identity of a chunk file that has these bytes, or raise OSError.
+
+        A file that this job has `written` is read from the disk.
+        """
         with self.source.opened(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
             info = os.fstat(fd)
             require_file(info, key)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            if written:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             data = pread(fd, info.st_size + 1, 0, nothing)
             if data != wanted or identity_in(os.fstat(fd)) != identity_in(info):
                 raise _changed(key)
@@ -202,7 +206,7 @@ class MixedDataset(Packing):
             self._write_chunk(file, data)
             report.objects, report.nbytes = report.objects + 1, report.nbytes + len(data)
         for file, data in self._chunk_files(array, chunks):
-            self._compared(file, data)
+            self._compared(file, data, written=True)
         path = self.shards.path(key)
         syscalls.unlink(path)
         self.shards.reopen(key)  # closes the file, so that the disk frees its space
@@ -238,7 +242,7 @@ class MixedDataset(Packing):
     def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
         """The numbers of `existing_shards`."""
         decoded = DecodedShards(ByteLRU(CACHE))
-        return StoreShards(store or self.shards, array.path, array.target.layers[0], decoded).existing()[0]
+        return StoreShards(store or self.shards, array.home, array.target.layers[0], decoded).existing()[0]
 
     def tidy(self) -> list[str]:
         """Remove empty directories of chunks, and what killed workers have left; sync the other ones.
