@@ -16,8 +16,7 @@ import pytest
 import tensorstore as ts
 import zarr
 
-from shardfs.jobs import in_place
-from shardfs.jobs.in_place import pack_in_place
+from shardfs.jobs.in_place import pack_in_place, unpack_in_place
 from shardfs.storage.pack_state import SHARDED, STATE
 from tests.conftest import MOUNT_SECONDS, MountFailed, _run, mount_entry, read_with
 from tests.datasets import ROOT, ramp, same
@@ -123,9 +122,6 @@ def large(tmp_path: Path) -> Path:
 def start(root: Path, tmp_path: Path, command: str = "pack") -> Path:
     """Pack or unpack some shards of 4 chunks. Returns what a mount should show."""
     chunks = {name: data for name, data in files(root).items() if Path(name).name not in DOCUMENTS}
-    unpack_in_place: Any = getattr(in_place, "unpack_in_place", None)
-    if command == "unpack" and unpack_in_place is None:
-        pytest.skip("this version has no unpack --in-place")
     if command == "unpack":
         list(pack_in_place(str(root), chunks_per_shard=(2, 2)))
         reports: Any = unpack_in_place(str(root))
