@@ -623,6 +623,7 @@ def test_an_image_of_04_is_valid_in_05(tmp_path: Path) -> None:
         for level in ("0", "1"):
             write_zarr(tmp_path / "i" / path / level, values(dtype="u4"), "auto", 2)
     zarr.open_group(tmp_path / "i" / "labels", mode="a", zarr_format=2).attrs["labels"] = ["seg"]
+    zarr.open_group(tmp_path / "i/labels/seg", mode="a", zarr_format=2).attrs["image-label"] = {"version": "0.4"}
     assert problems(pack(str(tmp_path / "i"), str(tmp_path / "t"))) == []
     for path, kind in (("", "Image"), ("labels", "Labels"), ("labels/seg", "ImageLabel")):
         found = models.open_ome_zarr(zarr.open_group(tmp_path / "t" / path, mode="r"))
