@@ -98,6 +98,7 @@ def pack(
     arrays: Sequence[str] = (),
     format: str = "",
     transcode: bool = False,
+    regions: str | os.PathLike[str] | None = None,
     in_place: bool = False,
     abort: bool = False,
     **options: Unpack[JobOptions],
@@ -105,12 +106,10 @@ def pack(
     """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
 
     Args:
-        source: a path or an fsspec URL.
-        dest: a path or an fsspec URL of a directory that does not exist, is empty, or is left from an interrupted call.
-        chunks_per_shard: in the axis order of shapes in the documents of the source.
-        shard_size: the largest size of a shard before compression in bytes, if `chunks_per_shard` is not given.
+        source, dest: paths or fsspec URLs. `dest` is a new or empty directory, that of an interrupted call, or a zip.
+        chunks_per_shard: in the axis order of shapes in documents. Otherwise, a shard has at most `shard_size` bytes.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
-        format, transcode: the options `--format` and `--transcode` of the command (docs/pack.md); "" is no option.
+        format, transcode, regions: these options of the command (docs/pack.md); "" and None are no option.
         in_place: replace the chunk files of a local source by shards, instead of writing to `dest`.
         abort: go back, if a job in place has not ended.
         options: see `shardfs.jobs.calling.JobOptions`.
@@ -125,16 +124,20 @@ def pack(
         >>> shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2)).shards
         4
     """
-    from shardfs.jobs import calling, pack, packing
+    from shardfs.jobs import calling, pack, packing, repack
 
     how: dict[str, Any] = {"chunks_per_shard": tuple(chunks_per_shard), "shard_bytes": shard_size}
     how["arrays"] = calling.stripped(arrays)
     if in_place:
-        if dest is not None or format or transcode:
-            raise TypeError("dest, format and transcode do not go with in_place=True")
+        if dest is not None or format or transcode or regions is not None:
+            raise TypeError("dest, format, transcode and regions do not go with in_place=True")
         return calling.in_place(source, "pack", options, how, abort=abort)
     places = calling.places(source, dest, options, abort=abort)
     job = packing.PackJob(*places, **how, format=format, transcode=transcode)
+    if regions is not None:
+        if chunks_per_shard or shard_size is not None or calling.part_of(options) != (1, 1):
+            raise TypeError("chunks_per_shard, shard_size and part do not go with regions")
+        return calling.complete(repack.Repacking.of_file(job, regions), options)
     return calling.complete(pack.PackRun(job, calling.part_of(options)), options)
 
 

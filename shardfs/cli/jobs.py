@@ -220,21 +220,13 @@ def compact(source: str, dry_run: bool, as_json: bool, given: Given) -> int:
     bytes afterwards. Exit code 3 if some shards cannot be packed; 4 if another writer uses SOURCE.
     """
     from shardfs.jobs import compact
-    from shardfs.storage.writers import open_writer
-    from shardfs.write.open_rw import open_journal
 
     found = given.options()
     tree = opened(source, found)
     with ExitStack() as stack:
         packer = None
         if not dry_run:
-            journal = open_journal(absolute(source), found)
-            # Without a packer, the journal contains unpublished files.
-            stack.callback(lambda: journal.close(clean=packer is not None))
-            links, cas_none = found.linked_shards == "replace", found.cas == "none"
-            writer = open_writer(tree.store, cas_none=cas_none, replace_links=links, journal=journal.directory)
-            stack.callback(writer.close)
-            packer = compact.Packer(writer, journal)
+            packer = stack.enter_context(compact.Packer.opened(tree, absolute(source), found))
         totals = _Totals(stack.enter_context(waiting("packing" if packer else "reading")), as_json=as_json)
         with opening(source):
             for work in compact.survey(tree):

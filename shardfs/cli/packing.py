@@ -10,6 +10,7 @@ import click
 
 from shardfs.cli.jobs import executor_of, part_of
 from shardfs.cli.printing import ProgressDisplay, human_bytes, printable, write_json
+from shardfs.cli.repacking import repack
 from shardfs.cli.sources import Given, absolute, decorated, given_options, opening, source_options
 from shardfs.config import parsers
 
@@ -63,6 +64,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 @click.option("--shard-size", metavar="SIZE", callback=_size, help="Size of a shard before compression, such as 512M.")
 @click.option("--format", type=click.Choice(("zarr3", "n5", "precomputed", "bcolz")), help="Format of DEST.")
 @click.option("--transcode", is_flag=True, help="Decode and encode chunks that DEST cannot store unchanged.")
+@click.option("--regions", metavar="FILE", help="Replace only the chunks in FILE, of verify --regions, in DEST.")
 @_job_options
 def pack(
     source: str,
@@ -73,6 +75,7 @@ def pack(
     shard_size: int | None,
     format: str | None,
     transcode: bool,
+    regions: str | None,
     arrays: tuple[str, ...],
     jobs: int,
     dask: str | None,
@@ -82,9 +85,9 @@ def pack(
 ) -> int:
     """Copy an unsharded SOURCE to a new sharded DEST, or replace its chunk files with --in-place.
 
-    Zarr v2 becomes Zarr v3; Zarr v3, N5, precomputed and bcolz keep their format unless you give --format. Copies the
-    bytes of chunks without decoding. Repeat an interrupted command to continue. Exit code 3 if some files could not be
-    packed; see docs/pack.md.
+    DEST is a directory, a URL, or a zip file (.zip, .ozx). Zarr v2 becomes Zarr v3; Zarr v3, N5, precomputed and bcolz
+    keep their format unless you give --format. Copies the bytes of chunks without decoding. Repeat an interrupted
+    command to continue. Exit code 3 if some files could not be packed; see docs/pack.md.
     """
     from shardfs.jobs.pack import PackRun
     from shardfs.jobs.packing import PackJob
@@ -93,11 +96,17 @@ def pack(
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
     found = given.options()
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
-        if format is not None or transcode:
-            raise click.UsageError("--format and --transcode do not go with --in-place; give DEST")
+        if format is not None or transcode or regions is not None:
+            raise click.UsageError("--format, --transcode and --regions do not go with --in-place; give DEST")
         how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": _stripped(arrays)}
         return _run(source, _in_place(source, "pack", found, how, abort=abort), jobs, dask, as_json=as_json)
     job = PackJob(*_places(source, dest, found), per_shard, shard_size, _stripped(arrays), format or "", transcode)
+    if regions is not None:
+        if per_shard or shard_size is not None or jobs > 1 or dask is not None or part.of > 1:
+            raise click.UsageError(
+                "--regions needs none of --chunks-per-shard, --shard-size, --jobs, --dask and --part"
+            )
+        return UNFINISHED if repack(job, regions, found, as_json=as_json) else 0
     return _run(source, lambda: PackRun(job, part, found.journal), jobs, dask, as_json=as_json)
 
 

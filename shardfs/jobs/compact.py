@@ -10,14 +10,12 @@ import errno
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardfs.jobs.chunk_checks import reason
+from shardfs.jobs.replacing import ShardReplacer
 from shardfs.model.errors import ShardfsError
 from shardfs.shards import rewriting
 from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.store import DirEntry
-from shardfs.storage.writers import Begun
-from shardfs.write.journal import RecordKind
-from shardfs.write.pending import Backlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +25,8 @@ if TYPE_CHECKING:
     from shardfs.model.shard_format import Usage
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.store import Store
-    from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.tree import Tree
-    from shardfs.write.journal import Journal
 
 CACHE = 64 << 20
 
@@ -74,19 +70,8 @@ def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
                 yield Work(collection, shard, key, usage)
 
 
-class Packer:
-    """Packs shards, one at a time. `journal` must be the locked journal of the source, which excludes other writers.
-
-    Raises OSError (EBUSY) if the journal contains unpublished files, because these refer to positions of chunks.
-    """
-
-    def __init__(self, writer: Writer, journal: Journal) -> None:
-        self._writer, self._backlog = writer, Backlog(journal)
-        if n := len(self._backlog.pending.versions):
-            why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
-            raise OSError(errno.EBUSY, why, str(journal.directory))
-        for begun in self._backlog.pending.begun.values():
-            writer.recover(Begun.from_json(begun))
+class Packer(ShardReplacer):
+    """Packs shards, one at a time."""
 
     def pack(self, work: Work) -> int | CompactProblem:
         """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem."""
@@ -102,8 +87,7 @@ class Packer:
                 compare(work, old, new)
 
         try:
-            after = self._writer.update(work.key, make, lambda note: self._backlog.begin(note, lsns=[]), check)
-            self._backlog.add(RecordKind.DONE, {"key": work.key, "lsns": [], "entries": {}})
+            after = self.update(work.key, make, check)
         except (OSError, ShardfsError, ValueError) as e:
             return CompactProblem(work.key, reason(e))
         return before[0].stat().size - (0 if after is None else after.size) if before else 0

@@ -24,11 +24,11 @@ import numpy as np
 
 from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
-from shardfs.jobs.target import is_of, require_room
+from shardfs.jobs.target import is_of, is_zip, require_room
 from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, message
+from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.jobs.target import JobTarget
+    from shardfs.jobs.zip_target import ZipTarget
     from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.values import Coords
 
@@ -71,7 +72,8 @@ def _descriptors() -> threading.Semaphore:
 class OpenedJob(Protocol):
     """An opened job. `target` is set by `begin`."""
 
-    target: JobTarget
+    @property
+    def target(self) -> JobTarget | ZipTarget: ...
 
     def begin(self) -> None:
         """Open the target for writing: see `JobTarget.begin`."""
@@ -297,6 +299,8 @@ class JobRun(ABC, Generic[J]):
             raise ValueError(f"part {part.number} of {part.of}: parts are counted from 1")
         _require_apart(job)
         require_idle(job.source.url, journal_directory(job.source.url, journals))
+        if is_zip(job.target.url) and part != WHOLE:
+            raise UnsupportedError("a part of a job cannot be written to a zip file; pack all, or to a directory")
         self.job, self.part = job, part
         self._opened: J = opened_target(job)
         self.problems = self._survey()
@@ -336,12 +340,15 @@ class JobRun(ABC, Generic[J]):
         """Do the work of the part, and yield the reports of its tasks. Write the documents if all parts are done."""
         yield PackReport(problems=self.problems if self.part.number == 1 else [])
         failed = any(p.damaged for p in self.problems)
-        for report in run(chain(self._tasks(), self._copies()), executor, workers):
-            failed = failed or any(p.damaged for p in report.problems)
-            yield report
-        self.finished = not failed and (self.part == WHOLE or self._is_complete())
-        if self.finished:
-            self._opened.finish()
+        with self._opened.target.running(executor, workers) as runner:
+            if failed and is_zip(self.job.target.url):
+                return  # a later run would start over
+            for report in run(chain(self._tasks(), self._copies()), runner, workers):
+                failed = failed or any(p.damaged for p in report.problems)
+                yield report
+            self.finished = not failed and (self.part == WHOLE or self._is_complete())
+            if self.finished:
+                self._opened.finish()
 
     def _copies(self) -> Iterator[Task[PackReport]]:
         keys = (key for key in self._other_files() if is_of(self.part, key))

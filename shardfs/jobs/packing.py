@@ -20,7 +20,8 @@ from shardfs.formats.registry import creating_view, format_of
 from shardfs.formats.translate import document_place
 from shardfs.formats.zarr2 import ZARR2
 from shardfs.jobs.packed_arrays import ONLY_ONE, ArrayPlan, PackedArray, has_ids, stray, with_ids
-from shardfs.jobs.target import JobTarget, job_state
+from shardfs.jobs.target import JobTarget, is_zip, job_state
+from shardfs.jobs.zip_target import ZipTarget
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
 from shardfs.shards import rewriting
@@ -169,7 +170,7 @@ class Packing:
     has no unsharded array.
     """
 
-    target: JobTarget
+    target: JobTarget | ZipTarget
     """Set by `begin`."""
 
     def __init__(self, job: PackJob) -> None:
@@ -195,8 +196,12 @@ class Packing:
         self.job = replace(job, found=tuple(sorted(self._forms.items())))
 
     def begin(self) -> None:
-        """Open the target for writing: see `JobTarget.begin`."""
-        self.target = JobTarget.begin(self.job.target, self.job.state())
+        """Open the target for writing: see `JobTarget.begin` and `ZipTarget.begin`."""
+        target = self.job.target
+        if is_zip(target.url):
+            self.target = ZipTarget.begin(target.url, self.documents)
+        else:
+            self.target = JobTarget.begin(target, self.job.state())
 
     # ---- documents and arrays ----
 

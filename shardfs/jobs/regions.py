@@ -282,15 +282,18 @@ def _batches(expected: Iterable[tuple[ChunkRegions, Box]], part: JobPart) -> Ite
         yield of, tiles
 
 
-def read_expected(collections: Mapping[str, ChunkRegions], lines: Iterable[str]) -> Iterator[tuple[ChunkRegions, Box]]:
+def read_expected(
+    collections: Mapping[str, ChunkRegions], lines: Iterable[str], *, exact: bool = False
+) -> Iterator[tuple[ChunkRegions, Box]]:
     """The chunks that a file names: CSV with a header, or JSON lines, with `chunk`, or `start` and `stop`.
 
-    Rows without both are ignored. Raise ExpectedError, with the reason, for other text.
+    Rows without both are ignored. Raise ExpectedError, with the reason, for other text; also, with `exact`, for a
+    region that is not that of whole chunks, as in a file about an array with another grid.
     """
     for number, row in enumerate(_rows(iter(lines)), 1):
         try:
-            found = _expected(collections, row)
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            found = _expected(collections, row, exact=exact)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
             raise ExpectedError(f"row {number}: {e}") from e
         if found is not None:
             yield found
@@ -302,30 +305,46 @@ def _rows(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
         for line in chain([first], lines):
             try:
                 yield json.loads(line)
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 raise ExpectedError(f"{line!r:.80} is not JSON") from e
         return
     reader = csv.DictReader(chain([first], lines))
-    if not {"chunk", "start"} & set(reader.fieldnames or ()):
-        raise ExpectedError("the first line should name the columns: chunk, or start and stop")
-    yield from reader
+    try:
+        if not {"chunk", "start"} & set(reader.fieldnames or ()):
+            raise ExpectedError("the first line should name the columns: chunk, or start and stop")
+        yield from reader
+    except csv.Error as e:
+        raise ExpectedError(f"line {reader.line_num}: {e}") from e
 
 
-def _expected(collections: Mapping[str, ChunkRegions], row: Mapping[str, Any]) -> tuple[ChunkRegions, Box] | None:
+def _expected(
+    collections: Mapping[str, ChunkRegions], row: Mapping[str, Any], *, exact: bool
+) -> tuple[ChunkRegions, Box] | None:
+    start, stop = (_numbers(row[name]) if row.get(name) else () for name in ("start", "stop"))
     if row.get("chunk"):
-        names = row["chunk"].split("/")
-        for i in range(len(names), -1, -1):
-            regions = collections.get("/".join(names[:i]))
-            box = None if regions is None else regions.named(names[i:])
-            if regions is not None and box is not None:
-                return regions, box
-        raise ValueError(f"no array of the source has a chunk {row['chunk']!r}")
-    if not row.get("start"):
+        regions, box = _named(collections, row["chunk"])
+    elif start:
+        path = row.get("collection") or ("" if "" in collections or len(collections) != 1 else next(iter(collections)))
+        if path not in collections:
+            raise ValueError(f"the source has no collection {path!r:.80}")
+        regions = collections[path]
+        box = regions.touching(start, stop)
+    else:
         return None
-    path = row.get("collection") or ("" if "" in collections or len(collections) != 1 else next(iter(collections)))
-    if path not in collections:
-        raise ValueError(f"the source has no collection {path!r}")
-    return collections[path], collections[path].touching(_numbers(row["start"]), _numbers(row["stop"]))
+    own = regions.box_row(box, "", "") if exact and start else None
+    if own is not None and (own.start, own.stop) != (start, stop):
+        raise ValueError(f"the region from {start} to {stop} is not that of whole chunks: the grid is another one")
+    return regions, box
+
+
+def _named(collections: Mapping[str, ChunkRegions], chunk: str) -> tuple[ChunkRegions, Box]:
+    names = chunk.split("/")
+    for i in range(len(names), -1, -1):
+        regions = collections.get("/".join(names[:i]))
+        box = None if regions is None else regions.named(names[i:])
+        if regions is not None and box is not None:
+            return regions, box
+    raise ValueError(f"no array of the source has a chunk {chunk!r:.80}")
 
 
 def _numbers(value: Any) -> Coords:

@@ -7,12 +7,13 @@ import json
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
+from shardfs.model.errors import UnsupportedError
 from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.storage.open_store import open_store
 from shardfs.storage.pack_state import STATE
@@ -21,7 +22,8 @@ from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.common import AT_A_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Executor
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.storage.store import Store
@@ -30,8 +32,16 @@ if TYPE_CHECKING:
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """Errors of a full disk, which end the whole job."""
 
+OZX = ".ozx"
+"""The suffix of OME-Zarr in a zip file (RFC-9)."""
+
 MARKS = 4096
 """Objects whose deletion is submitted at once."""
+
+
+def is_zip(target: str) -> bool:
+    """Whether a target is a zip file, by its suffix."""
+    return target.lower().endswith((".zip", OZX))
 
 
 def job_state(kind: str, source: JobSource, choices: Sequence[Any]) -> bytes:
@@ -62,6 +72,8 @@ class JobTarget(NamedTuple):
 
         Raise FileExistsError if the target has other data.
         """
+        if is_zip(target.url):
+            raise UnsupportedError("only pack writes zip files; give the name of a directory, without .zip or .ozx")
         if "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
         store = open_store(target.url, json.loads(target.options))
@@ -80,6 +92,11 @@ class JobTarget(NamedTuple):
 
         writer.update(STATE, begin)
         return cls(store, writer)
+
+    @contextmanager
+    def running(self, executor: Executor | None, workers: int) -> Iterator[Executor | None]:
+        """While the tasks of a job run: yield what runs them, by default `executor`."""
+        yield executor
 
     def is_stored(self, key: str) -> bool:
         """Whether the target has this object."""

@@ -1,0 +1,57 @@
+"""Replaces shards of a source, one at a time, while no other writer uses the source."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Self
+
+from shardfs.storage.writers import Begun, open_writer
+from shardfs.write.journal import RecordKind
+from shardfs.write.open_rw import open_journal
+from shardfs.write.pending import Backlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.config.options import Options
+    from shardfs.model.blobs import Blob, Stat
+    from shardfs.storage.writers import Make, Writer
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.journal import Journal
+
+
+class ShardReplacer:
+    """Replaces shards. `journal` must be the locked journal of the source, which excludes other writers.
+
+    Raises OSError (EBUSY) if the journal contains unpublished files, because these refer to positions of chunks.
+    """
+
+    def __init__(self, writer: Writer, journal: Journal) -> None:
+        self._writer, self._backlog = writer, Backlog(journal)
+        if n := len(self._backlog.pending.versions):
+            why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
+            raise OSError(errno.EBUSY, why, str(journal.directory))
+        for begun in self._backlog.pending.begun.values():
+            writer.recover(Begun.from_json(begun))
+        writer.recovered()
+
+    @classmethod
+    @contextmanager
+    def opened(cls, tree: Tree, source: str, found: Options) -> Iterator[Self]:
+        """Lock the source and its journal. Raises the errors of `open_journal`, `open_writer` and `ShardReplacer`."""
+        with ExitStack() as stack:
+            journal, clean = open_journal(source, found), False
+            stack.callback(lambda: journal.close(clean=clean))
+            links, cas_none = found.linked_shards == "replace", found.cas == "none"
+            writer = open_writer(tree.store, cas_none=cas_none, replace_links=links, journal=journal.directory)
+            stack.callback(writer.close)
+            made = cls(writer, journal)
+            clean = True  # otherwise the journal contains unpublished files
+            yield made
+
+    def update(self, key: str, make: Make, check: Callable[[Blob], None]) -> Stat | None:
+        """Replace a shard: see `Writer.update`. After a crash, the next writer of the source cleans up."""
+        after = self._writer.update(key, make, lambda note: self._backlog.begin(note, lsns=[]), check)
+        self._backlog.add(RecordKind.DONE, {"key": key, "lsns": [], "entries": {}})
+        return after

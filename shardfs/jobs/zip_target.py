@@ -1,0 +1,79 @@
+"""A zip file as the target of `pack`: OME-Zarr's single-file form (RFC-9), also for datasets without OME metadata.
+
+https://ngff.openmicroscopy.org/rfc/9/
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from shardfs.formats import ome
+from shardfs.jobs.target import OZX
+from shardfs.model import redact
+from shardfs.model.errors import UnsupportedError
+from shardfs.storage.writers.zip_file import ZipWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from concurrent.futures import Executor
+
+DOCUMENT = "zarr.json"
+
+
+class ZipTarget(NamedTuple):
+    """The counterpart of `JobTarget` for a zip file, which only this process writes. `version` is that of OME-Zarr."""
+
+    writer: ZipWriter
+    version: str | None
+
+    @classmethod
+    def begin(cls, target: str, documents: Mapping[str, bytes]) -> Self:
+        """Begin a zip file with all documents of datasets.
+
+        Raise UnsupportedError if the target is remote, or if its name promises OME-Zarr; and the errors of `ZipWriter`.
+        """
+        if not redact.is_path(target):
+            raise UnsupportedError("a zip file is written to a local path only; pack to a local file, and upload it")
+        root: Any = json.loads(documents.get(DOCUMENT, b"{}"))
+        attributes = root.get("attributes")
+        version = ome.version_05(attributes) if isinstance(attributes, dict) else None
+        if target.lower().endswith(OZX) and version is None:
+            raise UnsupportedError(f"{OZX} is for OME-Zarr 0.5, but the source has no OME metadata; name the file .zip")
+        writer = ZipWriter(target)
+        for key in sorted(documents, key=_order):
+            writer.put(key, documents[key])
+        return cls(writer, version)
+
+    @contextmanager
+    def running(self, executor: Executor | None, workers: int) -> Iterator[Executor]:
+        """While the tasks of a job run: yield threads, if not given. At the end, close the file.
+
+        Raise UnsupportedError for another executor, because its processes cannot write to the file.
+        """
+        with ExitStack() as stack:
+            stack.callback(self.writer.close)
+            if not isinstance(executor, ThreadPoolExecutor | None):
+                raise UnsupportedError("a zip file is written by threads of one process; give a ThreadPoolExecutor")
+            if executor is None:
+                executor = ThreadPoolExecutor(workers)
+                stack.callback(executor.shutdown, cancel_futures=True)
+            yield executor
+
+    def is_stored(self, key: str) -> bool:
+        """False: each run starts over."""
+        return False
+
+    def finish(self, documents: Iterable[object]) -> None:
+        """Complete the zip file, which has its documents, and let it appear under its name."""
+        comment = {"ome": {"version": self.version, "zipFile": {"centralDirectory": {"jsonFirst": True}}}}
+        self.writer.commit(b"" if self.version is None else json.dumps(comment).encode(), _order)
+
+
+def _order(key: str) -> tuple[bool, int, str]:
+    """Sort key: documents of Zarr v3 come first, breadth-first."""
+    if key.rpartition("/")[2] == DOCUMENT:
+        return False, key.count("/"), key
+    return True, 0, key
