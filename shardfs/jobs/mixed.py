@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
@@ -30,7 +32,7 @@ from shardfs.storage.cache import ByteLRU, nothing
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore, pread, require_file
 from shardfs.storage.pack_state import DIRECTORY, PLAIN, SHARDED
-from shardfs.storage.writers.common import is_temporary
+from shardfs.storage.writers.common import AT_A_TIME, is_temporary
 from shardfs.storage.writers.files import identity_in
 from shardfs.storage.writers.local import LocalWriter
 
@@ -202,9 +204,11 @@ class MixedDataset(Packing):
         """
         key, chunks = array.shard_key(shard), self._stored_chunks(array, shard)
         report = PackReport(1, 1)
-        for file, data in self._chunk_files(array, chunks):
-            self._write_chunk(file, data)
-            report.objects, report.nbytes = report.objects + 1, report.nbytes + len(data)
+        files = self._chunk_files(array, chunks)
+        with ThreadPoolExecutor(AT_A_TIME) as pool:  # each file is synced, and disks sync several at a time
+            while batch := list(islice(files, AT_A_TIME)):
+                for size in pool.map(self._write_chunk, batch):
+                    report.objects, report.nbytes = report.objects + 1, report.nbytes + size
         for file, data in self._chunk_files(array, chunks):
             self._compared(file, data, written=True)
         path = self.shards.path(key)
@@ -222,7 +226,10 @@ class MixedDataset(Packing):
                     raise OSError(errno.EIO, f"chunk {cell} has vanished from its shard", array.path)
                 yield array.file(number), shown
 
-    def _write_chunk(self, key: str, data: bytes) -> None:
+    def _write_chunk(self, file: tuple[str, bytes]) -> int:
+        """Write a chunk file, unless it exists; return its size. Raise FileExistsError if it exists and differs."""
+        key, data = file
+
         def make(old: Blob | None) -> Plan:
             if old is None:
                 return [data]
@@ -232,6 +239,7 @@ class MixedDataset(Packing):
             return unchanged(len(data))
 
         self._chunk_writer.update(key, make)
+        return len(data)
 
     # ---- the whole source ----
 
