@@ -251,11 +251,21 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.close()
 
 
-def started(*arguments: str, connect_s: int = 60) -> subprocess.Popen[str]:
-    """The command `shardfs pack`, running."""
-    env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": f"{connect_s}s"}
-    command = [sys.executable, "-m", "shardfs", "pack", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A function that starts the command `shardfs pack`. The test ends what still runs."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, connect_s: int = 60) -> subprocess.Popen[str]:
+        env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": f"{connect_s}s"}
+        command = [sys.executable, "-m", "shardfs", "pack", *arguments]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 def wait_for_shards(process: subprocess.Popen[str], target: Path, wanted: int) -> None:
@@ -265,7 +275,9 @@ def wait_for_shards(process: subprocess.Popen[str], target: Path, wanted: int) -
 
 @pytest.mark.interop
 @pytest.mark.slow
-def test_a_killed_worker_of_a_dask_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_worker_of_a_dask_cluster(
+    cluster: Cluster, tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
     source, target = plain(tmp_path / "source", 20, 100), tmp_path / "target"
     list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(1, 10)))
     process = started(source, str(target), "--chunks-per-shard", "1,10", "--dask", str(cluster.file))
@@ -279,7 +291,9 @@ def test_a_killed_worker_of_a_dask_cluster(cluster: Cluster, tmp_path: Path) -> 
 
 @pytest.mark.interop
 @pytest.mark.slow
-def test_a_lost_scheduler_of_a_dask_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_lost_scheduler_of_a_dask_cluster(
+    cluster: Cluster, tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
     source, target = plain(tmp_path / "source", 20, 200), tmp_path / "target"
     list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(1, 10)))
     command = (source, str(target), "--chunks-per-shard", "1,10")
@@ -298,7 +312,7 @@ def test_a_lost_scheduler_of_a_dask_cluster(cluster: Cluster, tmp_path: Path) ->
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "missing.json", "", "dead.json"])
 def test_a_dask_address_at_which_no_scheduler_answers(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Callable[..., subprocess.Popen[str]]
 ) -> None:
     pytest.importorskip("distributed")
     (tmp_path / "dead.json").write_text(json.dumps({"type": "Scheduler", "address": "tcp://127.0.0.1:9"}))
