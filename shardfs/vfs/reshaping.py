@@ -31,9 +31,8 @@ def is_reshaped(old: Collection, new: Collection, coords: Coords) -> bool:
 def is_refilled(old: Collection, new: Collection) -> bool:
     """Return whether any file of a chunk that is not stored, or padding, has changed or appeared."""
     before, after = shown_array(old), shown_array(new)
-    grows = new.filler is not None and any(b > a for a, b in zip(old.names.dims, new.names.dims, strict=True))
-    if before is None or after is None or grows:
-        return before is not after or grows
+    if before is None or after is None or (new.filler is not None and old.names.dims != new.names.dims):
+        return before is not after
     shows = [(c.filler is None, c.zeros is None) for c in (old, new)]
     return before.fill_value != after.fill_value or shows[0] != shows[1]
 
