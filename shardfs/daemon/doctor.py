@@ -198,8 +198,8 @@ def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
     shown = public_name(source)
     began = time.monotonic()
     try:
-        patience = RetryPolicy(min(found.store_timeout, SECONDS), min(found.store_retries, 1))
-        store = open_store(source, found.storage_options, follow_symlinks=found.symlinks == "follow", patience=patience)
+        retry = RetryPolicy(min(found.store_timeout, SECONDS), min(found.store_retries, 1))
+        store = open_store(source, found.storage_options, follow_symlinks=found.symlinks == "follow", retry=retry)
         documents = _documents(store)
     except Exception as e:  # noqa: BLE001 - the diagnosis contains the error
         yield _unreachable(source, shown, e)

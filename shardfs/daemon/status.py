@@ -26,7 +26,7 @@ class ObservableTree(FileTree, Protocol):
     """A file tree with the figures that the statistics of a mount include."""
 
     @property
-    def patience(self) -> RetryPolicy | None:
+    def retry(self) -> RetryPolicy | None:
         """The retry policy of a remote store; None for a local store."""
 
     @property
@@ -115,15 +115,15 @@ def _latency(times: Histogram) -> dict[str, Any]:
 
 
 def _store(tree: ObservableTree) -> dict[str, Any] | None:
-    patience = tree.patience
-    if patience is None:
+    retry = tree.retry
+    if retry is None:
         return None
-    counters = patience.counters.snapshot()
+    counters = retry.counters.snapshot()
     times = _times(counters)
     return {
         **counters,
         "errors": {errorcode.get(number, str(number)): n for number, n in counters["errors"].items()},
-        "silent": patience.silent,
+        "silent": retry.silent,
         "latency": _latency(times) if times.count else None,
     }
 

@@ -62,7 +62,7 @@ class CachedStore:
     ) -> None:
         self.inner, self.cache, self.waiting, self.offline = inner, cache, waiting, offline
         self.blind, self.name = inner.blind, inner.name
-        self.read_ahead, self.patience = inner.read_ahead, inner.patience
+        self.read_ahead, self.retry = inner.read_ahead, inner.retry
         settings = json.dumps(redacted_values(options), sort_keys=True, default=str)
         # The query may be a signature, or select the object; nobody can recover it from the hash.
         self._source = f"{settings}\0{urlsplit(source).query}\0{public_name(source).rstrip('/')}"
@@ -77,7 +77,7 @@ class CachedStore:
 
     def count(self, hits: int, misses: int, nbytes: int) -> None:
         """Count requests for bytes that the cache answered or could not answer."""
-        self.patience.counters.cache(hits=hits, misses=misses, nbytes=nbytes)
+        self.retry.counters.cache(hits=hits, misses=misses, nbytes=nbytes)
         self._hits += hits
         if misses:
             self._hits, self._missed = 0, time.monotonic()

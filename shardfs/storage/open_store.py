@@ -31,7 +31,7 @@ def open_store(
     waiting: Callable[[], None] = nothing,
     *,
     follow_symlinks: bool = False,
-    patience: RetryPolicy | None = None,
+    retry: RetryPolicy | None = None,
     prefetch: int = 0,
     connections: int = 1,
     cache_dir: str | None = None,
@@ -40,7 +40,7 @@ def open_store(
 ) -> Store:
     """Open the store of a path or an fsspec URL, including chained URLs. The path may be that of a zip file.
 
-    For remote stores: `patience` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
+    For remote stores: `retry` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
     with at most this number of `connections`; up to `cache_size` bytes that were read are kept in `cache_dir`.
     `offline`: send no request. For slow local stores, the kernel reads up to `prefetch` bytes ahead.
 
@@ -51,15 +51,15 @@ def open_store(
     first, separator, _ = source.partition("://" if "://" in source else "::")
     if is_path(source) or (separator == "::" and not _is_protocol(first)):
         return _open_local(source, waiting, prefetch, follow_symlinks=follow_symlinks)
-    patience = patience or RetryPolicy()
+    retry = retry or RetryPolicy()
     if offline and "::" in source:
         why = "chained sources are not kept in the disk cache, so there is nothing to read with -o offline"
         raise OSError(errno.EHOSTUNREACH, why, public_name(source))
     options = _with_connections(source, storage_options or {}, connections) if prefetch else storage_options or {}
-    fs, path = _file_system(source, options, patience)
+    fs, path = _file_system(source, options, retry)
     if fs is None:
         return _open_local(path, waiting, prefetch, follow_symlinks=follow_symlinks)
-    store = _store_of(fs, path, waiting, patience, prefetch, connections)
+    store = _store_of(fs, path, waiting, retry, prefetch, connections)
     if not cache_dir and not offline:
         return store
     return _with_cache(store, cache_dir or "auto", cache_size, source, storage_options or {}, waiting, offline=offline)
@@ -76,7 +76,7 @@ def _is_protocol(word: str) -> bool:
     return word in fsspec.available_protocols()
 
 
-def _file_system(source: str, options: Mapping[str, Any], patience: RetryPolicy) -> tuple[Any, str]:
+def _file_system(source: str, options: Mapping[str, Any], retry: RetryPolicy) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, None if it is that of the local disk, and the path in it."""
     from shardfs.storage.late_http import late_http
 
@@ -87,7 +87,7 @@ def _file_system(source: str, options: Mapping[str, Any], patience: RetryPolicy)
 
     try:
         # Some file systems send requests when they are created, for instance to read the directory of an archive.
-        fs, path = patience.run("open", lambda: url_to_fs(source, **options))
+        fs, path = retry.run("open", lambda: url_to_fs(source, **options))
         return None if isinstance(fs, LocalFileSystem) else fs, path
     except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
         raise ValueError(str(e)) from e
@@ -101,23 +101,23 @@ def _file_system(source: str, options: Mapping[str, Any], patience: RetryPolicy)
 
 
 def _store_of(
-    fs: Any, path: str, waiting: Callable[[], None], patience: RetryPolicy, prefetch: int, connections: int
+    fs: Any, path: str, waiting: Callable[[], None], retry: RetryPolicy, prefetch: int, connections: int
 ) -> FsspecStore:
     """Return the store of a remote file system. Its modules are imported here, because local mounts need none."""
     from shardfs.storage.range_client import range_client
     from shardfs.storage.remote import FsspecStore
 
-    ahead = ReadAhead(prefetch, connections, patience, waiting) if prefetch else None
-    ranges = range_client(fs, path, patience.timeout_s)
+    ahead = ReadAhead(prefetch, connections, retry, waiting) if prefetch else None
+    ranges = range_client(fs, path, retry.timeout_s)
     if "http" in fs.protocol:
         from shardfs.storage.web import WebStore
 
-        return WebStore(fs, path, waiting, patience, ahead, ranges)
+        return WebStore(fs, path, waiting, retry, ahead, ranges)
     if "zip" in fs.protocol:
         from shardfs.storage.zip_store import ZipStore
 
-        return ZipStore(fs, path, waiting, patience, ahead, ranges)
-    return FsspecStore(fs, path, waiting, patience, ahead, ranges)
+        return ZipStore(fs, path, waiting, retry, ahead, ranges)
+    return FsspecStore(fs, path, waiting, retry, ahead, ranges)
 
 
 def _with_cache(

@@ -157,8 +157,10 @@ class RangeClient:
             _runtime_pid = os.getpid()
             client = dict.fromkeys(("timeout", "connect_timeout"), timedelta(seconds=BOUND * self._timeout_s))
             try:
-                retry = {"max_retries": 0}  # `RetryPolicy` repeats requests
-                self._prefix, self._store = self._connect(self._fs, self._root, {**client, "allow_http": True}, retry)
+                retry_config = {"max_retries": 0}  # `RetryPolicy` repeats requests
+                self._prefix, self._store = self._connect(
+                    self._fs, self._root, {**client, "allow_http": True}, retry_config
+                )
             except Exception as e:  # noqa: BLE001 - the reason is logged, and fsspec serves instead
                 self.give_up(e)
 
@@ -275,7 +277,7 @@ def _end() -> None:
 # ---- connecting ----
 
 
-def _http(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
+def _http(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
     """Return the prefix of all URLs of a web server, and obstore's store for it."""
     from obstore.store import HTTPStore
 
@@ -289,10 +291,10 @@ def _http(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, 
     client["default_headers"] = {**headers, "Accept-Encoding": "identity"}
     _verify(client, given.get("ssl", True))
     url = f"{parts.scheme}://{parts.netloc}"
-    return f"{url}/", HTTPStore(url, client_options=client, retry_config=retry)  # type: ignore[arg-type]
+    return f"{url}/", HTTPStore(url, client_options=client, retry_config=retry_config)  # type: ignore[arg-type]
 
 
-def _s3(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
+def _s3(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
     """Return the bucket and a slash, and obstore's store for it, connected as s3fs is.
 
     s3fs knows best which options, variables and configuration files apply, so its connected client is asked.
@@ -319,10 +321,10 @@ def _s3(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, An
     region = boto.meta.region_name
     options["region"] = "us-east-1" if region in (None, "aws-global") else region
     options["endpoint"] = boto.meta.endpoint_url
-    return f"{bucket}/", S3Store(bucket, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type]
+    return f"{bucket}/", S3Store(bucket, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
 
 
-def _gcs(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
+def _gcs(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
     """Return the bucket and a slash, and obstore's store for it, connected as gcsfs is."""
     from obstore.store import GCSStore
 
@@ -341,11 +343,11 @@ def _gcs(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, A
     if not bucket:
         raise UnsuitedError("the source is not in a bucket")
     options: dict[str, Any] = {"credential_provider": provide} if found.credentials else {"skip_signature": True}
-    store = GCSStore(bucket, base_url=fs._location, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type]
+    store = GCSStore(bucket, base_url=fs._location, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
     return f"{bucket}/", store
 
 
-def _azure(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str, Any]:
+def _azure(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
     """Return the container and a slash, and obstore's store for it, connected as adlfs is."""
     from obstore.store import AzureStore
 
@@ -370,7 +372,7 @@ def _azure(fs: Any, root: str, client: dict[str, Any], retry: Any) -> tuple[str,
     else:
         raise UnsuitedError(f"it does not know credentials of the type {type(credential).__name__}")
     options["endpoint"] = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
-    return f"{container}/", AzureStore(container, client_options=client, retry_config=retry, **options)  # type: ignore[arg-type]
+    return f"{container}/", AzureStore(container, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
 
 
 def _credentials(found: Any, loop: Any, seconds: float) -> Callable[[], Any]:

@@ -82,15 +82,13 @@ class ReadAhead:
     Args:
         limit: the most bytes that are under way or wait to be read; 0 turns reading ahead off.
         connections: the most requests under way.
-        patience: of the store; its counters count the bytes that were read or given up.
+        retry: of the store; its counters count the bytes that were read or given up.
         waiting: called before a thread waits for a request that is under way.
     """
 
-    def __init__(
-        self, limit: int, connections: int, patience: RetryPolicy, waiting: Callable[[], None] = nothing
-    ) -> None:
-        self.limit, self.connections, self._patience, self.waiting = limit, connections, patience, waiting
-        self._counters = patience.counters
+    def __init__(self, limit: int, connections: int, retry: RetryPolicy, waiting: Callable[[], None] = nothing) -> None:
+        self.limit, self.connections, self._retry, self.waiting = limit, connections, retry, waiting
+        self._counters = retry.counters
         self._allowed, self._adapted = connections, -math.inf
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -243,7 +241,7 @@ class ReadAhead:
             return
         repeated = self._repeated()
         try:
-            with self._patience.optional():
+            with self._retry.optional():
                 found: list[bytes | None] = [*members[0][1].blob.read([where for _, where in wanted])]
             self._pause_s = 0.0
         except Exception:  # noqa: BLE001 - the reader makes its own request, and gets the error

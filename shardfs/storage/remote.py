@@ -77,13 +77,13 @@ class FsspecStore:
         fs: Any,
         root: str,
         waiting: Callable[[], None] = nothing,
-        patience: RetryPolicy | None = None,
+        retry: RetryPolicy | None = None,
         read_ahead: ReadAhead | None = None,
         ranges: RangeClient | None = None,
     ) -> None:
         self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
         self.name = self.root.rsplit("/", 1)[-1]
-        self.patience, self.read_ahead, self._ranges = patience or RetryPolicy(), read_ahead, ranges
+        self.retry, self.read_ahead, self._ranges = retry or RetryPolicy(), read_ahead, ranges
 
     def path(self, key: str) -> str:
         """Return the object's path in its fsspec file system."""
@@ -109,7 +109,7 @@ class FsspecStore:
     def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Send a request with time-outs and retries, and convert the client's exceptions to OSError."""
         with store_errors(path):
-            return self.patience.run(kind, method, *args, **kwargs)
+            return self.retry.run(kind, method, *args, **kwargs)
 
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
@@ -139,7 +139,7 @@ class FsspecStore:
         """Return the answers to one suffix or any number of ranges, none of which is empty."""
         with store_errors(path):
             answers = self._answers(path, requests, tag)
-        self.patience.counters.received(sum(len(answer.data) for answer in answers))
+        self.retry.counters.received(sum(len(answer.data) for answer in answers))
         for answer, request in zip(answers, requests, strict=True):
             _require_part(answer.data, requested_size(request), path)
         return answers
@@ -150,8 +150,8 @@ class FsspecStore:
             return self._ask_for(path, requests, tag)
         try:
             if len(requests) == 1:
-                return [self.patience.run("read", ranges.get, path, requests[0], tag)]
-            found = self.patience.run("read", ranges.get_many, [(path, request, tag) for request in requests])
+                return [self.retry.run("read", ranges.get, path, requests[0], tag)]
+            found = self.retry.run("read", ranges.get_many, [(path, request, tag) for request in requests])
             return [answer_or_raise(a) for a in found]
         except UnsuitedError as e:
             answers = self._ask_for(path, requests, tag)
@@ -165,12 +165,12 @@ class FsspecStore:
             request = requests[0]
             start, stop = (-request.size, None) if isinstance(request, Suffix) else request
             try:
-                data = self.patience.run("read", self.fs.cat_file, path, start=start, end=stop)
+                data = self.retry.run("read", self.fs.cat_file, path, start=start, end=stop)
             except Exception as e:  # noqa: BLE001 - raised again, but for one
                 data = e
             return [Answer(_bytes_or_raise(data), {})]
         paths, (starts, stops) = [path] * len(requests), zip(*requests, strict=True)
-        found = self.patience.run("read", self.fs.cat_ranges, paths, [*starts], [*stops], on_error="return")
+        found = self.retry.run("read", self.fs.cat_ranges, paths, [*starts], [*stops], on_error="return")
         return [Answer(_bytes_or_raise(data), {}) for data in found]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
@@ -179,7 +179,7 @@ class FsspecStore:
         May return more than `limit` bytes.
         """
         starts, stops = [0] * len(paths), [limit + 1] * len(paths)  # without ranges, s3fs asks for each size first
-        found = self.patience.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
+        found = self.retry.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
         return cast("list[bytes | Exception]", found)
 
     def entry(self, key: str) -> DirEntry:
@@ -209,7 +209,7 @@ class FsspecStore:
         paths = [self.path(f"{directory}/{n}" if directory else n) for n in names]
         with store_errors(self.path(directory)):
             got = self._ask_for_documents(self.path(directory), paths, limit)
-        self.patience.counters.received(sum(len(data) for data in got if isinstance(data, bytes)))
+        self.retry.counters.received(sum(len(data) for data in got if isinstance(data, bytes)))
         out: dict[str, bytes] = {}
         refused: PermissionError | None = None
         for name, path, data in zip(names, paths, got, strict=True):

@@ -97,7 +97,7 @@ class WebStore(FsspecStore):
         if self._missing_page is None and ranges is not None and ranges.suits(url):
             self._waiting()
             with store_errors(url), suppress(UnsuitedError):
-                return stat_of_info(self.patience.run("stat", ranges.head, url))
+                return stat_of_info(self.retry.run("stat", ranges.head, url))
         return super().stat(key)
 
     def _info(self, key: str) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ class WebStore(FsspecStore):
 
     def _ask_for(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
         if len(requests) == 1:
-            return [self.patience.run("read", self._part, path, requests[0], tag)]
+            return [self.retry.run("read", self._part, path, requests[0], tag)]
         return [answer_or_raise(a) for a in self._each("read", self._part, [(path, r, tag) for r in requests])]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
@@ -131,7 +131,7 @@ class WebStore(FsspecStore):
         if proven and pages:  # pages beside documents stand for missing names; they are not login pages
             self._missing_page = pages[0]
         elif pages and directory != self.root:  # some servers ignore the rest of a path after the name of a file
-            proven = self.patience.run("stat", self._head, directory).get("identity") in pages
+            proven = self.retry.run("stat", self._head, directory).get("identity") in pages
         out: list[bytes | Exception] = []
         for url, found in zip(paths, got, strict=True):
             if isinstance(found, Exception) or found.page is None:
@@ -152,7 +152,7 @@ class WebStore(FsspecStore):
         if self._missing_page is not None or ranges is None or not all(ranges.suits(path) for path in paths):
             return None
         calls = [(path, ByteRange(0, limit + 1), None) for path in paths]
-        answers = self.patience.run("documents", ranges.get_many, calls)
+        answers = self.retry.run("documents", ranges.get_many, calls)
         out: list[bytes | Exception] = []
         for url, answer in zip(paths, answers, strict=True):
             if isinstance(answer, UnsuitedError):
@@ -204,7 +204,7 @@ class WebStore(FsspecStore):
 
     def _each(self, kind: str, method: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send requests at the same time; return the result or the exception of each."""
-        return cast("list[Any]", self.patience.run(kind, self._gathered, method, calls))
+        return cast("list[Any]", self.retry.run(kind, self._gathered, method, calls))
 
     async def _gathered(self, method: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         import asyncio

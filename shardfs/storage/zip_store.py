@@ -62,5 +62,5 @@ class ZipStore(FsspecStore):
             return [os.pread(self._fd, r.stop - r.start, r.start) for r in ranges]
         file, starts, stops = self.fs.of, [r.start for r in ranges], [r.stop for r in ranges]
         paths = [file.path] * len(ranges)
-        parts = self.patience.run("read", file.fs.cat_ranges, paths, starts, stops, on_error="raise")
+        parts = self.retry.run("read", file.fs.cat_ranges, paths, starts, stops, on_error="raise")
         return [bytes(part) for part in parts]

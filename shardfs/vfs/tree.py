@@ -53,7 +53,7 @@ class Tree:
         datasets: opens directories and finds collections.
         directories: the directories of the store.
         survey: queries about the whole source.
-        patience: the retry policy of a remote store; None for a local store.
+        retry: the retry policy of a remote store; None for a local store.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Tree:
     ) -> None:
         caches = index_cache, chunk_cache, index_ttl_s
         self.store, self._index_cache, self._chunk_cache, self._ttl = store, *caches
-        self.patience: retry.RetryPolicy | None = getattr(store, "patience", None)
+        self.retry: retry.RetryPolicy | None = getattr(store, "retry", None)
         self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
         self._chunks_of, self.hooks = self.datasets.trees.owner, self.datasets.trees.hooks
         self._nodes = NodeTable()
@@ -434,7 +434,7 @@ def open_tree(
         storage_options,
         waiting,
         follow_symlinks=follow_symlinks,
-        patience=retry.RetryPolicy(store_timeout_s, store_retries),
+        retry=retry.RetryPolicy(store_timeout_s, store_retries),
         prefetch=prefetch_bytes,
         connections=connections,
         cache_dir=cache_dir,

@@ -71,7 +71,7 @@ class WriteTree:
         entries = Entries(contents, view, directories, links, opened, descriptions, saving, metadata, backing)
         renames = Renames(contents, view, links, opened, descriptions, saving, entries, backing)
         self._handles, self._descriptions = opened.handles, descriptions
-        self.hooks, self.store, self.patience, self.caches = names.hooks, base.store, base.patience, base.caches
+        self.hooks, self.store, self.retry, self.caches = names.hooks, base.store, base.retry, base.caches
         self.note = None
 
         self.lookup, self.attributes, self.resolve, self.number = (

@@ -127,7 +127,7 @@ class Unpublished:
         self._names = names = Names(base, None, waiting)
         self._contents = FileContents(names, held, None, Budget(0, lambda: -1))  # no file is open for writing
         self._view = view = Overlay(self._contents, Directories(names, local=False, every=True))
-        self.store, self.patience, self.caches, self.statvfs = base.store, base.patience, base.caches, base.statvfs
+        self.store, self.retry, self.caches, self.statvfs = base.store, base.retry, base.caches, base.statvfs
         self.hooks, self.note = base.hooks, None
         self.shown_path, self.remember, self.forget = names.shown_path, names.remember, names.forget
         self.attributes, self.xattrs, self.usage = view.attributes, view.xattrs, view.usage

@@ -554,9 +554,9 @@ def test_remote_stores(sharded: Path, tmp_path: Path) -> None:
     try:
         run = unpacked("memory://unpack/source", tmp_path / "local")
         assert files(tmp_path / "local") == shown(sharded)
-        patience = run.job.opened().tree.patience
-        assert patience is not None
-        reads, nbytes = patience.counters.requests["read"], patience.counters.nbytes
+        retry = run.job.opened().tree.retry
+        assert retry is not None
+        reads, nbytes = retry.counters.requests["read"], retry.counters.nbytes
         assert reads <= 2 * run.shards + 2, "an index and all chunks of a shard, and other files"
         assert nbytes <= 1.1 * sum(map(len, files(sharded).values()))
         shardfs.unpack(sharded, "memory://unpack/target", layout="n5")

@@ -85,9 +85,9 @@ class Distant(LocalStore):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self.requests = list[tuple[str, int]]()
-        self.patience = RetryPolicy()
-        self.counters = self.patience.counters
-        self.read_ahead = ReadAhead(1 << 28, 8, self.patience)
+        self.retry = RetryPolicy()
+        self.counters = self.retry.counters
+        self.read_ahead = ReadAhead(1 << 28, 8, self.retry)
 
     def open(self, key: str) -> DistantBlob:  # type: ignore[override]
         return DistantBlob(super().open(key), self)

@@ -346,7 +346,7 @@ class TestCachedHttp(StoreSuite):
         for path in files(tmp_path / "files"):
             os.utime(path, (10**9, 10**9))
         with http_server(tmp_path / "files", Tagging) as (url, _):
-            store = open_store(url, patience=RetryPolicy(10, 0), cache_dir=str(tmp_path / "cache"), cache_size=1 << 24)
+            store = open_store(url, retry=RetryPolicy(10, 0), cache_dir=str(tmp_path / "cache"), cache_size=1 << 24)
             assert isinstance(store, CachedStore)
             if request.param == "warm":
                 for key, data in FILES.items():
@@ -371,7 +371,7 @@ class Source:
         self.stat_error: OSError | None = None
         self.tells = True
         """Whether answers to requests for bytes name the version."""
-        self.patience = RetryPolicy()
+        self.retry = RetryPolicy()
 
     def replace(self, data: bytes) -> None:
         self.data, self.version = data, self.version + 1
@@ -546,7 +546,7 @@ def test_after_a_remount_only_the_version_is_asked_for(source: Source, cache: Di
     assert blob.read(requests) == first
     assert blob.read([ByteRange(0, 10), ByteRange(1000, 1005)]) == [source.data[:10], source.data[1000:1005]]
     assert (source.reads, source.stats) == ([], 1)
-    counters = store.patience.counters.snapshot()
+    counters = store.retry.counters.snapshot()
     assert (counters["disk_cache_hits"], counters["disk_cache_misses"]) == (5, 3)
     assert counters["bytes_from_disk_cache"] == 100 + 1000 + 10 + 10 + 5
 

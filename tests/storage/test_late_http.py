@@ -50,7 +50,7 @@ def server() -> Iterator[Any]:
 
 
 def opened(server: Server, *, timeout_s: float = 30) -> WebStore:
-    return open_store(f"{server.url}/data", {}, patience=RetryPolicy(timeout_s, 0))  # type: ignore[return-value]
+    return open_store(f"{server.url}/data", {}, retry=RetryPolicy(timeout_s, 0))  # type: ignore[return-value]
 
 
 def clients(server: Any) -> list[str]:
@@ -107,7 +107,7 @@ def test_a_server_that_does_not_answer_is_a_timeout(server: Any) -> None:
     server.fault = lambda number, name: "hang"
     with pytest.raises(StoreTimeout):
         store.documents("", NAMES, 100)
-    assert store.patience.silent
+    assert store.retry.silent
     server.fault = lambda number, name: ""
     assert store.documents("", NAMES, 100) == {"zarr.json": b"{}"}
 

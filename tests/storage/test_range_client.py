@@ -101,7 +101,7 @@ def seen(server: Server) -> list[dict[str, str]]:
 
 def opened(source: str, *, timeout_s: float = 30, retries: int = 0, **options: Any) -> FsspecStore:
     options["skip_instance_cache"] = True
-    store = open_store(source, options, patience=RetryPolicy(timeout_s, retries))
+    store = open_store(source, options, retry=RetryPolicy(timeout_s, retries))
     return store  # type: ignore[return-value]
 
 
@@ -235,7 +235,7 @@ def test_accidents_are_retried(kind: str, fault: str, server: Server) -> None:
     server.requests.clear()
     server.fault = lambda number, name: fault if number < 2 else ""
     assert read(store) == b"234"
-    counters = store.patience.counters.snapshot()
+    counters = store.retry.counters.snapshot()
     assert (counters["retries"], counters["errors"], counters["timeouts"]) == (2, {}, 0)
     assert {agent(r) for r in seen(server) if r["method"] == "GET"} == {OBSTORE}
 
@@ -262,10 +262,10 @@ def test_a_silent_server_is_a_timeout(kind: str, server: Server) -> None:
         read(store)
     assert str(e.value.filename).endswith("data/x")
     assert len(server.requests) <= 2, "an operation takes about twice the time-out"
-    assert store.patience.silent
+    assert store.retry.silent
     server.fault = lambda number, name: ""
     assert read(store) == b"234"
-    assert not store.patience.silent
+    assert not store.retry.silent
 
 
 @pytest.mark.parametrize("kind", ["http", "s3"])

@@ -126,8 +126,8 @@ class Reader:
     """Reads chunks as a `ChunkStore` does, with its own request where nothing was fetched ahead."""
 
     def __init__(self, store: Store, limit: int = 1 << 28, connections: int = 4) -> None:
-        self.store, self.index, patience = store, Index(store), RetryPolicy()
-        self.shared, self.counters = ReadAhead(limit, connections, patience), patience.counters
+        self.store, self.index, retry = store, Index(store), RetryPolicy()
+        self.shared, self.counters = ReadAhead(limit, connections, retry), retry.counters
         self.ahead = CollectionReadAhead(self.shared, cast("ShardIndices", self.index), store.locate)
         self.own = 0
 

@@ -162,7 +162,7 @@ def test_readers_get_eio_for_errors_of_the_network(error: Exception) -> None:
     class Broken:
         cat_file = staticmethod(Failing(error))
 
-    assert error_of(lambda: read(FsspecStore(Broken(), "root", patience=RetryPolicy(5, 0)))) == errno.EIO
+    assert error_of(lambda: read(FsspecStore(Broken(), "root", retry=RetryPolicy(5, 0)))) == errno.EIO
 
 
 def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +267,7 @@ def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more(monkeypatch: py
 
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", begin)
     monkeypatch.setattr(retry, "clock", lambda: 0.2 * fs.begun)
-    store = FsspecStore(fs, "root", patience=RetryPolicy(0.2, 4))
+    store = FsspecStore(fs, "root", retry=RetryPolicy(0.2, 4))
     began = time.monotonic()
     with pytest.raises(StoreTimeout, match="does not answer within") as e:
         read(store)
@@ -275,13 +275,13 @@ def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more(monkeypatch: py
     assert (e.value.errno, e.value.filename) == (errno.ETIMEDOUT, "root/x")
     assert fs.begun == 2
     wait_until(lambda: fs.cancelled == 2)
-    assert store.patience.counters.snapshot()["timeouts"] == 2
+    assert store.retry.counters.snapshot()["timeouts"] == 2
 
 
 def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MOST_THREADS", 3)
     fs = Blocking()
-    store = FsspecStore(fs, "root", patience=RetryPolicy(0.1, 0))
+    store = FsspecStore(fs, "root", retry=RetryPolicy(0.1, 0))
     before = threading.active_count()
     try:
         assert [error_of(lambda: read(store)) for _ in range(6)] == [errno.ETIMEDOUT] * 6
@@ -289,7 +289,7 @@ def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypa
         wait_until(lambda: fs.begun == 3)
     finally:
         fs.go.set()
-    store.patience.timeout_s = 30
+    store.retry.timeout_s = 30
     assert read(store) == bytes(3)
 
 
@@ -320,10 +320,10 @@ def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
 
 def test_a_silent_store_is_asked_one_thing_at_a_time() -> None:
     fs = Hanging()
-    store = FsspecStore(fs, "root", patience=RetryPolicy(0.3, 0))
+    store = FsspecStore(fs, "root", retry=RetryPolicy(0.3, 0))
     error_of(lambda: read(store))
-    assert store.patience.silent
-    store.patience.timeout_s, fs.begun = 60, 0
+    assert store.retry.silent
+    store.retry.timeout_s, fs.begun = 60, 0
     with ThreadPoolExecutor(1) as pool:
         probe = pool.submit(read, store)
         wait_until(lambda: fs.begun)
@@ -331,7 +331,7 @@ def test_a_silent_store_is_asked_one_thing_at_a_time() -> None:
         assert (fs.begun, probe.done()) == (1, False)  # nobody has waited for it
         fs.hangs = False
         assert probe.result() == bytes(3)
-    assert not store.patience.silent
+    assert not store.retry.silent
 
 
 def test_any_answer_ends_the_silence() -> None:
@@ -348,7 +348,7 @@ def test_any_answer_ends_the_silence() -> None:
 def test_threads_do_not_survive_a_fork() -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe_file("/forked/x", b"abc")
-    store = FsspecStore(fs, "/forked", patience=RetryPolicy(5, 0))
+    store = FsspecStore(fs, "/forked", retry=RetryPolicy(5, 0))
     assert read(store) == b"abc"
     pid = os.fork()
     if pid == 0:
@@ -366,4 +366,4 @@ def test_an_archive_whose_server_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"zip://::http://127.0.0.1:{silent.getsockname()[1]}/x.zip"
         with pytest.raises(StoreTimeout):
-            open_store(url, patience=RetryPolicy(0.3, 0))
+            open_store(url, retry=RetryPolicy(0.3, 0))

@@ -143,7 +143,7 @@ class TestHttp(StoreSuite):
 
 
 def web_store(url: str) -> Store:
-    return open_store(url, patience=RetryPolicy(10, 0))
+    return open_store(url, retry=RetryPolicy(10, 0))
 
 
 def test_a_server_without_ranges_is_named(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_other_bytes_than_those_asked_for_are_an_error(headers: Mapping[str, str
             web_store(url).open("x").read([ByteRange(5, 9)])
         requests.clear()
         with pytest.raises(OSError, match="byte ranges"):
-            open_store(url, patience=RetryPolicy(10, 1)).open("x").read([ByteRange(5, 9)])
+            open_store(url, retry=RetryPolicy(10, 1)).open("x").read([ByteRange(5, 9)])
         by_obstore = importlib.util.find_spec("obstore") is not None
         assert len(requests) == by_obstore + 2, "it is asked again"
 

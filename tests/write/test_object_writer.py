@@ -64,15 +64,15 @@ clients: dict[str, Any] = {}
 """By URL: to make one takes half a second."""
 
 
-def s3_store(server: Server, patience: RetryPolicy | None = None) -> FsspecStore:
+def s3_store(server: Server, retry: RetryPolicy | None = None) -> FsspecStore:
     pytest.importorskip("s3fs")
     if server.url not in clients:
         clients[server.url] = fsspec.filesystem("s3", **server.options())
-    return FsspecStore(clients[server.url], "data/root", patience=patience)
+    return FsspecStore(clients[server.url], "data/root", retry=retry)
 
 
-def s3_bench(server: Server, limits: MultipartLimits = MultipartLimits(), patience: RetryPolicy | None = None) -> Bench:  # noqa: B008
-    store = s3_store(server, patience)
+def s3_bench(server: Server, limits: MultipartLimits = MultipartLimits(), retry: RetryPolicy | None = None) -> Bench:  # noqa: B008
+    store = s3_store(server, retry)
     return Bench(store, ObjectWriter(store, S3Objects(store, limits)), server)
 
 
@@ -502,7 +502,7 @@ def test_a_lost_answer_and_somebody_else(server: Server) -> None:
 
 
 def test_a_store_that_stays_busy(server: Server) -> None:
-    bench = s3_bench(server, patience=RetryPolicy(timeout_s=60, retries=1))
+    bench = s3_bench(server, retry=RetryPolicy(timeout_s=60, retries=1))
     bench.writer.put(KEY, b"old")
     server.fault = lambda number, name: "busy" if name == "put_object" else ""
     with pytest.raises(OSError, match=r"busy|SlowDown"):
@@ -515,11 +515,11 @@ def test_a_store_that_stays_busy(server: Server) -> None:
 
 @pytest.mark.parametrize("name", ["get_object", "put_object"])
 def test_a_store_that_hangs_is_given_up(name: str, server: Server) -> None:
-    bench = s3_bench(server, patience=RetryPolicy(timeout_s=60, retries=0))
-    patiences = (bench.store.patience, cast("S3Objects", bench.objects)._requests.writing)
+    bench = s3_bench(server, retry=RetryPolicy(timeout_s=60, retries=0))
+    policies = (bench.store.retry, cast("S3Objects", bench.objects)._requests.writing)
     bench.writer.put(KEY, b"old")
-    for patience in patiences:
-        patience.timeout_s = 2
+    for retry in policies:
+        retry.timeout_s = 2
     server.fault = lambda number, asked: "hang" if asked == name else ""
     began = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -527,8 +527,8 @@ def test_a_store_that_hangs_is_given_up(name: str, server: Server) -> None:
     assert time.monotonic() - began < 20
     server.released.set()
     server.fault = lambda number, asked: ""
-    for patience in patiences:
-        patience.timeout_s = 60
+    for retry in policies:
+        retry.timeout_s = 60
     bench.writer.put(KEY, b"newer")
     assert bench.get() == b"newer"
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def tried(server: Server, patience: RetryPolicy | None = None) -> S3Objects:
-    found = S3Objects(s3_store(server, patience))
+def tried(server: Server, retry: RetryPolicy | None = None) -> S3Objects:
+    found = S3Objects(s3_store(server, retry))
     found.try_conditions()
     return found
 
@@ -173,12 +173,12 @@ def test_a_store_that_is_down_is_not_one_that_cannot_be_written(name: str) -> No
     fs = Faulty()
     fs.down = {name}
     with pytest.raises(OSError, match=r"down.*Try again later"):
-        open_writer(FsspecStore(fs, "/root", patience=RetryPolicy(60, 1)), cas_none=True)
+        open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 1)), cas_none=True)
 
 
 def test_a_crash_leaves_no_temporary_file_beside_the_shard() -> None:
     fs = Faulty()
-    writer, notes = open_writer(FsspecStore(fs, "/root", patience=RetryPolicy(60, 0)), cas_none=True), list[Begun]()
+    writer, notes = open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 0)), cas_none=True), list[Begun]()
     fs.down = {"mv"}
     with pytest.raises(OSError, match="down"):
         writer.update(KEY, lambda _: [b"1"], notes.append)

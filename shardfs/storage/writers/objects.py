@@ -112,7 +112,7 @@ class Requests:
     def __init__(
         self, store: FsspecStore, errors: Callable[[str], AbstractContextManager[None]] = conditional_errors
     ) -> None:
-        self.reading, self._errors = store.patience, errors
+        self.reading, self._errors = store.retry, errors
         self.writing = RetryPolicy(max(PUT_S, self.reading.timeout_s), self.reading.retries)
         self.writing.counters = self.reading.counters
 
@@ -359,7 +359,7 @@ class ObjectWriter(Writer):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
         if noreplace and self._objects.head(target) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
-        run = self._store.patience.run
+        run = self._store.retry.run
         with store_errors(source):
             syscalls.call("copy_object", run, "copy", self._store.fs.cp_file, source, target)
         self._store.reopen(new)
