@@ -83,7 +83,7 @@ def pack(
     as_json: bool,
     given: Given,
 ) -> int:
-    """Copy an unsharded SOURCE to a new sharded DEST, or replace its chunk files with --in-place.
+    """Turn chunk files into shards, in DEST or --in-place.
 
     DEST is a directory, a URL, or a zip file (.zip, .ozx). Zarr v2 becomes Zarr v3; Zarr v3, N5, precomputed and bcolz
     keep their format unless you give --format. Copies the bytes of chunks without decoding. Repeat an interrupted
@@ -126,7 +126,7 @@ def unpack(
     as_json: bool,
     given: Given,
 ) -> int:
-    """Copy a sharded SOURCE to a new DEST with one file per chunk, or replace its shards with --in-place.
+    """Turn shards into chunk files, in DEST or --in-place.
 
     DEST gets the files that a mount of SOURCE shows. Without --layout, copies the bytes of chunks without decoding.
     Repeat an interrupted command to continue. Exit code 3 if some files could not be unpacked; see docs/pack.md.

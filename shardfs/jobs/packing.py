@@ -28,6 +28,7 @@ from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
+from shardfs.storage.pack_state import require_settled
 from shardfs.vfs.discovery import NATIVE
 from shardfs.vfs.nodes import Content, is_in
 
@@ -448,6 +449,8 @@ class Packing:
         """Yield all files but documents: the array of whose directory it is, the path in this directory, the path."""
         if path in skipped:
             return
+        if array is None and isinstance(self.store, LocalStore):
+            require_settled(self.store.root, path)
         array = self.arrays.get(path, array)
         inside = path if array is None else path.removeprefix(array.path).lstrip("/")
         above, name_above = (f"{part}/" if part else "" for part in (path, inside))

@@ -22,7 +22,7 @@ from shardfs.model.listing import REST
 from shardfs.model.write_plan import bytes_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import DIRECTORY
+from shardfs.storage.pack_state import DIRECTORY, require_settled
 from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
@@ -242,6 +242,8 @@ class Unpacking:
         try:
             number = self.tree.resolve(path).number
             is_virtual = self.tree.is_virtual(number)
+            if isinstance(self.store, LocalStore) and not is_virtual:
+                require_settled(self.store.root, path)
             chunks = self.tree.chunk_tree(number) if is_virtual else self.tree.directories.content(number).chunks
             if chunks is not None and not is_virtual:
                 yield chunks

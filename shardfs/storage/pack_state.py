@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from shardfs.model.errors import BusyError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -98,3 +100,9 @@ class PackState:
             why = "is the target of an unfinished pack or unpack; repeat that command first"
             raise FileExistsError(errno.EEXIST, why, root)
         return cls(**{**found, "stage": Stage(found["stage"])})
+
+
+def require_settled(root: str, path: str) -> None:
+    """Raise BusyError if the directory `path` below a source has an unfinished job: its files alone are incomplete."""
+    if path and os.path.lexists(os.path.join(root, path, STATE)):
+        raise BusyError(errno.EBUSY, "has an unfinished pack or unpack; end that job first", path)

@@ -25,6 +25,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.pack import pack
 from shardfs.jobs.shared_work import JobPart
 from shardfs.model.errors import BusyError, UnsupportedError
+from shardfs.storage.pack_state import STATE
 from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.write.journal.places import Lock
 from tests import data_n5
@@ -309,6 +310,13 @@ def test_a_source_without_unsharded_arrays_is_refused(plain: Path, tmp_path: Pat
 def test_an_array_that_two_formats_describe_is_refused(plain: Path, tmp_path: Path) -> None:
     (plain / "b" / ".zarray").write_text(json.dumps({"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1"}))
     with pytest.raises(UnsupportedError, match="nothing was packed: b: has documents of Zarr v2, too"):
+        list(pack(str(plain), str(tmp_path / "target")))
+
+
+def test_a_directory_below_with_an_unfinished_job_is_not_copied_in_part(plain: Path, tmp_path: Path) -> None:
+    (plain / "other").mkdir()
+    (plain / "other" / STATE).write_text("{}")
+    with pytest.raises(BusyError, match="unfinished pack or unpack"):
         list(pack(str(plain), str(tmp_path / "target")))
 
 
