@@ -106,12 +106,12 @@ def pack(
     """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
 
     Args:
-        source, dest: paths or fsspec URLs. `dest` is a new or empty directory, that of an interrupted call, or a zip.
+        source: a path or an fsspec URL, as `dest`, which is new, empty, left by an interrupted call, or a zip file.
         chunks_per_shard: in the axis order of shapes in documents. Otherwise, a shard has at most `shard_size` bytes.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
-        format, transcode, regions: these options of the command (docs/pack.md); "" and None are no option.
-        in_place: replace the chunk files of a local source by shards, instead of writing to `dest`.
-        abort: go back, if a job in place has not ended.
+        format: the format of `dest`, if not the source's. Chunks that it cannot have are refused without `transcode`.
+        regions: replace only the chunks that this file names, in an existing `dest`.
+        in_place: replace the chunk files of a local source, instead of writing to `dest`; `abort` goes back.
         options: see `shardfs.jobs.calling.JobOptions`.
 
     Raises:

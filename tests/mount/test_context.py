@@ -164,6 +164,8 @@ def test_import_is_light() -> None:
     assert {name for name in done.stdout.split() if name.startswith("shardfs")} == {
         "shardfs",
         "shardfs.model",
+        "shardfs.model.errors",
+        "shardfs.model.redact",
         "shardfs.model.version",
     }
     assert not set(done.stdout.split()) & {"numpy", "fsspec", "asyncio", "subprocess", "logging"}
