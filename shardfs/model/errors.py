@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ from shardfs.model.redact import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-log = logging.getLogger("shardfs")
 
 
 class ShardfsError(Exception):
