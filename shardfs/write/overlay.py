@@ -65,6 +65,8 @@ class Overlay:
 
     def make_parents(self, path: str) -> None:
         """Create the directories that the tree lacks above a file in the journal."""
+        if path and self._files.at(path) is not None and self._names.base_number(path) is not None:
+            self._directories.show(path)  # a directory of this mount that has become one of chunks
         while path and self._files.at(path) is None:
             if self._names.base_number(path) is None:
                 self._files.new(*split(path), NameKind.DIRECTORY).mtime_ns = time.time_ns()

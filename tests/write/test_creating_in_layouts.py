@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from tests.write.mounts import writable
 from tests.write.test_creating import as_zarr3, create
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = [pytest.mark.fuse, pytest.mark.interop]
@@ -128,6 +131,25 @@ def test_attributes_may_come_first(tmp_path: Path) -> None:
         assert (np.asarray(array[:]) == i).all()
     made = zarr.open_array(source / "a", mode="r")
     assert (made.shards, dict(made.attrs)) == ((40, 40), {"first": 1})
+
+
+@pytest.mark.parametrize("order", [("0", ".zarray", ".zattrs", "1"), ("0", ".zattrs", ".zarray", "1")])
+def test_documents_between_chunks(tmp_path: Path, order: Sequence[str]) -> None:
+    """cp makes directories in any order. What was published meanwhile must not show those that it has not made yet."""
+    source, plain = tmp_path / "source", tmp_path / "plain"
+    source.mkdir()
+    need_fuse()
+    keys: Any = {"name": "v2", "separator": "/"}
+    zarr.create_array(
+        plain, data=DATA, chunks=(10, 10), chunk_key_encoding=keys, attributes={"k": 1}, zarr_format=2, overwrite=True
+    )
+    with writable(source, tmp_path, "--layout", "zarr2", "--create", "zarr3:chunks_per_shard=4x4") as mount:
+        mount.mount()
+        (mount.path / "a").mkdir()
+        for name in order:
+            copy = shutil.copytree if (plain / name).is_dir() else shutil.copyfile
+            copy(plain / name, mount.path / "a" / name)
+        assert sorted(os.listdir(mount.path / "a")) == sorted(order)
 
 
 @pytest.mark.parametrize("by", ["cp", "rsync", "rsync, documents last"])
