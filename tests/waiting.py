@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,3 +17,12 @@ def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {seconds:g} s"
         time.sleep(0.01)
+
+
+def read_terminal(master: int) -> bytes:
+    """Return what a program writes to a terminal, until it ends."""
+    seen = b""
+    with suppress(OSError):  # EIO: the end of a terminal
+        while part := os.read(master, 1 << 16):
+            seen += part
+    return seen

@@ -30,6 +30,7 @@ from shardfs.jobs.shared_work import JobSource
 from shardfs.storage import syscalls
 from tests.jobs.test_pack import files, problems
 from tests.mount.distant import serving
+from tests.waiting import read_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -349,15 +350,7 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
         os.close(slave)
-        shown = b""
-        while True:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # the end of a terminal
-                break
-            if not part:
-                break
-            shown += part
+        shown = read_terminal(master)
         assert process.wait(60) == 0
     os.close(master)
     assert "━".encode() in shown

@@ -34,6 +34,7 @@ from tests import data_n5, handmade, handmade_ids
 from tests import data_zarr_transformer as draft
 from tests.datasets import sharding
 from tests.handmade import Entry, uint64_shard, write_files, write_json, zarr_metadata, zarr_shard
+from tests.waiting import read_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -674,15 +675,7 @@ def test_a_bar_on_a_terminal(source: str) -> None:
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
         os.close(slave)
-        shown = b""
-        while True:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # as the end of a terminal is told
-                break
-            if not part:
-                break
-            shown += part
+        shown = read_terminal(master)
         assert process.wait(60) == 7
     os.close(master)
     assert "━".encode() in shown

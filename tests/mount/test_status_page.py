@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +22,7 @@ from shardfs.daemon import health
 from shardfs.daemon.health import MountsReport, MountView
 from shardfs.storage.mount_table import DEAD, Mount
 from tests.mount.programs import shardfs
-from tests.waiting import wait_until
+from tests.waiting import read_terminal, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,9 +118,7 @@ def test_watching_in_a_terminal(source: Path, mounted: Mounted) -> None:
             while os.fsencode(mount.name) not in seen:
                 seen += os.read(main, 1 << 16)
             process.send_signal(signal.SIGINT)
-            with suppress(OSError):  # EIO at the end; until then, a full terminal would stop the program
-                while os.read(main, 1 << 16):
-                    pass
+            read_terminal(main)  # a full terminal would stop the program
             assert process.wait(30) == 0
         os.close(main)
     assert b"requests" in seen
