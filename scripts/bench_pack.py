@@ -2,7 +2,8 @@
 
     python scripts/bench_pack.py [GROUP]... [--bytes 2G] [--times 5] [--directory DIRECTORY]
 
-files   chunks of 1 MiB: `cp -r`, `cp -r` and a sync, `pack`, `pack --jobs 2`. `pack` syncs each shard.
+files   chunks of 1 MiB: `cp -r`, `cp -r` and a sync, two `cp -r` of one half each at the same time, `pack`,
+        `pack --jobs 2`. `pack` syncs each shard.
 small   the same for chunks of 16 KiB
 decode  zstd chunks: tensorstore and zarr-python copy shard by shard through decode and encode; `pack`
 remote  a web server with 20 ms for each request and a limited bandwidth (variable LIMIT_MB), relative to the limit
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 PACK = [sys.executable, "-m", "shardfs", "pack"]
+TWO_COPIES = 'mkdir "$1"; to=$1; n=$2; shift 2; cp -r "${@:1:$n}" "$to" & cp -r "${@:$n+1}" "$to"; wait'
 LATENCY_MS, LIMIT_MB = 20, int(os.environ.get("LIMIT_MB", "100"))
 
 
@@ -61,6 +63,11 @@ def timed(command: Sequence[str]) -> Run:
     return Run(time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
+def use_memory(nbytes: int) -> None:
+    """Write to free memory. Otherwise a virtual machine may have to ask its host for memory during the next command."""
+    subprocess.run([sys.executable, "-c", f"bytes([1]) * {nbytes}"], check=True)
+
+
 def compared(group: str, commands: dict[str, list[str]], target: Path, times: int, **facts: Any) -> None:
     """Run the commands in turns and print the results. Each one creates `target` anew."""
     runs: dict[str, list[Run]] = {name: [] for name in commands}
@@ -68,6 +75,7 @@ def compared(group: str, commands: dict[str, list[str]], target: Path, times: in
         for name, command in commands.items():
             shutil.rmtree(target, ignore_errors=True)
             os.sync()  # so that the disk is idle
+            use_memory(int(facts.get("gib", 0) * 2**30))
             runs[name].append(timed(command))
     shutil.rmtree(target, ignore_errors=True)
     first, *_ = runs.values()
@@ -153,13 +161,18 @@ def files(home: Path, total: int, times: int, nbytes: int = 1 << 20) -> None:
     target, tiny = home / "target", write_raw(home / "tiny", (2, 2, 2), 16)
     compared("start", {"pack": [*PACK, str(tiny), str(target)]}, target, times)
     rows = max(1, total // nbytes // 32 // 32)
-    both = [str(write_raw(home / "source", (rows, 32, 32), nbytes)), str(target)]
+    source = write_raw(home / "source", (rows, 32, 32), nbytes)
+    both = [str(source), str(target)]
+    halves = [str(source / "c" / str(row)) for row in range(rows)]
     commands = {
         "cp -r": ["cp", "-r", *both],
         "cp -r, sync": ["sh", "-c", 'cp -r "$1" "$2" && sync -f "$2"', "sh", *both],
+        "two cp -r": ["bash", "-c", TWO_COPIES, "bash", str(target), str(rows // 2), *halves],
         "pack": [*PACK, *both],
         "pack --jobs 2": [*PACK, "--jobs", "2", *both],
     }
+    if rows == 1:
+        del commands["two cp -r"]
     compared("files", commands, target, times, chunk=nbytes, gib=rows * 1024 * nbytes / 2**30)
 
 
