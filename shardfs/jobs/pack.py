@@ -33,6 +33,7 @@ from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
 from shardfs.storage.load_ahead import load_ahead
+from shardfs.storage.pack_state import STATE
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
 from shardfs.storage.writers.common import FIRST
 from shardfs.vfs.nodes import is_in
@@ -303,6 +304,9 @@ class JobRun(ABC, Generic[J]):
             raise UnsupportedError("a part of a job cannot be written to a zip file; pack all, or to a directory")
         self.job, self.part = job, part
         self._opened: J = opened_target(job)
+        if not (is_zip(job.target.url) or self._opened.target.is_stored(STATE)):
+            why = "is not empty, and has no unfinished job (another run may have completed it); give a new directory"
+            raise FileExistsError(errno.EEXIST, why, redact.public_name(job.target.url))
         self.problems = self._survey()
 
     @abstractmethod

@@ -68,9 +68,9 @@ class JobTarget(NamedTuple):
 
     @classmethod
     def begin(cls, target: JobSource, state: bytes) -> Self:
-        """Open the target, and begin or continue the job there.
+        """Open the target, and begin or continue the job there, unless the target has other data and no job.
 
-        Raise FileExistsError if the target has other data.
+        Then another run may have completed the job. Raise FileExistsError if the target has another unfinished job.
         """
         if is_zip(target.url):
             raise UnsupportedError("only pack writes zip files; give the name of a directory, without .zip or .ozx")
@@ -80,11 +80,9 @@ class JobTarget(NamedTuple):
         writer = open_writer(store)
         writer.recovered()
 
-        def begin(old: Blob | None) -> Plan:
+        def begin(old: Blob | None) -> Plan | None:
             if old is None:
-                if next(store.scan(""), None) is not None:
-                    raise FileExistsError(errno.EEXIST, "is not empty; give a new directory", target.url)
-                return [state]
+                return [state] if next(store.scan(""), None) is None else None
             if bytes_of([ByteRange(0, old.stat().size)], old) != state:
                 why = "has an unfinished job of another source or with other options; repeat that one, or delete it"
                 raise FileExistsError(errno.EEXIST, why, target.url)

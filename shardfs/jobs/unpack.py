@@ -69,8 +69,8 @@ class UnpackTask:
             self._write(unpacking, chunks, report)
         except ShardfsError as e:
             report.problems.append(Problem(self.group.path, message(e), damaged=True))
-        if not report.problems and unpacking.target.is_stored(STATE):
-            unpacking.target.writer.create([(self.group.mark, b"%d\n" % report.objects)])
+        if not report.problems:
+            unpacking.note(self.group, report.objects)
         return report
 
     def _batches(self, chunks: ChunkDirs) -> Iterator[tuple[list[Coords], Load]]:
@@ -205,6 +205,8 @@ class UnpackRun(JobRun[Unpacking]):
         return (UnpackTask(self.job, group) for group in self.survey.groups() if is_of(self.part, group.mark))
 
     def _is_complete(self) -> bool:
+        if not self._opened.target.is_stored(STATE):
+            return True  # another run has ended the job; this one only removes what it has noted since
         counts = list(map(self._opened.done, self.survey.groups()))
         found = [count for count in counts if count is not None]
         self._objects = sum(found) + self.survey.files

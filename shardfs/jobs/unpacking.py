@@ -22,7 +22,7 @@ from shardfs.model.listing import REST
 from shardfs.model.write_plan import bytes_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import DIRECTORY, require_settled
+from shardfs.storage.pack_state import DIRECTORY, STATE, require_settled
 from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
@@ -300,6 +300,12 @@ class Unpacking:
             return int(bytes_of([ByteRange(0, blob.stat().size)], blob))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
+
+    def note(self, group: ChunkGroup, files: int) -> None:
+        """Note for `done` that a task is finished, unless another run has ended the job."""
+        with suppress(FileNotFoundError):  # that run removes the directories of notes
+            if self.target.is_stored(STATE):
+                self.target.writer.create([(group.mark, b"%d\n" % files)])
 
     def finish(self) -> None:
         """Write all documents, and end the job."""

@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections import Counter
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
@@ -28,12 +27,15 @@ from shardfs.jobs.pack import PackRun, pack
 from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import JobSource
 from shardfs.storage import syscalls
+from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
 from tests.jobs.test_pack import files, problems
 from tests.mount.distant import serving
 from tests.waiting import read_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+__all__ = ["cluster", "started"]  # fixtures
 
 
 def plain(root: Path, rows: int, columns: int, size: int = 16) -> str:
@@ -219,61 +221,6 @@ def test_an_executor_that_gives_up_ends_the_job(tmp_path: Path) -> None:
     assert files(target) == files(tmp_path / "alone")
 
 
-class Cluster:
-    """A Dask scheduler and two workers, each a process."""
-
-    def __init__(self, directory: Path) -> None:
-        self.file, self._log = directory / "scheduler.json", directory / "log"
-        self.scheduler = self._start("scheduler", "--host", "127.0.0.1", "--port", "0")
-        self.workers = [self._start("worker", "--nthreads", "1", "--no-nanny") for _ in range(2)]
-
-    def _start(self, verb: str, *more: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "dask", verb, "--scheduler-file", str(self.file), "--no-dashboard", *more]
-        with self._log.open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-
-    def close(self) -> None:
-        for process in (*self.workers, self.scheduler):
-            process.kill()
-            process.wait(30)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    pytest.importorskip("distributed")
-    (tmp_path / "dask").mkdir()
-    made = Cluster(tmp_path / "dask")
-    try:
-        deadline = time.monotonic() + 60
-        while not made.file.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts the command `shardfs pack`. The test ends what still runs."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str, connect_s: int = 60) -> subprocess.Popen[str]:
-        env = {**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": f"{connect_s}s"}
-        command = [sys.executable, "-m", "shardfs", "pack", *arguments]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def wait_for_shards(process: subprocess.Popen[str], target: Path, wanted: int) -> None:
-    while process.poll() is None and len([p for p in target.rglob("c/*/*") if p.is_file()]) < wanted:
-        time.sleep(0.01)
-
-
 @pytest.mark.interop
 @pytest.mark.slow
 def test_a_killed_worker_of_a_dask_cluster(
@@ -281,8 +228,8 @@ def test_a_killed_worker_of_a_dask_cluster(
 ) -> None:
     source, target = plain(tmp_path / "source", 20, 100), tmp_path / "target"
     list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(1, 10)))
-    process = started(source, str(target), "--chunks-per-shard", "1,10", "--dask", str(cluster.file))
-    wait_for_shards(process, target, 3)
+    process = started("pack", source, str(target), "--chunks-per-shard", "1,10", "--dask", str(cluster.file))
+    wait_for_chunks(process, target, 3)
     assert process.poll() is None, process.communicate()
     cluster.workers[0].send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=120)
@@ -298,9 +245,9 @@ def test_a_lost_scheduler_of_a_dask_cluster(
 ) -> None:
     source, target = plain(tmp_path / "source", 20, 200), tmp_path / "target"
     list(pack(source, str(tmp_path / "alone"), chunks_per_shard=(1, 10)))
-    command = (source, str(target), "--chunks-per-shard", "1,10")
+    command = ("pack", source, str(target), "--chunks-per-shard", "1,10")
     process = started(*command, "--dask", str(cluster.file), connect_s=10)
-    wait_for_shards(process, target, 3)
+    wait_for_chunks(process, target, 3)
     assert process.poll() is None, process.communicate()
     cluster.scheduler.send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=120)
@@ -319,7 +266,7 @@ def test_a_dask_address_at_which_no_scheduler_answers(
     pytest.importorskip("distributed")
     (tmp_path / "dead.json").write_text(json.dumps({"type": "Scheduler", "address": "tcp://127.0.0.1:9"}))
     monkeypatch.chdir(tmp_path)
-    process = started(plain(tmp_path / "source", 2, 2), "target", "--dask", address, connect_s=1)
+    process = started("pack", plain(tmp_path / "source", 2, 2), "target", "--dask", address, connect_s=1)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (3, "")
     assert "no Dask scheduler can be reached" in err

@@ -7,11 +7,12 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,11 @@ from click.testing import CliRunner
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.jobs.pack import PackRun
+from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.jobs.unpack import UnpackRun
-from shardfs.jobs.unpacking import UnpackJob
+from shardfs.jobs.unpacking import Unpacking, UnpackJob
 from shardfs.model.errors import BusyError, NotADatasetError, UnfinishedJobError, UnsupportedError
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import SOURCE_LOCK
@@ -35,6 +38,7 @@ from shardfs.write.journal.places import Lock
 from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_zarr_transformer
 from tests.conftest import client_python, read_with, run_client
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, ramp, same
+from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
 from tests.jobs.test_pack import files, parsed
 from tests.write.faults import hooked
 from tests.write.powerloss import Recorder, walk_states
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
     from shardfs.jobs.calling import Progress
     from shardfs.jobs.pack import PackReport
     from shardfs.model.dataset import Problem
+
+__all__ = ["cluster", "started"]  # fixtures
 
 
 def shown(root: Path, layout: str = "native", **options: Any) -> dict[str, bytes]:
@@ -352,6 +358,83 @@ def test_a_job_continues_after_a_power_loss(tmp_path: Path) -> None:
             unpacked(tmp_path / "source", lost)
         assert files(lost) == wanted, state.what
         shutil.rmtree(lost)
+
+
+# ---- the same work done twice
+
+
+@pytest.mark.parametrize(("workers", "done"), [(1, 0), (1, 5), (1, 99), (2, 0)])
+@pytest.mark.parametrize("kind", [PackRun, UnpackRun])
+def test_another_run_completes_the_job_meanwhile(
+    kind: Any, workers: int, done: int, sharded: Path, tmp_path: Path
+) -> None:
+    """Workers, which may open the target only then, and all tasks that are left do the same once more."""
+    if kind is PackRun:
+        shardfs.unpack(sharded, tmp_path / "plain")
+    source, job = (tmp_path / "plain", PackJob) if kind is PackRun else (sharded, UnpackJob)
+    target = tmp_path / "target"
+    runs = [kind(job(JobSource.of(source), JobSource.of(target))) for _ in range(2)]
+    slower = runs[1].run(workers=workers)
+    reports = list(islice(slower, done))
+    list(runs[0].run())
+    wanted = files(target)
+    reports += slower
+    assert [p for report in reports for p in report.problems] == []
+    assert [(run.finished, run.files, run.objects) for run in runs] == [(True, runs[0].files, runs[0].objects)] * 2
+    assert files(target) == wanted
+    assert parsed(shown(target) if kind is PackRun else wanted) == parsed(shown(sharded))
+    with pytest.raises(FileExistsError, match="another run may have completed it"):
+        kind(job(JobSource.of(source), JobSource.of(target)))
+
+
+@pytest.mark.parametrize("part", [WHOLE, JobPart(1, 2)])
+def test_another_run_ends_the_job_while_a_task_notes_that_it_is_finished(
+    part: JobPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zarr.create_array(tmp_path / "source", shape=(40,), chunks=(5,), shards=(10,), dtype="u1")[:] = 1
+    note, calls = Unpacking.note, 0
+    for at in count():
+        job = UnpackJob(JobSource.of(tmp_path / "source"), JobSource.of(tmp_path / "target"))
+        numbers, faster = count(), UnpackRun(job)
+
+        def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...], *, at: int = at) -> Any:
+            if next(numbers) == at:  # noqa: B023 - called within this iteration
+                monkeypatch.undo()
+                list(faster.run())  # noqa: B023
+            return function(*args)
+
+        def noted(unpacking: Unpacking, *args: Any) -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(syscalls, "hook", hook)
+                note(unpacking, *args)
+
+        monkeypatch.setattr(Unpacking, "note", noted)
+        unpacked(tmp_path / "source", tmp_path / "target", part=part)
+        monkeypatch.undo()
+        if not faster.finished:
+            break
+        assert files(tmp_path / "target") == shown(tmp_path / "source")
+        assert not list((tmp_path / "target").glob(".shardfs*"))
+        shutil.rmtree(tmp_path / "target")
+        calls += 1
+    assert calls > 20
+
+
+@pytest.mark.interop
+@pytest.mark.slow
+def test_a_killed_worker_of_a_dask_cluster(
+    cluster: Cluster, tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    array = zarr.create_array(source, shape=(40, 400), chunks=(1, 10), shards=(1, 100), dtype="u2")
+    array[:] = np.arange(1, 16001).reshape(40, 400)
+    process = started("unpack", str(source), str(target), "--dask", str(cluster.file))
+    wait_for_chunks(process, target, 30)
+    assert process.poll() is None, process.communicate()
+    cluster.workers[0].send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out.split(" (")[0]) == (0, "160 files become 1,600"), err
+    assert files(target) == shown(source)
 
 
 def test_arrays_that_are_not_named_are_copied(sharded: Path, tmp_path: Path) -> None:
