@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -371,13 +371,14 @@ class WriteBuffer:
             }
 
     def close(self, timeout: float) -> list[str]:
-        """Publish as much as possible within `timeout` seconds, and close the journal. Return the unpublished paths."""
+        """Publish as much as possible within `timeout` seconds, and close the journal. Return the unpublished paths.
+
+        Raise OSError if the journal cannot be synced; all threads have ended and the journal is closed even then.
+        """
         if self._closed:
             return self.left()
-        try:
-            self._journal.sync()
-        except OSError:  # raised once if another program removed the journal and it was restored
-            self._journal.sync()
+        with suppress(OSError):  # also raised once if another program removed the journal and it was restored
+            self._journal.sync()  # before publishing, which may take long; `Journal.close` syncs it again
         self.publisher.stop(timeout)
         self._closed = True
         left = self.left()

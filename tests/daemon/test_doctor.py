@@ -198,8 +198,9 @@ def test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
-    monkeypatch.setattr(doctor, "SECONDS", 100.0)  # botocore works for half a second before it misses them
-    found = examined("s3://bucket/x", storage_options={"endpoint_url": "http://127.0.0.1:9"}, store_retries=0)
+    monkeypatch.setattr(doctor, "SECONDS", 100.0)  # botocore works for half a second, or more, before it misses them
+    options = {"storage_options": {"endpoint_url": "http://127.0.0.1:9"}, "store_timeout": 100.0, "store_retries": 0}
+    found = examined("s3://bucket/x", **options)
     assert "AWS_PROFILE" in found["credentials"].fix
 
 

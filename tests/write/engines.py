@@ -192,7 +192,6 @@ class TreeFiles:
         """Nothing reaches the disk any more, and the locks are free: as after kill -9."""
         self.dead = True
         with hooked(Frozen()), suppress(OSError):
-            self.tree.pending.publisher.stop(0)  # `close` raises before it stops the threads: the journal has failed
             self.tree.pending.close(0)
         with suppress(OSError):
             self._journal._close_files()

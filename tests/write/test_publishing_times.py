@@ -17,6 +17,7 @@ from shardfs.write.publisher import Publisher
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import handmade
+from tests.write.faults import Frozen, hooked
 from tests.write.semantics import cases
 from tests.write.semantics.calls import InProcess
 
@@ -52,6 +53,18 @@ def opened(tmp_path: Path) -> Iterator[Callable[[str], Place]]:
 def pending_of(x: Place) -> WriteBuffer:
     pending: WriteBuffer = cast("InProcess", x.calls).tree.pending
     return pending
+
+
+def test_a_close_stops_the_threads_although_the_journal_cannot_be_synced(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    handmade.write_files(root, {f"a/{path}": data for path, data in cases.SOURCES["zarr"]().items()})
+    journal = Journal.open(tmp_path / "journal", str(root), limit_bytes=64 << 20, commit_s=0)
+    tree = open_write_tree(open_tree(str(root)), journal, publishing=Publishing(idle_s=NEVER_S))
+    cases.Place(InProcess(tree), "a", lambda _: None).put("c/3/3", b"last")
+    with hooked(Frozen()), pytest.raises(OSError, match="cannot be written to disk"):
+        tree.close(0)
+    assert not any(thread.is_alive() for thread in tree.pending.publisher._threads)
+    assert tree.close(0) == ["a/c/3/3"]
 
 
 def test_a_chunk_that_is_written_all_the_time_is_published_when_it_is_old(opened: Callable[[str], Place]) -> None:
