@@ -12,6 +12,7 @@ from shardfs.cli import Group
 from shardfs.cli.printing import human_bytes, write_json
 from shardfs.cli.sources import decorated
 from shardfs.config import loading, parsers
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,7 @@ def info(given: str | None, as_json: bool) -> None:
         _print({"entries": 0, "bytes": 0}, "empty: there is no cache", as_json=as_json)
         return
     entries, nbytes, oldest_ns = found.usage()
-    text = f"{found.directory}: {entries} entries, {human_bytes(nbytes)}"
+    text = f"{found.directory}: {counted(entries, 'entry', 'entries')}, {human_bytes(nbytes)}"
     if entries:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(oldest_ns / 1e9))
         text += f", the oldest one last used at {when}"

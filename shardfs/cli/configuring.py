@@ -14,6 +14,7 @@ from shardfs.cli.completing import profiles as complete_profile
 from shardfs.cli.printing import write_json
 from shardfs.config import loading, options, parsers
 from shardfs.model.redact import public_name, redacted_values
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +43,8 @@ def check(where: str | None) -> int:
     for fault in faults:
         click.echo(f"warning: {fault}" if fault.warning else str(fault))
     if not faults:
-        click.echo(f"{len(found.profiles)} profiles in {len(found.files)} files, nothing wrong")
+        profiles, files = counted(len(found.profiles), "profile"), counted(len(found.files), "file")
+        click.echo(f"{profiles} in {files}, nothing wrong")
     return 2 if any(not fault.warning for fault in faults) else 0
 
 

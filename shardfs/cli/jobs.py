@@ -12,6 +12,7 @@ import click
 
 from shardfs.cli.printing import csv_line, human_bytes, printable, waiting, write, write_json
 from shardfs.cli.sources import Given, absolute, opened, opening, source_options
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -158,7 +159,7 @@ class _Output:
         self._tallies[report.collection].add(report.tally)
         for finding in report.findings:
             self._print(finding)
-        words = f"{report.collection or '/'}: {self._findings} findings, shards"
+        words = f"{report.collection or '/'}: {counted(self._findings, 'finding')}, shards"
         self.progress.update(self._task, advance=report.tally.shards, description=words)
 
     def problem(self, finding: Damage) -> None:
@@ -193,7 +194,8 @@ class _Output:
 
 
 def _words(t: ShardTally) -> Iterator[str]:
-    yield f"{t.shards} shards ({human_bytes(t.shard_bytes)}), {t.chunks} chunks ({human_bytes(t.stored_bytes)})"
+    shards, chunks = counted(t.shards, "shard"), counted(t.chunks, "chunk")
+    yield f"{shards} ({human_bytes(t.shard_bytes)}), {chunks} ({human_bytes(t.stored_bytes)})"
     if t.looked_bytes:
         yield f"{human_bytes(t.looked_bytes)} of them read"
     if t.dead_bytes:
@@ -201,10 +203,10 @@ def _words(t: ShardTally) -> Iterator[str]:
     if t.shared_bytes:
         yield f"{human_bytes(t.shared_bytes)} shared by several chunks"
     if t.outside_chunks:
-        yield f"{t.outside_chunks} entries beyond the edge of the array"
+        yield f"{counted(t.outside_chunks, 'entry', 'entries')} beyond the edge of the array"
     if t.unchecked_chunks:
-        yield f"{t.unchecked_chunks} chunks not decoded: their decoder is not installed"
-    yield f"{t.findings} findings" if t.findings else "sound"
+        yield f"{counted(t.unchecked_chunks, 'chunk')} not decoded: no decoder is installed"
+    yield counted(t.findings, "finding") if t.findings else "sound"
 
 
 @click.command()
@@ -261,12 +263,12 @@ class _Totals:
         self.shards, self.dead, self.saved = self.shards + 1, self.dead + dead, self.saved + saved
         if self._as_json:
             write_json({"type": "shard", "shard": work.key, "size": size, "dead": dead, "saved": saved})
-        self._show_progress(f"{self.shards} shards, {human_bytes(self.saved or self.dead)}")
+        self._show_progress(f"{counted(self.shards, 'shard')}, {human_bytes(self.saved or self.dead)}")
 
     def end(self, dry_run: bool) -> None:
         if self._as_json:
             write_json({"type": "end", "shards": self.shards, "dead": self.dead, "saved": self.saved})
         elif dry_run:
-            click.echo(f"{human_bytes(self.dead)} in {self.shards} shards can be reclaimed")
+            click.echo(f"{human_bytes(self.dead)} in {counted(self.shards, 'shard')} can be reclaimed")
         else:
-            click.echo(f"{human_bytes(self.saved)} saved in {self.shards} shards")
+            click.echo(f"{human_bytes(self.saved)} saved in {counted(self.shards, 'shard')}")

@@ -17,6 +17,7 @@ import click
 from shardfs.cli.printing import human_bytes, natural, printable, write, write_json
 from shardfs.cli.sources import Given, opened_to_look, source_options
 from shardfs.model.errors import ShardfsError
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -234,8 +235,8 @@ def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> N
 def _count(chunks: int, of: int | None) -> str:
     """Text with the number of chunks, and the number in the grid, `of`. None: a collection with ids has no grid."""
     if of is None:
-        return f"{chunks} chunks"
-    return f"{chunks} of {of} chunks ({chunks / of:.0%})" if of else f"{chunks} of {of} chunks"
+        return counted(chunks, "chunk")
+    return f"{chunks} of {counted(of, 'chunk')}" + (f" ({chunks / of:.0%})" if of else "")
 
 
 def _lines(c: Mapping[str, Any]) -> Iterator[str]:
@@ -249,4 +250,5 @@ def _lines(c: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"{c['format']}: {sharding}; codecs {', '.join(c['codecs']) or 'none'}"
     chunks = f"{_count(c['chunks'], c['grid_chunks'])}, {human_bytes(c['stored_bytes'])}"
-    yield chunks + (f", in {c['shards']} shards, {human_bytes(c['shard_bytes'])}" if sharding == c["sharding"] else "")
+    shards = f", in {counted(c['shards'], 'shard')}, {human_bytes(c['shard_bytes'])}"
+    yield chunks + (shards if sharding == c["sharding"] else "")

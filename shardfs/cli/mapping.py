@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.cli.printing import human_bytes, printable
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +57,9 @@ def print_map(console: Console, found: ChunkMap) -> None:
 
 def _title(found: ChunkMap) -> str:
     grid = f" of {' x '.join(map(str, found.grid))}" if found.grid else ""
-    words = f"{printable(found.path or '/')}: {found.total} chunks{grid} in {len(found.shards)} shards"
-    return f"{words}, {found.findings} findings: see `shardfs verify`" if found.findings else words
+    chunks, shards = counted(found.total, "chunk"), counted(len(found.shards), "shard")
+    words = f"{printable(found.path or '/')}: {chunks}{grid} in {shards}"
+    return f"{words}, {counted(found.findings, 'finding')}: see `shardfs verify`" if found.findings else words
 
 
 def _axes(found: ChunkMap) -> str:
@@ -148,9 +150,9 @@ def _dead(found: ChunkMap) -> Iterator[str]:
     if not dead:
         yield f"no dead bytes in {human_bytes(objects)}"
         return
-    shards = int(np.count_nonzero(found.dead))
+    shards = counted(int(np.count_nonzero(found.dead)), "shard")
     share = f"{dead / objects:.1%}" if objects else ""
-    yield f"dead bytes: {human_bytes(dead)} of {human_bytes(objects)} ({share}), in {shards} shards; most in"
+    yield f"dead bytes: {human_bytes(dead)} of {human_bytes(objects)} ({share}), in {shards}; most in"
     worst = np.argsort(-found.dead, kind="stable")[: len(found.keys)].tolist()
     width = max(map(len, found.keys))
     for key, i in zip(found.keys, worst, strict=True):

@@ -29,6 +29,7 @@ from shardfs.cli.sources import (
 )
 from shardfs.config import loading, options, parsers
 from shardfs.model.redact import public_name
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,7 +281,7 @@ def flush(path: str, timeout: str) -> int:
     def look() -> None:
         for mount in mount_table.mounts(mountpoint) if sys.stderr.isatty() else ():
             if mount.status and mount.status["writing"]:
-                show_progress(f"{mount.status['writing']['dirty_chunks']} chunks left")
+                show_progress(f"{counted(mount.status['writing']['dirty_chunks'], 'chunk')} left")
 
     try:
         with waiting("publishing") as show_progress:

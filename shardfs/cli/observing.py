@@ -15,6 +15,7 @@ import click
 from shardfs.cli.completing import profiles_and_files
 from shardfs.cli.printing import human_bytes, write_json
 from shardfs.cli.sources import Given, absolute, is_source, profile_named, source_options
+from shardfs.model.text import counted
 from shardfs.storage.counters import ORDINARY
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def _left_lines(source: str, left: Left | None) -> Iterator[str]:
     if left is None or not (waiting := left.waiting):
         yield f"{source}: all data is published"
         return
-    yield f"{source}: {len(waiting)} files wait in {left.directory}"
-    nobody = f"no process publishes them: mount with --rw, or use shardfs recover {source}"
+    yield f"{source}: {counted(len(waiting), 'unpublished file')} in {left.directory}"
+    nobody = f"no process publishes the data: mount with --rw, or use shardfs recover {source}"
     yield f"  {describe(left.owner) if left.owner else nobody}"
     yield from (f"  {entry.path}{f': {entry.why}' if entry.why else ''}" for entry in waiting[:NAMED])
     if len(waiting) > NAMED:
@@ -146,7 +147,7 @@ def _lines(mount: Mount) -> Iterator[str]:
             yield f"  errors of {op}: {_counts(failures)}"
     yield f"  served: {human_bytes(s['bytes_served'])}"
     if s["waiting"] or s["postponed"]:
-        yield f"  waiting for the source: {s['waiting']} requests, and {s['postponed']} for a thread"
+        yield f"  waiting for the source: {counted(s['waiting'], 'request')}, and {s['postponed']} for a thread"
     for op, latency in s["latencies"].items():
         yield f"  {op}: {_latency(latency)}"
     for name, cache in s["caches"].items():
@@ -179,10 +180,10 @@ def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
 def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
     if w["read_only"]:
         yield f"  READ-ONLY NOW: {w['read_only']}"
-    yield f"  to be published: {w['dirty_chunks']} chunks of {w['dirty_shards']} shards"
+    yield f"  to be published: {counted(w['dirty_chunks'], 'chunk')} of {counted(w['dirty_shards'], 'shard')}"
     yield f"  journal: {human_bytes(w['journal_bytes'])} of {human_bytes(w['journal_limit'])} in {w['journal']}"
     per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if w["written_bytes"] else ""
-    shards = f"{human_bytes(w['published_bytes'])} in {w['published_shards']} shards"
+    shards = f"{human_bytes(w['published_bytes'])} in {counted(w['published_shards'], 'shard')}"
     yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
     files = [f"NOT PUBLISHED: {path}: {why}" for path, why in w["errors"].items()]
     files += [f"LOST, REFUSED AT CLOSE: {path or 'more files'}: {why}" for path, why in w["refused_paths"].items()]

@@ -14,6 +14,7 @@ from shardfs.cli.printing import human_bytes, waiting, write_json
 from shardfs.cli.sources import Given, absolute, is_source, opened, opening, source_options
 from shardfs.config import loading, parsers
 from shardfs.model.errors import ShardfsError, message
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +132,9 @@ def _list_all(found: Options, *, everything: bool, as_json: bool) -> int:
         else:
             click.echo(f"{left.source}: {_summary(left)}\n  {directory}")
     if not shown and not as_json:
-        click.echo(f"nothing needs a decision; --all lists {hidden} more journals" if hidden else "no journals")
+        click.echo(
+            f"nothing needs a decision; --all lists {counted(hidden, 'more journal')}" if hidden else "no journals"
+        )
     return 0
 
 
@@ -147,7 +150,7 @@ def _summary(left: Left) -> str:
         from shardfs.storage.source_locks import describe
 
         words.append(describe(left.owner))
-    return ", ".join([*words, f"{len(left.problems)} problems"] if left.problems else words)
+    return ", ".join([*words, counted(len(left.problems), "problem")] if left.problems else words)
 
 
 def _list(left: Left, *, as_json: bool) -> None:
@@ -171,7 +174,7 @@ def _export(directory: Path, out: str) -> int:
     from shardfs.write import recover as work
 
     done = work.export(directory, out)
-    click.echo(f"{done.files} files in {out}; {len(done.deleted)} were deleted")
+    click.echo(f"{counted(done.files, 'file')} in {out}; {len(done.deleted)} deleted")
     for path, why in done.failed.items():
         click.echo(f"shardfs: {path}: {why}", err=True)
     return NOT_PUBLISHED if done.failed else 0
@@ -190,7 +193,7 @@ def _apply(source: str, directory: Path, found: Options) -> int:
     tree = opened(source, found)
     with opening(source), waiting("publishing") as show_progress:
         writable = open_writable(tree, source, found, directory=directory)
-        show_progress(f"{len(writable.left())} files")
+        show_progress(counted(len(writable.left()), "file"))
         kept = writable.close(found.stall)
     for path in sorted(kept):
         failure = writable.pending.failure(path)
@@ -205,7 +208,7 @@ def _salvage(directory: Path) -> int:
     lost = work.salvage(directory)
     for problem in lost:
         click.echo(problem)
-    click.echo(f"{len(lost)} damaged parts were moved aside in {directory}" if lost else "there is no damage")
+    click.echo(f"moved aside in {directory}: {counted(len(lost), 'damaged part')}" if lost else "there is no damage")
     return 0
 
 
@@ -213,8 +216,8 @@ def _discard(directory: Path, *, confirmed: bool) -> int:
     from shardfs.write import recover as work
 
     if not confirmed:
-        n = len(work.look(directory).entries)
-        raise click.UsageError(f"--discard would give up {n} files in {directory}: add --yes to confirm")
+        files = counted(len(work.look(directory).entries), "file")
+        raise click.UsageError(f"--discard would give up {files} in {directory}: add --yes to confirm")
     aside = work.discard(directory)
     click.echo("the journal is empty" if aside is None else f"moved aside to {aside}, for seven days")
     return 0

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from shardfs.cli.printing import human_bytes, printable
 from shardfs.daemon.health import WRONG, MountView, mount_views
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +67,7 @@ def _cells(before: Snapshot, now: Snapshot) -> Iterator[str]:
         yield _share(store["disk_cache_hits"], store["disk_cache_misses"])
     else:
         yield from ("-", "-", "-")
-    yield f"{now['writing']['dirty_chunks']} chunks" if now["writing"] else "-"
+    yield counted(now["writing"]["dirty_chunks"], "chunk") if now["writing"] else "-"
     yield human_bytes(now["resident_bytes"])
 
 

@@ -33,6 +33,7 @@ from shardfs.daemon.shutdown import drain
 from shardfs.daemon.unmount import ANSWER_S, daemon_of, unmount
 from shardfs.model.errors import MountError, exit_code, is_expected, message
 from shardfs.model.redact import is_path, public_name
+from shardfs.model.text import counted
 from shardfs.storage.mount_table import FS_TYPE, covered_by, mount_type, mounted_at
 from shardfs.storage.source_locks import canonical
 
@@ -185,7 +186,7 @@ def _listed(directory: str | int) -> str:
         return ""
     if not names:
         return ""
-    count = f"{len(names)} entries" if len(names) < COUNTED else f"{COUNTED} entries or more"
+    count = counted(len(names), "entry", "entries") if len(names) < COUNTED else f"{COUNTED} entries or more"
     return f"{count}: {', '.join(names[:NAMED])}{', ...' if len(names) > NAMED else ''}"
 
 

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shardfs.model.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -99,5 +101,6 @@ def drain(
     left = found if done.is_set() else writing.left()
     if left:
         more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-        log.warning("%d files stay in the journal: %s%s", len(left), ", ".join(sorted(left)[:NAMED]), more)
+        names = ", ".join(sorted(left)[:NAMED])
+        log.warning("the journal keeps %s: %s%s", counted(len(left), "file"), names, more)
     return len(left)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardfs.fuse.protocol import NAMES
 from shardfs.model.file_tree import FileTree
+from shardfs.model.text import counted
 from shardfs.model.version import __version__
 from shardfs.storage.counters import BOUNDS_S, ORDINARY, Histogram
 
@@ -86,7 +87,7 @@ class Status:
         """The main statistics as one line of text."""
         s = self.snapshot()
         failed = sum(n for counts in s["errors"].values() for name, n in counts.items() if name not in ORDINARY)
-        words = [f"{sum(s['requests'].values())} requests", f"{s['bytes_served'] / 2**20:.1f} MiB served"]
+        words = [counted(sum(s["requests"].values()), "request"), f"{s['bytes_served'] / 2**20:.1f} MiB served"]
         words += [f"{failed} failed"] if failed else []
         words += [f"{s['waiting']} waiting"] if s["waiting"] else []
         if store := s["store"]:

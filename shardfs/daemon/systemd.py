@@ -14,6 +14,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from shardfs.model.text import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
@@ -70,7 +72,7 @@ class Notifier:
         if time.monotonic() - self._extended >= EXTEND_S / 2:
             self._extended = time.monotonic()
             extended = str(int(EXTEND_S * 1e6))
-            self.tell(EXTEND_TIMEOUT_USEC=extended, STATUS=f"publishing {left} files", **self._alive)
+            self.tell(EXTEND_TIMEOUT_USEC=extended, STATUS=f"publishing {counted(left, 'file')}", **self._alive)
 
     def _watch(self, mountpoint: str, status: Callable[[], str]) -> None:
         first = {"READY": "1"}

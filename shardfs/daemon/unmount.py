@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.errors import MountError
+from shardfs.model.text import counted
 from shardfs.storage import mount_calls
 from shardfs.storage.mount_table import FS_TYPE, elsewhere, mount_type, mounted_at
 
@@ -164,8 +165,9 @@ def _print_left(journal: str, was_there: bool) -> int:
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
     problems = [f"problem: {problem}" for problem in found.problems[:NAMED]]
     lines = "".join(f"  {line}\n" for line in [*left[:NAMED], *more, *problems])
-    state = f"{len(left)} files are not in the source, but in the journal" if left else "damage is left in the journal"
-    _print(f"{state} {journal}:\n{lines}They are kept for the next writable mount, and for shardfs recover {journal}")
+    state = f"{counted(len(left), 'file')} left unpublished" if left else "damage is left"
+    kept = f"The journal is kept for the next writable mount, and for shardfs recover {journal}"
+    _print(f"{state} in the journal {journal}:\n{lines}{kept}")
     return LEFT
 
 

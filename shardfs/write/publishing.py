@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.shard_format import Put
+from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import crc32c_of
@@ -206,8 +207,8 @@ def _conflicts(
         if not any(_is_at(extent, entry, shard, old) for extent in expected):
             found[path] = f"the stored chunk was at {pending.base} when it was written here, and is at {entry} now"
     if found and settings.conflict == "ours":
-        text = "%s: another writer has changed this shard; conflict=ours replaces %d chunks of its version, first %s"
-        log.warning(text, shard.key, len(found), next(iter(found)))
+        text = "%s: another writer has changed this shard; conflict=ours replaces %s of its version, first %s"
+        log.warning(text, shard.key, counted(len(found), "chunk"), next(iter(found)))
         return {}
     if found or not (shard.version is UNKNOWN_STORED or earlier):
         log.warning(

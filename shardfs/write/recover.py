@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.errors import UnsupportedError, message
+from shardfs.model.text import counted
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import LOCK, journal_directory, state_directory
 from shardfs.write.failures import is_below
@@ -140,10 +141,10 @@ def unpublished(source: str, base: str | Path | None = None, layout: str | None 
 
 def unpublished_words(count: int, layout: str, *, shown: bool, damaged: bool) -> str:
     """Return the warning about `count` unpublished files that were written with a layout."""
-    damage = ", and some of it is damaged" if damaged else ""
-    here = "are shown here all the same" if shown else "are not shown here"
-    how = f"shardfs recover --apply publishes them, and so does a writable mount{layout and f' with -o {layout}'}"
-    return f"{count} files were written to it and are not published{damage}; they {here}. {how}"
+    damage = ", and is damaged" if damaged else ""
+    here = "shown here all the same" if shown else "not shown here"
+    how = f"to publish, use shardfs recover --apply, or a writable mount{layout and f' with -o {layout}'}"
+    return f"its journal has {counted(count, 'unpublished file')}, {here}{damage}; {how}"
 
 
 def unreadable_words(error: BaseException) -> str:

@@ -377,14 +377,20 @@ class WriteBuffer:
         """
         if self._closed:
             return self.left()
-        with suppress(OSError):  # also raised once if another program removed the journal and it was restored
-            self._journal.sync()  # before publishing, which may take long; `Journal.close` syncs it again
-        self.publisher.stop(timeout)
+        self.publisher.stop(timeout if self._is_synced() else 0)  # publishing needs the journal
         self._closed = True
         left = self.left()
         self._writer.close()  # the lock in the store names the journal, which may be removed now
         self._journal.close(clean=not left)
         return left
+
+    def _is_synced(self) -> bool:
+        """Sync the journal; return whether that succeeded. An error may be the one that reports a restored journal."""
+        for _ in range(2):
+            with suppress(OSError):
+                self._journal.sync()
+                return True
+        return False
 
 
 def _require_layout(backlog: Backlog, layout: str) -> None:

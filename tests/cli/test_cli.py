@@ -609,7 +609,7 @@ def test_cache_info_and_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     cache.put(bytes(16), bytes(16), b"x")
     cache.flush(60)
     nbytes = cache.usage().nbytes
-    assert f"{tmp_path}/shardfs: 1 entries, " in invoke("cache", "info")
+    assert f"{tmp_path}/shardfs: 1 entry, " in invoke("cache", "info")
     found = json.loads(invoke("cache", "info", "--json", "--cache-dir", str(tmp_path / "shardfs")))
     assert (found["entries"], found["bytes"]) == (1, nbytes)
     monkeypatch.setenv("SHARDFS_CACHE_DIR", str(tmp_path / "other"))

@@ -107,7 +107,7 @@ def test_any_rank(rank: int, tmp_path: Path) -> None:
 def test_a_map_in_shades(steps: Path) -> None:
     lines = shardfs("info", "--map", str(steps)).stdout.splitlines()
     del lines[: next(n for n, line in enumerate(lines) if line.startswith("/: 18 chunks")) - 3]
-    assert lines[3].strip() == "/: 18 chunks of 4 x 6 in 1 shards, 17 findings: see `shardfs verify`"
+    assert lines[3].strip() == "/: 18 chunks of 4 x 6 in 1 shard, 17 findings: see `shardfs verify`"
     assert lines[5].strip() == "█" * 72
     assert lines[11].strip() == "·" * 12 + "█" * 60
     assert "c/0/0  " in lines[-2]
@@ -133,7 +133,7 @@ def test_ids_and_empty_collections(tmp_path: Path) -> None:
     handmade.CASES["volume_ids_of_55_bits"](tmp_path / "volume")
     words = shardfs("info", "--map", str(tmp_path))
     assert words.returncode == 0, words.stderr
-    assert "meshes: 5 chunks in 1 shards\n" in words.stdout
+    assert "meshes: 5 chunks in 1 shard\n" in words.stdout
     assert "volume/s: 5 chunks of 1048576 x 262144 x 131072 in 3 shards" in words.stdout
     pytest.importorskip("matplotlib")
     drawn = shardfs("info", "--png", str(tmp_path / "x.png"), str(tmp_path))

@@ -205,7 +205,7 @@ def test_without_privileges_files_written_meanwhile_are_named(source: Path, moun
     words = ["mount", "-o", f"log_file={tmp_path / 'log'}", str(source), str(mountpoint)]
     assert attempt(sys.executable, "-c", _NOT_ROOT, *words, cwd=ROOT).returncode == 0
     assert (mountpoint / "zarr.json").exists()
-    assert "the mount hides 1 entries: 'written meanwhile'" in (tmp_path / "log").read_text()
+    assert "the mount hides 1 entry: 'written meanwhile'" in (tmp_path / "log").read_text()
     assert mounts_there(mountpoint) == 1
 
 
@@ -279,5 +279,5 @@ def test_a_directory_with_files_can_be_refused(source: Path, mountpoint: Path) -
     (mountpoint / "file").touch()
     done = mount(source, mountpoint, "-o", "nonempty=refuse")
     assert done.returncode == 5
-    assert "would hide 1 entries: 'file'" in done.stderr
+    assert "would hide 1 entry: 'file'" in done.stderr
     assert mount_entry(mountpoint) is None

@@ -80,7 +80,7 @@ def test_ours_wins_if_asked_and_the_log_says_so(place: Place, caplog: pytest.Log
         place.write_theirs(ours)
         files.publish()
     assert place.found() == place.held | {ours: NEW + ours}
-    assert f"replaces 1 chunks of its version, first {place.target.path(ours)}" in caplog.text
+    assert f"replaces 1 chunk of its version, first {place.target.path(ours)}" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)

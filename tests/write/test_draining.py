@@ -125,7 +125,7 @@ def test_what_is_left_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert drained(Engine(stuck=25))[0] == 25
     (record,) = caplog.records
-    assert record.getMessage().startswith("25 files stay in the journal: c/0, c/1, ")
+    assert record.getMessage().startswith("the journal keeps 25 files: c/0, c/1, ")
     assert record.getMessage().endswith(" and 5 more")
 
 

@@ -185,8 +185,8 @@ def test_what_belongs_to_no_array_is_told_and_kept(mount: WritableMount) -> None
     write(mount.path / "c/99", b"orphan")
     done = mount.umount()
     assert done.returncode == 3
-    assert done.stderr.startswith("shardfs: 1 files are not in the source, but in the journal ")
-    assert ":\n  c/99\nThey are kept for the next writable mount, and for shardfs recover /" in done.stderr
+    assert done.stderr.startswith("shardfs: 1 file left unpublished in the journal ")
+    assert ":\n  c/99\nThe journal is kept for the next writable mount, and for shardfs recover /" in done.stderr
     mount.mount()
     assert run("cat", mount.path / "c/99") == "orphan"
     run("rm", mount.path / "c/99")
@@ -251,18 +251,18 @@ def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source
     assert told_of() == (0, f"{source}: all data is published\n")
     write(mount.path / "c/0/0", chunk(7))
     code, told = told_of()
-    assert (code, told.splitlines()[0].startswith(f"{source}: 1 files wait in {mount.journal}/")) == (0, True)
+    assert (code, told.splitlines()[0].startswith(f"{source}: 1 unpublished file in {mount.journal}/")) == (0, True)
     assert f"mounted rw by pid {mount.pid} at {mount.path}" in told
     mount.kill()
     code, told = told_of("--wait")  # for nobody
     assert (code, told.splitlines()[1:]) == (
         1,
-        [f"  no process publishes them: mount with --rw, or use shardfs recover {source}", "  c/0/0"],
+        [f"  no process publishes the data: mount with --rw, or use shardfs recover {source}", "  c/0/0"],
     )
     (mount.path.parent / "ro").mkdir()
     done = shardfs("mount", "-o", f"journal={mount.journal}", source, mount.path.parent / "ro")
     assert shardfs("umount", mount.path.parent / "ro").returncode == 0
-    assert (done.returncode, f"{source}: 1 files were written to it and are not published" in done.stderr) == (0, True)
+    assert (done.returncode, f"{source}: its journal has 1 unpublished file" in done.stderr) == (0, True)
     mount.mount()
     with held(source / "c/0/0"):
         run("fusermount3", "-u", mount.path)
@@ -360,7 +360,7 @@ def test_what_is_left_after_a_signal_is_an_exit_code(unmounted: WritableMount) -
         process.terminate()
         _, told = process.communicate(timeout=30)
         assert process.returncode == 3
-        assert "1 files stay in the journal: c/99" in told
+        assert "the journal keeps 1 file: c/99" in told
 
 
 @pytest.mark.torture

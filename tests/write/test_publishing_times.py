@@ -62,7 +62,7 @@ def test_a_close_stops_the_threads_although_the_journal_cannot_be_synced(tmp_pat
     tree = open_write_tree(open_tree(str(root)), journal, publishing=Publishing(idle_s=NEVER_S))
     cases.Place(InProcess(tree), "a", lambda _: None).put("c/3/3", b"last")
     with hooked(Frozen()), pytest.raises(OSError, match="cannot be written to disk"):
-        tree.close(0)
+        tree.close(600)
     assert not any(thread.is_alive() for thread in tree.pending.publisher._threads)
     assert tree.close(0) == ["a/c/3/3"]
 

@@ -91,7 +91,7 @@ def test_readers_are_told_of_what_is_not_published(tmp_path: Path, monkeypatch: 
     kill(journal)
     told = recover.unpublished(SOURCE)
     assert told is not None
-    assert told[0].startswith("1 files were written")
+    assert told[0].startswith("its journal has 1 unpublished file, ")
     recover.discard(journal_directory(SOURCE))
     assert recover.unpublished(SOURCE) is None
 

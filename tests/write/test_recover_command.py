@@ -102,7 +102,7 @@ def test_a_copy_of_the_directory_will_do(dataset: Get, source: Path, state: Path
 def test_it_is_exported(source: Path, tmp_path: Path) -> None:
     shutil.rmtree(source)  # it is not needed
     done = shardfs("recover", source, "--export", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (0, f"2 files in {tmp_path / 'out'}; 1 were deleted\n")
+    assert (done.returncode, done.stdout) == (0, f"2 files in {tmp_path / 'out'}; 1 deleted\n")
     assert (tmp_path / "out/c/0/0").read_bytes() == CHUNK
     assert (tmp_path / "out/c/99").read_bytes() == b"orphan"
     assert shardfs("recover", source, "--export", tmp_path / "out").returncode == 3  # there is something already
@@ -140,7 +140,7 @@ def test_only_what_needs_a_decision_is_listed(source: Path, state: Path) -> None
         listed = shardfs("recover", "--all").stdout
         assert (listed.count("\n  "), "memory://busy: 1 pending, mounted rw by pid" in listed) == (2, True)
         assert shardfs("recover", "--discard", "--yes", source).returncode == 0
-        assert shardfs("recover").stdout == "nothing needs a decision; --all lists 1 more journals\n"
+        assert shardfs("recover").stdout == "nothing needs a decision; --all lists 1 more journal\n"
     finally:
         journal.close(clean=False)
 
@@ -187,7 +187,7 @@ def test_damage_is_told_and_put_aside_when_asked(source: Path, state: Path) -> N
     done = shardfs("recover", "--verify", source)
     assert (done.returncode, "  problem: " in done.stdout, "  lost: c/0/0" in done.stdout) == (7, True, True)
     done = shardfs("recover", "--salvage", source)
-    assert (done.returncode, "damaged parts were moved aside in " in done.stdout) == (0, True)
+    assert (done.returncode, "moved aside in " in done.stdout) == (0, True)
     assert shardfs("recover", "--verify", source).returncode == 0
 
 
