@@ -126,6 +126,12 @@ def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:
         return None
 
 
+def members(raw: bytes | None) -> dict[str, Any]:
+    """The members of a document. A document that is no JSON object counts as one member."""
+    doc = intelligible("", raw)
+    return doc if doc is not None else {} if raw is None else {"the document": raw.decode(errors="replace")}
+
+
 def shown_document(unshard: Callable[[T], tuple[Any, T] | None], doc: T) -> T | None:
     """The document that `unshard` returns; None for arrays that are not sharded or that it cannot translate.
 

@@ -113,6 +113,15 @@ def alike(a: Any, b: Any) -> bool:
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
+def with_additions(written: Any, before: Any, shown: Any) -> Any:
+    """The written document, with the members that only the shown one has."""
+    if not (isinstance(written, dict) and isinstance(shown, dict)):
+        return written
+    old = before if isinstance(before, dict) else {}
+    kept = {name: with_additions(value, old.get(name), shown.get(name)) for name, value in written.items()}
+    return {name: value for name, value in shown.items() if name not in old} | kept
+
+
 def differences(old: Any, new: Any) -> dict[Path, Any]:
     """The values with which `changed` turns the document `old` into the document `new`.
 

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardfs.formats import ome
-from shardfs.formats.documents import intelligible, print_json, print_strict, require_same
+from shardfs.formats.documents import intelligible, members, print_json, print_strict, require_same
 from shardfs.formats.format import Format
-from shardfs.formats.json_text import REMOVED, alike, rebased
+from shardfs.formats.json_text import REMOVED, alike, rebased, with_additions
 from shardfs.formats.layouts import join
 from shardfs.formats.registry import creating_view
 from shardfs.formats.zarr_values import CODEC_PARAMETERS, is_same_element
@@ -202,18 +202,18 @@ class Translation(Format):
         None of them if the document is new.
         """
         old, doc = intelligible("", before.get(name)), intelligible("", new)
-        members = _changed(before.get(name), new)
+        changed = _changed(before.get(name), new)
         if doc is None:
             return ["the document"]
-        if old is None or len(members) > MAX_TRIED:
+        if old is None or len(changed) > MAX_TRIED:
             return []
         causes: list[str] = []
-        for member in members:
+        for member in changed:
             try:
                 self._edited(path, stored, before, others, {name: _with(old, member, doc)})
             except (UnsupportedError, ValueError):
                 causes.append(member)
-        return causes or members
+        return causes or changed
 
     def is_said(self, path: str, stored: Documents, name: str, document: bytes) -> bool:
         """Whether the stored documents say what the layout's document `name` says, perhaps in another form."""
@@ -330,8 +330,8 @@ class Translation(Format):
         in `before`. A value that a written null replaces must not become another value, nor must an attribute whose
         value follows from other members.
         """
-        shown, old = _members(again.get(name)), _members(before.get(name))
-        written = _with_additions(_members(new), old, shown)
+        shown, old = members(again.get(name)), members(before.get(name))
+        written = with_additions(members(new), old, shown)
         at, _ = self._split(name)
         wanted = self._description(path, at, again)
         lost = [
@@ -347,11 +347,27 @@ class Translation(Format):
         if lost:
             form = self.source.dataset_formats[0]
             raise ValueError(f"{name}: {', '.join(lost)}: the source, which is {form}, cannot express this value")
-        for array in _arrays(_opened(self.layout, path, at, again)):
+        arrays = _arrays(_opened(self.layout, path, at, again))
+        if not _arrays(_opened(self.layout, path, at, before)):
+            self._require_earlier(name, at, arrays, before, again)
+        for array in arrays:
             for m in written.keys() & shown.keys() & array.attributes.keys():
                 same = is_same_element(written[m], shown[m], array.data_type)
                 if not same and self._description(path, at, {**again, name: _with(shown, m, {})}) == wanted:
                     raise ValueError(f"{name}: {m}: other members of the array say {shown[m]!r:.80}")
+
+    def _require_earlier(
+        self, name: str, at: str, arrays: Sequence[Array], before: Documents, again: Documents
+    ) -> None:
+        """Raise ValueError if the document `name` of new arrays changes attributes that were written before it."""
+        for other in {join(at, document) for document in self.layout.documents} - {name}:
+            old, new = members(before.get(other)), members(again.get(other))
+            for array in arrays:
+                for m in old.keys() & new.keys() & array.attributes.keys():
+                    if not alike(old[m], new[m]) and not is_same_element(old[m], new[m], array.data_type):
+                        raise ValueError(
+                            f"{name}: says {m} {new[m]!r:.80}, but {other}, written before, {old[m]!r:.80}"
+                        )
 
     def _home(self, at: str) -> str:
         """The directory with the stored document of what the layout shows in directory `at`."""
@@ -371,13 +387,8 @@ class Translation(Format):
         stored = (*dataset.collections, *dataset.unsharded)
         arrays = [(c.path, c.layers[0].format.key(0), c.array and _plain(c.array)) for c in stored]
         attributes = [print_strict(array.attributes) for array in _arrays(dataset)]
-        return (
-            arrays,
-            attributes,
-            print_strict(ome.as_05(dataset.attributes or {})),
-            dataset.multiscales,
-            dataset.problems,
-        )
+        attributes.append(print_strict(ome.as_05(dataset.attributes or {})))
+        return arrays, attributes, dataset.multiscales, dataset.problems
 
 
 @dataclass(frozen=True)
@@ -473,25 +484,10 @@ def _in_text_of(old: bytes | None, new: bytes) -> bytes:
     return new
 
 
-def _members(raw: bytes | None) -> dict[str, Any]:
-    """The members of a document. A document that is no JSON object counts as one member."""
-    doc = intelligible("", raw)
-    return doc if doc is not None else {} if raw is None else {"the document": raw.decode(errors="replace")}
-
-
 def _changed(old: bytes | None, new: bytes | None) -> list[str]:
     """The members that differ."""
-    a, b = _members(old), _members(new)
+    a, b = members(old), members(new)
     return [name for name in {**a, **b} if not alike(a.get(name, REMOVED), b.get(name, REMOVED))]
-
-
-def _with_additions(written: Any, before: Any, shown: Any) -> Any:
-    """The written document, with the members that only the shown one has."""
-    if not (isinstance(written, dict) and isinstance(shown, dict)):
-        return written
-    old = before if isinstance(before, dict) else {}
-    kept = {name: _with_additions(value, old.get(name), shown.get(name)) for name, value in written.items()}
-    return {name: value for name, value in shown.items() if name not in old} | kept
 
 
 def _with(shown: Mapping[str, Any], member: str, written: Mapping[str, Any]) -> bytes:

@@ -245,6 +245,22 @@ def test_a_marker_of_missing_values_that_contradicts_the_fill_value_is_refused(n
                 through.edit("a", stored, ".zattrs", written)
 
 
+@pytest.mark.parametrize("value", [0.1, 0.10000000149011612, 0.2, "x"])
+def test_a_marker_of_missing_values_that_comes_before_a_contradicting_array_is_refused(value: Any) -> None:
+    array = translation("zarr2", ZARR3).show({"zarr.json": zarr3(data_type="float32", fill_value=0.1)})[".zarray"]
+    attributes = {"_FillValue": value, "note": [value]}
+    for names, fits in (({}, True), ({"_ARRAY_DIMENSIONS": ["y", "x"]}, isinstance(value, float) and value < 0.2)):
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {**attributes, **names}}
+        stored = {"zarr.json": json.dumps(group).encode()}
+        through = translation("zarr2", ZARR3)
+        if fits:
+            made = json.loads(through.edit("a", stored, ".zarray", array)["zarr.json"])
+            assert made["attributes"]["note"] == [value]
+        else:
+            with pytest.raises(ValueError, match=r"^\.zarray: says _FillValue 0\.1, but \.zattrs, written before,"):
+                through.edit("a", stored, ".zarray", array)
+
+
 @pytest.mark.parametrize(("stored_value", "shown"), [("", "AAAAAA=="), ("YWI=", "YWIAAA=="), ("YWIAAA==", "YWIAAA==")])
 def test_fill_values_of_bytes_have_the_size_of_an_element(stored_value: str, shown: str) -> None:
     """tensorstore refuses shorter ones; zarr-python 2.18 writes shorter ones."""
