@@ -1,4 +1,4 @@
-"""Write the manual pages and docs/cli.md from the click commands and the table of options.
+"""Write the manual pages, docs/cli.md and docs/options.md from the click commands and the table of options.
 
 python scripts/make_man.py [DIR]        # all of them into DIR; else below docs/
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from options_page import as_markdown
 
 from shardfs.cli import commands
 from shardfs.config import options
@@ -231,7 +232,8 @@ def cli_md() -> Iterator[str]:
 
 
 def write(man: Path, docs: Path) -> None:
-    pages = {man / "shardfs.1": shardfs_1(), man / "mount.shardfs.8": mount_shardfs_8(), docs / "cli.md": cli_md()}
+    pages = {man / "shardfs.1": shardfs_1(), man / "mount.shardfs.8": mount_shardfs_8()}
+    pages |= {docs / "cli.md": cli_md(), docs / "options.md": iter(as_markdown().splitlines())}
     for path, lines in pages.items():
         path.write_text("\n".join(lines) + "\n")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.codecs import zlib_streams
-from shardfs.config import loading, markdown, options, parsers
+from shardfs.config import loading, options, parsers
 from shardfs.config.loading import from_environment, from_flags, from_mount_options, merged
 from shardfs.config.options import Options
 from shardfs.config.parsers import OptionError
@@ -245,12 +244,6 @@ def test_times(text: str, value: float) -> None:
 def test_a_log_file_does_not_depend_on_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert from_flags({"log_file": "a.log"}) == {"log_file": str(tmp_path / "a.log")}
-
-
-def test_the_document_is_what_the_table_says() -> None:
-    document = Path(__file__).parents[2] / "docs" / "options.md"
-    how = next(line for line in markdown.as_markdown().splitlines() if "python -c" in line)
-    assert document.read_text() == markdown.as_markdown(), f"run: {shlex.join(['sh', '-c', how.strip(' ->')])}"
 
 
 def test_the_limits_in_the_documents_are_those_of_the_code() -> None:

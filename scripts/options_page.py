@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 _INTRODUCTION = """\
 # Options
 
-<!-- Written by shardfs.config.markdown.as_markdown(). Change the table in shardfs/config/options.py, then run
-     python -c 'from shardfs.config.markdown import as_markdown; print(as_markdown(), end="")' > docs/options.md -->
+<!-- Written by scripts/make_man.py. Change the table in shardfs/config/options.py instead. -->
 
 You can give every option in four ways. If two of them disagree, the later one in this list wins.
 
