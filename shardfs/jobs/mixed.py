@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.layouts import join
 from shardfs.jobs.compact import chunks_in
-from shardfs.jobs.pack import OpenedFile, PackReport
+from shardfs.jobs.pack import OpenedFile, PackReport, failure
 from shardfs.jobs.packed_arrays import PackedArray
 from shardfs.jobs.packing import PLAIN as PLAIN_FORM
 from shardfs.jobs.packing import FileForm, Packing, PackJob, PlainChunks
 from shardfs.jobs.shared_work import CACHE, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.model.blobs import ByteRange
-from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, message
+from shardfs.model.errors import BusyError
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of, unchanged
 from shardfs.shards import rewriting
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from shardfs.formats.format import Format
     from shardfs.model.blobs import Blob, Bytes, Plan
+    from shardfs.model.dataset import Problem
     from shardfs.model.values import U64, Coords
     from shardfs.shards.chunk_store import ChunkStore
 
@@ -130,7 +130,7 @@ class MixedDataset(Packing):
             try:
                 verified[key] = self._compared(key, _shown(array, cell, chunks))
             except OSError as e:
-                problems.append(Problem(key, message(e), damaged=True))
+                problems.append(failure(key, e))
         return verified, problems
 
     def _require_deletable(self, files: Sequence[str]) -> None:
@@ -192,7 +192,7 @@ class MixedDataset(Packing):
         except FileNotFoundError:
             return None
         except OSError as e:
-            return Problem(key, message(e), damaged=True)
+            return failure(key, e)
         return None
 
     # ---- unpacking ----

@@ -235,7 +235,7 @@ class CopyTask:
                 report.nbytes += _copy(packing, key)
             except OSError as e:
                 require_room(e, redact.public_name(self.job.target.url))
-                report.problems.append(Problem(key, reason(e), damaged=True))
+                report.problems.append(failure(key, e))
         return report
 
     def split(self) -> Sequence[CopyTask]:
@@ -243,7 +243,7 @@ class CopyTask:
 
     def failed(self, error: BaseException) -> PackReport:
         require_room(error, redact.public_name(self.job.target.url))
-        return PackReport(problems=[Problem(self.keys[0], reason(error), damaged=True)])
+        return PackReport(problems=[failure(self.keys[0], error)])
 
 
 def _copy(packing: OpenedJob, key: str) -> int:
@@ -270,6 +270,14 @@ def _copy(packing: OpenedJob, key: str) -> int:
 def reason(error: BaseException) -> str:
     """The reason for a problem."""
     return message(error) or type(error).__name__
+
+
+def failure(path: str, error: BaseException) -> Problem:
+    """The problem of a file that could not be packed, unpacked or copied."""
+    why = reason(error).removeprefix(f"{path}: ")
+    if isinstance(error, IsADirectoryError):  # directories themselves are listed
+        why = "is a symbolic link to a directory; put the directory in its place, or remove the link"
+    return Problem(path, why, damaged=True)
 
 
 @cache

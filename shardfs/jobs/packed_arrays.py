@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 BLOCK = 1 << 14
 """Chunks whose shards are computed at a time, to limit memory. An even number, because some chunks are two files."""
 
+GZIP = ".gz"
+"""The only compression of chunk files that shards can have."""
+
 ONLY_ONE = "has only one of its two files, the manifest and the fragments"
 
 
@@ -221,13 +224,22 @@ def with_ids(path: str, target: Collection, suffix: str) -> PackedArray:
     return PackedArray(path, path, replace(source, layers=(layer,)), target, suffix)
 
 
+def require_packable(file: str, *, verbatim: bool) -> None:
+    """Raise ValueError if a chunk file of a volume has a compression that shards cannot have."""
+    if file.endswith(COMPRESSIONS) and (verbatim or not file.endswith(GZIP)):
+        only = "a job in place packs uncompressed ones" if verbatim else "shards can have gzip"
+        raise ValueError(f"the chunk file {file} is compressed, and {only} only; decompress all chunk files first")
+
+
 def stray(array: PackedArray, name: str, key: str) -> Problem | None:
     """The problem of a file that has the name of a chunk, but is none of the array; None for other files."""
     format = array.source.layers[0].format
     plain = next((name.removesuffix(end) for end in COMPRESSIONS if name.endswith(end)), name)
     if array.source.compressible and replace(array, suffix="").number(plain) is not None:
-        how = "compressed in another way" if array.suffix else "a compressed chunk file"
-        return Problem(key, f"is {how} than others; compress all chunk files alike, or none", damaged=True)
+        how = "not compressed with gzip" if array.suffix else "compressed"
+        return Problem(
+            key, f"is {how}, unlike other chunk files; compress all of them with gzip, or none", damaged=True
+        )
     if isinstance(format, Unsharded) and format.is_beyond(name):
         return Problem(key, "was left out: it has the name of a chunk beyond the edge of the array")
     return None

@@ -19,7 +19,16 @@ from shardfs.formats.precomputed.parts import INFO
 from shardfs.formats.registry import creating_view, format_of
 from shardfs.formats.translate import document_place
 from shardfs.formats.zarr2 import ZARR2
-from shardfs.jobs.packed_arrays import ONLY_ONE, ArrayPlan, PackedArray, has_ids, stray, with_ids
+from shardfs.jobs.packed_arrays import (
+    GZIP,
+    ONLY_ONE,
+    ArrayPlan,
+    PackedArray,
+    has_ids,
+    require_packable,
+    stray,
+    with_ids,
+)
 from shardfs.jobs.target import JobTarget, is_zip, job_state
 from shardfs.jobs.zip_target import ZipTarget
 from shardfs.model.dataset import Problem
@@ -48,8 +57,6 @@ ZARR3 = "zarr3"
 
 FORMATS = (ZARR3, "n5", "precomputed", "bcolz")
 """The formats that `pack` writes."""
-
-GZIP = ".gz"
 
 IDS_PER_MINISHARD, IDS_PER_SHARD = 1 << 9, 1 << 13
 """The average numbers of ids in the shards of meshes, skeletons and annotations."""
@@ -118,15 +125,8 @@ class PackJob:
 
     def state(self) -> bytes:
         """See `job_state`."""
-        choices = [
-            self.chunks_per_shard,
-            self.shard_bytes,
-            sorted(self.arrays),
-            self.format,
-            self.transcode,
-            self.found,
-        ]
-        return job_state("pack", self.source, choices)
+        kept = self.chunks_per_shard, self.shard_bytes, sorted(self.arrays), self.format, self.transcode, self.found
+        return job_state("pack", self.source, kept)
 
 
 def _bits(count: int, most: int) -> int:
@@ -183,6 +183,7 @@ class Packing:
         self._decoded: dict[str, str] = {}
         self._forms: dict[str, FileForm] = {}
         self._in_shards: list[str] = []
+        self._unknown: dict[str, str] = {}  # arrays that keep their files, with reasons
         self._translates = False
         self._only_chunks: Set[str] = frozenset()  # arrays that have no other files
         tree = self._tree(NATIVE)
@@ -222,6 +223,8 @@ class Packing:
                 continue
             if dataset.format in ((self.job.format,) if self.job.format else FORMATS):
                 self._add_native(tree, path, dataset)
+                if dataset.indescribable and dataset.format != PRECOMPUTED.name and not dataset.collections:
+                    self._unknown[path] = dataset.indescribable
             elif dataset.unsharded and self.job.format:
                 others.append(f"{path or '/'}: is {dataset.format}, not {self.job.format}; pack it alone")
         self._refuse_problems(tree)
@@ -365,26 +368,28 @@ class Packing:
         plain = [found.collection for _, found in own if found is not None]
         if format.dataset_formats[0] == "bcolz" and plain and (array := plain[0].array) is not None:
             return FileForm(chunk_bytes=math.prod(array.chunk) * np.dtype(array.data_type).itemsize)
-        if format is not PRECOMPUTED or self._translates or self.job.verbatim:
+        if format is not PRECOMPUTED or self._translates:
             return FileForm(gzipped=format is PRECOMPUTED and any("gzip" in c.codecs for c in plain))
         suffixes, most = set(), 0
         for target, found in own:
             entries = self.store.scan(join(path, target.stored_at))
             names = (e.name for e in entries if not e.directory and format.chunk_like(e.name))
             if first := next(names, ""):
+                require_packable(first, verbatim=self.job.verbatim)
                 suffixes.add(GZIP if first.endswith(GZIP) and target.lead is None else "")
                 most = max(most, 1 + sum(1 for _ in names)) if found is None else most
         return FileForm(GZIP if suffixes == {GZIP} else "", most)
 
     def _require_complete(self) -> None:
         if not (self.arrays or self._refused or self.job.arrays):
-            raise NotADatasetError("no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed, bcolz)")
+            what = "no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed, bcolz)"
+            raise NotADatasetError("; ".join([what, *(f"{path or '/'}: {why}" for path, why in self._unknown.items())]))
         refused = list(self._refused)
         if not self.job.transcode:
             refused += [f"{path or '/'}: {which} would have to be decoded" for path, which in self._decoded.items()]
             refused += ["add --transcode to decode and encode chunks"] if self._decoded else []
-        if missing := [a for a in self.job.arrays if not any(is_in(path, a) for path in self.arrays)]:
-            refused.append(f"{', '.join(missing)}: no unsharded array has its document there")
+        missing = [a for a in self.job.arrays if not any(is_in(path, a) for path in self.arrays)]
+        refused += [f"{a or '/'}: {self._unknown.get(a, 'no unsharded array has its document there')}" for a in missing]
         if refused:
             raise UnsupportedError("nothing was packed: " + "; ".join(refused))
 
@@ -406,6 +411,8 @@ class Packing:
     def survey(self) -> SourceSurvey:
         """List the source."""
         found, chunks = SourceSurvey(), {path: typed_array("Q") for path in self.arrays}
+        unknown = ((path, why) for path, why in self._unknown.items() if self._is_selected(path))
+        found.problems = [Problem(path, f"was not packed, and keeps its chunk files: {why}") for path, why in unknown]
         with_others = set[str]()
         for array, name, key in self._walk("", None, self._names("")):
             if array is not None and (number := array.number(name)) is not None:

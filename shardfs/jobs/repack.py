@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from shardfs.config.options import Options
-from shardfs.jobs.pack import PackReport, reason, require_idle
+from shardfs.jobs.pack import PackReport, failure, require_idle
 from shardfs.jobs.regions import Box, ChunkRegions, read_expected
 from shardfs.jobs.replacing import ShardReplacer
 from shardfs.jobs.shared_work import WHOLE
@@ -202,7 +202,7 @@ class Repacking:
             why = f"{e.why}; its other chunks would be lost, so files for all of its chunks are needed"
             return PackReport(problems=[Problem(key, why, damaged=True)])
         except (OSError, ShardfsError, ValueError) as e:
-            return PackReport(problems=[Problem(key, reason(e), damaged=True)])
+            return PackReport(problems=[failure(key, e)])
         return PackReport(1, len(puts), nbytes=sum(size_of(put.data) for put in puts.values()))
 
     def _read(self, collection: Collection, coords: Coords, file: str) -> bytes:

@@ -77,7 +77,7 @@ class JobTarget(NamedTuple):
         if "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
         store = open_store(target.url, json.loads(target.options))
-        writer = open_writer(store)
+        writer = open_writer(store, cas_none=True)  # an object written twice has the same bytes
         writer.recovered()
 
         def begin(old: Blob | None) -> Plan | None:

@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numcodecs
 import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
@@ -346,6 +348,8 @@ def test_files_that_cannot_be_packed_are_named(plain: Path, tmp_path: Path) -> N
         "a": True, "a/c/7/70": False, "around": True, "b/c/0/0": False, "b/c/0/1": False, "pipe": True
     }  # fmt: skip
     assert "leads out of the source" in found["a"].why
+    assert found["around"].why.startswith("is a symbolic link to a directory")
+    assert found["pipe"].why == "is neither a file nor a directory"
     assert not (tmp_path / "target" / "zarr.json").exists()
     for name in ("around", "pipe", "a/c/0/0"):
         (plain / name).unlink()
@@ -381,11 +385,21 @@ def test_the_command_prints_problems_and_counts(plain: Path, tmp_path: Path) -> 
     assert found.return_value == 0
 
 
-def test_a_remote_target(plain: Path, tmp_path: Path) -> None:
-    import fsspec
+class Unconditional(MemoryFileSystem):  # type: ignore[misc]
+    """A store without conditional writes."""
 
-    fs = fsspec.filesystem("memory")
-    assert problems(pack(str(plain), "memory://packed", chunks_per_shard=(5, 5))) == []
+    protocol = "unconditional"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("unconditional://")))
+
+
+@pytest.mark.parametrize("protocol", ["memory", "unconditional"])
+def test_a_remote_target(protocol: str, plain: Path, tmp_path: Path) -> None:
+    fsspec.register_implementation("unconditional", Unconditional, clobber=True)
+    fs = fsspec.filesystem(protocol)
+    assert problems(pack(str(plain), f"{protocol}://packed", chunks_per_shard=(5, 5))) == []
     list(pack(str(plain), str(tmp_path / "local"), chunks_per_shard=(5, 5)))
     try:
         stored = {name.removeprefix("/packed/"): fs.cat_file(name) for name in fs.find("/packed")}

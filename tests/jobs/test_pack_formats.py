@@ -481,11 +481,36 @@ def test_a_segmentation_of_cloudvolume_is_packed_as_it_is_written(tmp_path: Path
 
 def test_gzip_files_among_others_are_named(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
     source = shutil.copytree(dataset("precomputed", next(iter(PRECOMPUTED))).twin, tmp_path / "x")
-    for ending, why in ((".gz", "compress all chunk files alike"), (".br", "compress all chunk files alike")):
-        chunk = next(p for p in source.rglob("*") if p.is_file() and p.name != "info" and not p.suffix)
-        chunk.rename(f"{chunk}{ending}")
-        found = problems(pack(str(source), str(tmp_path / f"t{ending}")))
-        assert any(p.damaged and p.path.endswith(ending) and why in p.why for p in found)
+    chunk = next(p for p in source.rglob("*") if p.is_file() and p.name != "info")
+    chunk.rename(f"{chunk}.gz")
+    found = problems(pack(str(source), str(tmp_path / "t")))
+    assert any(p.damaged and "compress all of them with gzip, or none" in p.why for p in found)
+
+
+def test_files_in_other_compressions_are_refused(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
+    source = shutil.copytree(dataset("precomputed", next(iter(PRECOMPUTED))).twin, tmp_path / "x")
+    for file in [p for p in source.rglob("*") if p.is_file() and p.name != "info"]:
+        file.rename(f"{file}.br")
+    with pytest.raises(
+        UnsupportedError, match=r"nothing was packed: .*\.br is compressed, and shards can have gzip only"
+    ):
+        list(pack(str(source), str(tmp_path / "t")))
+    assert not (tmp_path / "t").exists()
+
+
+def test_arrays_of_unknown_data_types_are_named(tmp_path: Path) -> None:
+    root, why = zarr.create_group(tmp_path / "a"), "data type 'numpy.datetime64'"
+    root.create_array("times", shape=(9,), chunks=(2,), dtype="M8[s]")[:] = np.arange(9)
+    for chosen in ([], ["times"]):
+        with pytest.raises(UnsupportedError, match=f"times: zarr.json: {why}"):
+            list(pack(str(tmp_path / "a"), str(tmp_path / "t"), arrays=chosen))
+    root.create_array("numbers", shape=(9,), chunks=(2,), dtype="u2")[:] = np.arange(9)
+    (problem,) = problems(pack(str(tmp_path / "a"), str(tmp_path / "t")))
+    assert (problem.path, problem.damaged) == ("times", False)
+    assert problem.why.startswith(f"was not packed, and keeps its chunk files: zarr.json: {why}")
+    assert (tmp_path / "t/times/c/1").read_bytes() == (tmp_path / "a/times/c/1").read_bytes()
+    assert same(np.asarray(zarr.open_array(tmp_path / "t/times", mode="r")[:]), np.arange(9).astype("M8[s]"))
+    assert problems(pack(str(tmp_path / "a"), str(tmp_path / "n"), arrays=["numbers"])) == []
 
 
 # ---- bad input
@@ -571,7 +596,8 @@ def test_gzip_files_are_not_packed_in_place(dataset: Callable[[str, str], Datase
     for file in [p for p in source.rglob("*") if p.is_file() and p.name != "info"]:
         file.rename(f"{file}.gz")
     before = files(source)
-    assert all(p.damaged for p in problems(pack_in_place(str(source))))
+    with pytest.raises(UnsupportedError, match="a job in place packs uncompressed ones only"):
+        list(pack_in_place(str(source)))
     assert files(source) == before
 
 

@@ -199,7 +199,7 @@ def test_problems_that_the_listing_shows_are_solved_first(
     chunk = next(p for p in source.rglob("*") if p.is_file() and p.name != "info")
     chunk.rename(f"{chunk}.gz")
     (report,) = pack(str(source), str(tmp_path / "x.zip"))
-    assert report.problems[0].why.startswith("is a compressed chunk file")
+    assert report.problems[0].why.startswith("is compressed, unlike other chunk files")
     assert beside(tmp_path / "x.zip") == ["source"]
 
 
