@@ -166,7 +166,8 @@ def unpack(
             Other arrays stay sharded. Only in the native layout.
         chunk_codec: the option of the mount (docs/options.md): a codec for all chunks, such as "raw".
         skip_unsupported: leave out arrays that the layout cannot show.
-        in_place: replace the shards of a local source by chunk files, instead of writing to `dest`.
+        in_place: replace the shards of a local source by chunk files, instead of writing to `dest`. The layout must
+            keep the bytes of chunks.
         abort: go back, if a job in place has not ended.
         options: see `shardfs.jobs.calling.JobOptions`.
 
@@ -183,9 +184,9 @@ def unpack(
 
     chosen = calling.stripped(arrays)
     if in_place:
-        if dest is not None or layout != "native" or chunk_codec is not None or skip_unsupported:
-            raise TypeError("dest, layout, chunk_codec and skip_unsupported do not go with in_place=True")
-        return calling.in_place(source, "unpack", options, {"arrays": chosen}, abort=abort)
+        if dest is not None or chunk_codec is not None or skip_unsupported:
+            raise TypeError("dest, chunk_codec and skip_unsupported do not go with in_place=True")
+        return calling.in_place(source, "unpack", options, {"layout": layout, "arrays": chosen}, abort=abort)
     places = calling.places(source, dest, options, abort=abort)
     job = unpacking.UnpackJob(*places, layout, chunk_codec, skip_unsupported, chosen)
     return calling.complete(unpack.UnpackRun(job, calling.part_of(options)), options)

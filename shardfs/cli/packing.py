@@ -136,9 +136,10 @@ def unpack(
 
     found = given_options(*given, {"layout": layout} if layout is not None else {})[0]
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
-        if found.layout != "native":
-            raise click.UsageError("--layout does not go with --in-place, which keeps the format of SOURCE")
-        run = _in_place(source, "unpack", found, {"arrays": _stripped(arrays)}, abort=abort)
+        if found.layout != "native" and (found.chunk_codec is not None or found.unsupported == "skip"):
+            raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with --in-place; give DEST")
+        how = {"layout": found.layout, "arrays": _stripped(arrays)}
+        run = _in_place(source, "unpack", found, how, abort=abort)
         return _run(source, run, jobs, dask, as_json=as_json)
     job = UnpackJob(
         *_places(source, dest, found),

@@ -37,6 +37,7 @@ from shardfs.storage.pack_state import DIRECTORY, PACK, PLAIN, ROUTES, SHARDED, 
 from shardfs.storage.source_locks import SOURCE_LOCK, canonical, journal_directory
 from shardfs.storage.store import OWN
 from shardfs.storage.writers.local import LocalWriter
+from shardfs.vfs.discovery import NATIVE
 from shardfs.vfs.nodes import is_in
 from shardfs.write.journal import overlaps
 from shardfs.write.journal.places import Lock
@@ -202,6 +203,7 @@ class InPlaceRun:
             self._remove(state)
             if abort:
                 return None
+            options = options or state.options
             state = None
         elif state is not None and state.stage == Stage.DONE and state.direction != self.direction:
             self._remove(state)
@@ -234,15 +236,21 @@ class InPlaceRun:
 
     def _new_unpack(self, options: Mapping[str, Any]) -> PackState | None:
         """Begin to unpack, unless something cannot be unpacked: write the documents of the plain dataset."""
-        target = JobSource.of(self._path(PLAIN))
-        unpacking = Unpacking(UnpackJob(self.source, target, arrays=tuple(options.get("arrays", ()))))
+        layout, arrays = options.get("layout", NATIVE), tuple(options.get("arrays", ()))
+        unpacking = Unpacking(UnpackJob(self.source, JobSource.of(self._path(PLAIN)), layout, arrays=arrays))
         unpacking.require_shown()
         found = unpacking.survey()
         self._survey = SourceSurvey(problems=found.problems)
         if any(p.damaged for p in found.problems):
             return None
-        documents = {key: unpacking.document(key) for key in found.documents}
-        sharded = sorted(key for key in documents if os.path.lexists(self._path(key)))
+        documents, own = {key: unpacking.document(key) for key in found.documents}, found.documents
+        if layout != NATIVE:
+            unpacking.require_verbatim(found.plans)
+            own = Unpacking(replace(unpacking.job, layout=NATIVE)).survey().documents
+        sharded = sorted(key for key in {*documents, *own} if os.path.lexists(self._path(key)))
+        if foreign := set(sharded).difference(own):
+            why = f"has the name of a document of {layout}; move it out of the source first"
+            raise FileExistsError(errno.EEXIST, why, min(foreign))
         self._start(PackState(UNPACK, UNPACK, Stage.BEGUN, sorted(documents), sharded, dict(options)), sharded)
         self._write(PLAIN, documents)
         try:
@@ -425,7 +433,8 @@ def require_unpackable(root: str, collections: Set[str]) -> None:
 
 def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that differ from the defaults, as JSON values."""
-    return {name: list(value) if isinstance(value, tuple | list) else value for name, value in options.items() if value}
+    given = {name: value for name, value in options.items() if value and value != NATIVE}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 def make_directories(path: str) -> None:
@@ -467,6 +476,7 @@ def pack_in_place(
 def unpack_in_place(
     source: str,
     *,
+    layout: str = NATIVE,
     arrays: Sequence[str] = (),
     abort: bool = False,
     executor: Executor | None = None,
@@ -475,10 +485,12 @@ def unpack_in_place(
     """Replace the shards of a local source by one file per chunk: the inverse of `pack_in_place`.
 
     Args:
+        layout: the layout that the files then have. It must keep the bytes of all chunks.
         arrays: the directories of the documents of the arrays to unpack; () for all arrays.
         abort: go back to shards. Those that were unpacked already are made anew from their chunks.
         executor, workers: see `pack_in_place`.
 
     Raise the errors of `InPlaceRun` and of its method `run`.
     """
-    yield from InPlaceRun(JobSource.of(source), UNPACK, abort=abort, options={"arrays": arrays}).run(executor, workers)
+    options = {"layout": layout, "arrays": arrays}
+    yield from InPlaceRun(JobSource.of(source), UNPACK, abort=abort, options=options).run(executor, workers)

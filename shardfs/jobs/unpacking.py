@@ -27,7 +27,7 @@ from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.formats.format import Format
     from shardfs.jobs.shared_work import JobSource
@@ -222,6 +222,21 @@ class Unpacking:
         filled = 0 if collection.filler is None else int(np.prod(collection.names.dims, dtype=object))
         per = MOST_OBJECTS if isinstance(outermost.format, Unsharded) else 1
         return CollectionPlan(chunks.path, shards, per, filled)
+
+    def require_verbatim(self, plans: Sequence[CollectionPlan]) -> None:
+        """Raise UnsupportedError, with all reasons, unless `plans` turn shards into files with the bytes of chunks."""
+        refused = []
+        for plan in plans:
+            chunks = self.tree.collection(plan.path)
+            if chunks.collection.transform is not None:
+                refused.append(f"{plan.path or '/'}: its chunks would change")
+            elif isinstance(chunks.shards.outermost.format, Unsharded):
+                refused.append(f"{plan.path or '/'}: has no shards, and its files would get other names")
+            elif plan.filled and plan.filled > sum(len(found.coords) for found in chunks.shards.stored_in(plan.shards)):
+                refused.append(f"{plan.path or '/'}: its missing chunks would become files")
+        if refused:
+            why = f"in place, the layout {self.job.layout} must keep all chunks unchanged; unpack to another DEST"
+            raise UnsupportedError(f"nothing was unpacked: {'; '.join([*refused, why])}")
 
     def _problem_of(self, document: str) -> Problem | None:
         """The problem of a document that cannot be read."""

@@ -5,7 +5,8 @@ A program, because it forks. It prints what was wrong and one JSON object with c
 - `kill`: COUNT runs end at a random call that changes the disk. A native reader looks after each, and another one
   beside each.
 - `fail`: about COUNT calls fail with EIO, EACCES or ENOSPC.
-- `power`: about COUNT states of the disk that a power loss may leave.
+- `power`: about COUNT states of the disk that a power loss may leave. In half of them, the job was killed before, and
+  the power loss interrupts the next run.
 
 Afterwards the job is continued, or aborted, and the tree must be the one that an undisturbed job makes.
 """
@@ -21,7 +22,9 @@ import signal
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -42,8 +45,6 @@ SHM = Path("/dev/shm")
 
 DATA = np.arange(1, 145, dtype="<u2").reshape(12, 12)
 
-HOW: Any = {"chunks_per_shard": (2, 2)}
-
 
 class Case(NamedTuple):
     """A job: its command, what it begins with, and what it makes if it is not disturbed."""
@@ -52,6 +53,7 @@ class Case(NamedTuple):
     command: str
     given: Path
     made: Path
+    how: Any
 
     @classmethod
     def make(cls, top: Path, name: str, version: Literal[2, 3], separator: str) -> Case:
@@ -63,12 +65,12 @@ class Case(NamedTuple):
         array[:] = np.where(DATA < 10, 0, DATA)
         zarr.consolidate_metadata(plain)
         (plain / "README").write_text("beside")
-        return cls.done(name, "pack", plain, top / name / "sharded")
+        return cls.done(name, "pack", plain, top / name / "sharded", chunks_per_shard=(2, 2))
 
     @classmethod
-    def done(cls, name: str, command: str, given: Path, made: Path) -> Case:
+    def done(cls, name: str, command: str, given: Path, made: Path, **how: Any) -> Case:
         shutil.copytree(given, made)
-        case = cls(name, command, given, made)
+        case = cls(name, command, given, made, how)
         assert not work(case, made)
         return case
 
@@ -76,8 +78,13 @@ class Case(NamedTuple):
 def cases(top: Path) -> list[Case]:
     """Datasets with a directory for each row of chunks, and one without directories."""
     packed = [Case.make(top, "zarr3", 3, "/"), Case.make(top, "zarr2", 2, "."), Case.make(top, "nested2", 2, "/")]
-    names = [case for case in packed if case.name != "zarr2"]
-    return packed + [Case.done(f"{c.name}-unpack", "unpack", c.made, top / c.name / "unpacked") for c in names]
+    nested, zarr2 = [c for c in packed if c.name != "zarr2"], [c for c in packed if c.name != "zarr3"]
+    unpacked = [Case.done(f"{c.name}-unpack", "unpack", c.made, top / c.name / "unpacked") for c in nested]
+    return (
+        packed
+        + unpacked
+        + [Case.done(f"{c.name}-back", "unpack", c.made, top / c.name / "back", layout="zarr2") for c in zarr2]
+    )
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -108,9 +115,9 @@ def status_of(pid: int) -> int:
 
 
 def begun(case: Case, root: Path, *, abort: bool = False) -> Iterator[PackReport]:
-    if case.command == "unpack":
-        return unpack_in_place(str(root), abort=abort)
-    return pack_in_place(str(root), abort=True) if abort else pack_in_place(str(root), **HOW)
+    command: Any = pack_in_place if case.command == "pack" else unpack_in_place
+    job: Iterator[PackReport] = command(str(root), abort=True) if abort else command(str(root), **case.how)
+    return job
 
 
 def work(case: Case, root: Path, *, abort: bool = False) -> bool:
@@ -245,36 +252,78 @@ def look_in_fork(outcome: Outcome, root: Path, where: str) -> None:
 
 
 def losses(top: Path, count: int, chance: random.Random) -> Outcome:
-    """States of the disk after a power loss while a job packs, or goes back from the middle."""
+    """States of the disk after a power loss while a job goes to its end, or goes back from the middle."""
     outcome, given = Outcome(), [case for case in cases(top) if not case.name.startswith("nested2")]
-    for case in given:
-        for abort in (False, True):
-            states = list(lost_states(top, case, chance.randrange(1 << 30), abort=abort))
-            for where, write in chance.sample(states, min(len(states), count // 6)):
-                root = top / "lost"
-                write(root)
-                outcome.points += 1
-                look_in_fork(outcome, root, where)
-                finish(outcome, case, root, where, abort=chance.random() < 0.5)
-                shutil.rmtree(root)
+    kinds = [(case, abort, killed) for case in given for abort in (False, True) for killed in (False, True)]
+    for case, abort, killed in kinds:
+        states = list(lost_states(top, case, chance, abort=abort, killed=killed))
+        for where, write in chance.sample(states, min(len(states), -(-count // len(kinds)))):
+            root = top / "lost"
+            write(root)
+            outcome.points += 1
+            look_in_fork(outcome, root, where)
+            finish(outcome, case, root, where, abort=chance.random() < 0.5)
+            shutil.rmtree(root)
     return outcome
 
 
-def lost_states(top: Path, case: Case, seed: int, *, abort: bool) -> Iterator[tuple[str, Callable[[Path], object]]]:
+class DyingRecorder(Recorder):
+    """A recorder that lets nothing reach the disk from call `dies_at` to `revive`, as if the process were killed."""
+
+    dies_at = -1
+    dead = False
+
+    def do(self, number: int, name: str, function: Any, args: Any) -> Any:
+        self.dead = self.dead or number == self.dies_at
+        if self.dead and name not in NEVER_FAIL:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().do(number, name, function, args)
+
+    def revive(self) -> None:
+        self.dies_at, self.dead = -1, False
+        self.mark("revived")
+
+
+def before_sync(calls: list[str]) -> list[int]:
+    """The calls that sync the name of a new file. If a run ends before, the next run finds a name that may be lost."""
+    return [i + 1 for i, pair in enumerate(pairwise(calls)) if pair == ("rename_new", "fsync_directory")]
+
+
+def lost_states(
+    top: Path, case: Case, chance: random.Random, *, abort: bool, killed: bool
+) -> Iterator[tuple[str, Callable[[Path], object]]]:
     """What may be left of a job at any time, with a function that writes it to a directory."""
-    root = shutil.copytree(case.given, top / "run")
-    if abort:
-        job: Any = begun(case, root)
-        for _ in range(3):
-            next(job)
-        job.close()
-    recorder = Recorder([root])
+    root = top / "run"
+
+    def start() -> None:
+        shutil.copytree(case.given, root)
+        if abort:
+            job: Any = begun(case, root)
+            for _ in range(3):
+                next(job)
+            job.close()
+
+    where = f"{case.name} {'abort' if abort else 'go'}"
+    start()
+    if killed:
+        with hooked(Calls()) as calls:
+            work(case, root, abort=abort)
+        shutil.rmtree(root)
+        start()
+    recorder = DyingRecorder([root])
     with hooked(recorder):
-        work(case, root, abort=abort)
+        if killed:
+            recorder.dies_at = chance.choice(before_sync(calls.names))
+            where += f", killed at {recorder.dies_at}"
+            with suppress(OSError):
+                work(case, root, abort=abort)
+            recorder.revive()
+        with suppress(NotADatasetError, FileNotFoundError):  # the job has not begun, or is complete
+            work(case, root, abort=abort)
     shutil.rmtree(root)
-    for n, (_, state) in enumerate(walk_states(recorder, more=1, seed=seed)):
-        where = f"{case.name} {'abort' if abort else 'go'}: state {n}, {state.what}"
-        yield where, partial(written, state, root)
+    for n, (marks, state) in enumerate(walk_states(recorder, more=1, seed=chance.randrange(1 << 30))):
+        if marks or not killed:
+            yield f"{where}: state {n}, {state.what}", partial(written, state, root)
 
 
 def written(state: State, root: Path, target: Path) -> None:
