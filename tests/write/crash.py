@@ -20,6 +20,7 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -287,6 +288,9 @@ def _is(at: int, number: int, name: str) -> bool:
 class PowerTrial(Trial):
     """T9a: what is found after power losses at every moment of a scenario. All of it in a process of its own."""
 
+    every = 1
+    """1: try all states of the disk; N: only every N-th one."""
+
     def losses(self, outcome: Outcome, more: int, seed: int) -> None:
         """`more` states at random after each call, beside the extremes."""
         self.count()
@@ -298,7 +302,7 @@ class PowerTrial(Trial):
         for at, name in enumerate(names):
             if name in SYNCS:
                 where = f"{self.target.name}/{self.scenario.name}, {name} (call {at}) fails"
-                self._forked(outcome, where, partial(_is, at), more, seed, marks_only=True)
+                self._forked(outcome, where, partial(_is, at), more, seed + at, marks_only=True)
 
     def _forked(
         self,
@@ -343,7 +347,8 @@ class PowerTrial(Trial):
         level = "synced" if self.engine.level == "closed" else self.engine.level
         shutil.rmtree(self.place.store)  # what comes back lies where it lay: a journal knows its source by the path
         shutil.rmtree(self.place.journal, ignore_errors=True)  # removed by a clean end
-        for lines, state in walk_states(recorder, more=more, seed=seed, marks_only=marks_only):
+        found = walk_states(recorder, more=more, seed=seed, marks_only=marks_only)
+        for lines, state in islice(found, seed % self.every, None, self.every):
             inodes = state.write({str(path): path for path in (self.place.store, self.place.journal)})
             self.place.log.write_text("".join(f"{line}\n" for line in lines))
             what = f"{where}: power loss after {len(lines)} notes: {state.what}"
@@ -441,28 +446,30 @@ def workplace() -> Iterator[Path]:
         shutil.rmtree(top, ignore_errors=True)
 
 
-def run(how: str, target: str, engine: str, scenarios: list[str], stride: int, seed: int, seconds: float) -> Outcome:
+def run(given: argparse.Namespace, scenarios: list[str]) -> Outcome:
     """All of it, in this process and its children."""
     outcome = Outcome()
     formats()  # imports them, or each child does
-    end = time.monotonic() + seconds
+    end = time.monotonic() + given.seconds
+    target, engine = {**TARGETS, **LAYOUTS}[given.target], ENGINES[given.engine]
     with workplace() as top, Oracle() as oracle:
         for name in scenarios:
-            if SCENARIOS[name].documents and (ENGINES[engine].level != "closed" or target in LAYOUTS):
+            if SCENARIOS[name].documents and (engine.level != "closed" or target.name in LAYOUTS):
                 continue
-            trial = PowerTrial({**TARGETS, **LAYOUTS}[target], SCENARIOS[name], ENGINES[engine], top, oracle)
+            trial = PowerTrial(target, SCENARIOS[name], engine, top, oracle)
+            trial.every = given.every
             if time.monotonic() > end:
                 outcome.wrong.append(f"no time left for {name}")
                 break
-            match how:
+            match given.how:
                 case "kill":
-                    trial.kills(outcome, stride, seed)
+                    trial.kills(outcome, given.stride, given.seed)
                 case "fail":
-                    trial.failures(outcome, stride, seed)
+                    trial.failures(outcome, given.stride, given.seed)
                 case "power":
-                    trial.losses(outcome, stride, seed)
+                    trial.losses(outcome, given.stride, given.seed)
                 case "sync":
-                    trial.lying_syncs(outcome, stride, seed)
+                    trial.lying_syncs(outcome, given.stride, given.seed)
     return outcome
 
 
@@ -478,9 +485,10 @@ if __name__ == "__main__":
         default=1,
         help="only every so many-th point; power, sync: so many random states after each call",
     )
+    parser.add_argument("--every", type=int, default=1, help="power, sync: only every so many-th state of the disk")
     parser.add_argument("--seed", type=int, default=0, help="which of them")
     parser.add_argument("--seconds", type=float, default=3600)
     given = parser.parse_args()
     names = given.scenarios or sorted(SCENARIOS)
-    result = run(given.how, given.target, given.engine, names, given.stride, given.seed, given.seconds)
+    result = run(given, names)
     print(json.dumps({"points": result.points, "wrong": result.wrong[:20], "failures": len(result.wrong)}))
