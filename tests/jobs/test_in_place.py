@@ -32,6 +32,7 @@ from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
 from tests.jobs.test_pack import files, ome04, plain, problems, shown, values
 from tests.write.faults import FailAt, hooked
+from tests.write.scale import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,10 +116,12 @@ def test_arrays_that_are_not_named_keep_their_chunk_files(plain: Path, tmp_path:
 # ---- interruptions
 
 
-@pytest.mark.parametrize(("how", "count"), [("kill", 25), ("fail", 45), ("power", 60)])
+@pytest.mark.timeout(300 + 60 * times())
+@pytest.mark.parametrize(("how", "count"), [("kill", 13), ("fail", 25), ("power", 30)])
 def test_interruptions(how: str, count: int) -> None:
+    count *= times()
     command = [sys.executable, "-m", "tests.jobs.in_place_kills", how, str(count), str(os.getpid())]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280 + 60 * times(), check=False)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["points"] > count // 2
 
