@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tests.conftest import Mounted
     from tests.datasets import Dataset
 
-SECONDS = float(os.environ.get("SHARDFS_STRESS_SECONDS", "20"))
+SECONDS = float(os.environ.get("SHARDFS_STRESS_SECONDS", "10"))
 READERS = 8
 
 pytestmark = [pytest.mark.fuse, pytest.mark.slow, pytest.mark.timeout(300 + SECONDS)]
