@@ -278,10 +278,10 @@ BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
     ],
 )
 def test_hostile_yaml(raw: bytes, why: str) -> None:
-    before = time.monotonic()
+    before = time.process_time()
     with pytest.raises(ValueError, match=why):
         parse_yaml(raw)
-    assert time.monotonic() - before < 10
+    assert time.process_time() - before < 10
 
 
 def test_without_a_yaml_library_json_is_read_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,10 +223,10 @@ def test_a_file_that_ends_early_lacks_its_last_chunks(cut: int) -> None:
 @pytest.mark.parametrize("offsets", [True, False])
 def test_an_absurd_number_of_chunks_is_refused_at_once(told: int, *, offsets: bool) -> None:
     data = Superchunk(told=told, offsets=offsets).write(CHUNKS)
-    before = time.monotonic()
+    before = time.process_time()
     with pytest.raises(ValueError, match="chunks"):
         _index(data)
-    assert time.monotonic() - before < 1
+    assert time.process_time() - before < 1
 
 
 def test_more_chunks_than_a_file_may_have() -> None:

@@ -126,7 +126,7 @@ def test_each_shard_is_put_once(name: str, server: Server, tmp_path: Path, caplo
         held[4] = 2000
         fs.pipe_file(target.path(4), target.shown(2000))  # on top of what we have put ourselves
         fs.publish()
-    assert "somebody else" not in caplog.text
+    assert "another writer" not in caplog.text
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
     assert not any("shardfs" in key for key in server.objects)
 
