@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 
 
 class ShardSource(Protocol):
-    """Opens and lists the shard objects of one collection."""
+    """Opens and lists the shard objects of one collection.
+
+    The methods with a body here are those of a source whose shards are no files of their own.
+    """
+
+    layer: Layer
 
     @property
     def is_local(self) -> bool:
         """Whether shards are files of this machine."""
-
-    @property
-    def layer(self) -> Layer: ...
 
     def open(self, shard: int) -> Blob:
         """Open the decoded shard. Raise FileNotFoundError if it does not exist: then all its chunks are absent.
 
         On a remote store the first `read` may raise the FileNotFoundError instead.
         """
+        return self.unwrap(shard, self.stored(shard))
 
     def stored(self, shard: int) -> Blob:
         """Open the stored shard, still encoded by the codecs of its layer. Raises the errors of `open`."""
@@ -48,15 +51,20 @@ class ShardSource(Protocol):
 
     def exists(self) -> bool:
         """Whether there is at least one shard."""
+        return bool(len(self.existing()[0]))
 
     def survey(self) -> tuple[U64, Sequence[CorruptShardError]]:
         """The numbers of `existing`; and an error for each name of a shard that is not a shard."""
+        found, damage = self.existing()
+        return found, [] if damage is None else [damage]
 
     def is_pair(self, shard: int) -> bool:
-        """Whether the shard is stored as two files, and no single file exists."""
+        """Whether the shard is stored as two files, and no single file exists. One of the two may be missing."""
+        return False
 
     def pair_files(self, shard: int) -> Sequence[str]:
         """The keys of the files that exist of a shard's form in two files."""
+        return ()
 
     def reopen(self, shard: int) -> None:
         """Drop cached state of the shard object, so that `open` finds its newest version."""
@@ -66,6 +74,7 @@ class ShardSource(Protocol):
 
     def move(self, old: str, new: str) -> None:
         """Continue below directory `new` of the store, to which directory `old` was renamed."""
+        return
 
 
 class Transform(Protocol):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardfs.model.blobs import ByteRange
+from shardfs.model.collection import ShardSource
 from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShardError
 from shardfs.model.grid import ravel, ravel_many, unravel, unravel_many
 from shardfs.shards.byte_layouts.unsharded import Unsharded
@@ -72,7 +73,7 @@ class HalfPacked(Unsharded):
         return layer.format.shard_of(layer.single_name(key)) if found is None else found
 
 
-class HalfPackedShards:
+class HalfPackedShards(ShardSource):
     """The chunks of an array during an in-place job, each as a shard.
 
     Args:
@@ -108,9 +109,6 @@ class HalfPackedShards:
     def number(self, key: str) -> int | None:
         file = self._files.number(key)
         return None if file is None else self._format.numbers(np.array([file], np.uint64)).item()
-
-    def open(self, shard: int) -> Blob:
-        return self.stored(shard)
 
     def unwrap(self, shard: int, stored: Blob) -> Blob:
         return stored
@@ -181,25 +179,9 @@ class HalfPackedShards:
         self._stores[place].forget_all()  # other shards exist now
         return self._shards[place].existing()
 
-    def exists(self) -> bool:
-        return bool(len(self.existing()[0]))
-
-    def survey(self) -> tuple[U64, list[CorruptShardError]]:
-        found, damage = self.existing()
-        return found, [] if damage is None else [damage]
-
-    def is_pair(self, shard: int) -> bool:
-        return False
-
-    def pair_files(self, shard: int) -> Sequence[str]:
-        return ()
-
     def reopen(self, shard: int) -> None:
         for chunks in self._stores.values():
             chunks.forget(unravel(shard, self._format.grid))
-
-    def move(self, old: str, new: str) -> None:
-        pass  # only writable mounts rename directories
 
 
 def _whole(blob: Blob) -> bytes:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.model.collection import ShardSource
 from shardfs.model.errors import CorruptShardError, DanglingLinkError
 from shardfs.model.grid import ravel_many, unravel
 from shardfs.shards.wrapping import DecodedShards, unwrapped
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from shardfs.storage.store import DirEntry, Store
 
 
-class StoreShards:
+class StoreShards(ShardSource):
     """Shards that are objects of a store."""
 
     def __init__(self, store: Store, directory: str, layer: Layer, decoded: DecodedShards) -> None:
@@ -42,9 +43,6 @@ class StoreShards:
 
     def number(self, key: str) -> int | None:
         return self.layer.format.shard_of(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
-
-    def open(self, shard: int) -> Blob:
-        return self.unwrap(shard, self.stored(shard))
 
     def unwrap(self, shard: int, stored: Blob) -> Blob:
         return unwrapped(self.layer, stored, self.key(shard), self._decoded)
@@ -80,11 +78,9 @@ class StoreShards:
             raise ValueError(WITHOUT_DATA) from None
 
     def is_pair(self, shard: int) -> bool:
-        """Return whether the shard is stored as two files instead of one. One of the two may be missing."""
         return bool(self.pair_files(shard)) and not self._exists(self.key(shard))
 
     def pair_files(self, shard: int) -> Sequence[str]:
-        """Return the keys of the files that exist of a shard's form in two files."""
         pair, stem = self.layer.pair, self.key(shard).rsplit(".", 1)[0]
         return [] if pair is None else [key for key in (stem + pair.head, stem + pair.body) if self._exists(key)]
 
@@ -155,7 +151,7 @@ class StoreShards:
         return self.layer.format.shard_of(self.layer.single_name(name))
 
 
-class NestedShards:
+class NestedShards(ShardSource):
     """Shards that are chunks of an outer layer."""
 
     def __init__(self, outer: ChunkStore, layer: Layer, decoded: DecodedShards) -> None:
@@ -169,14 +165,8 @@ class NestedShards:
         coords = unravel(shard, self._grid)
         return f"{self._outer.key_of(coords)}[{','.join(map(str, coords))}]"
 
-    def move(self, old: str, new: str) -> None:
-        pass  # the outer layer is renamed
-
     def number(self, key: str) -> None:
         return None  # no path names an inner shard
-
-    def open(self, shard: int) -> Blob:
-        return self.unwrap(shard, self.stored(shard))
 
     def unwrap(self, shard: int, stored: Blob) -> Blob:
         return unwrapped(self.layer, stored, self.key(shard), self._decoded)
@@ -187,12 +177,6 @@ class NestedShards:
         if found is None:
             raise FileNotFoundError(self.key(shard))
         return SliceBlob(*found[:3])
-
-    def is_pair(self, shard: int) -> bool:
-        return False
-
-    def pair_files(self, shard: int) -> Sequence[str]:
-        return ()
 
     def reopen(self, shard: int) -> None:
         self._outer.forget(unravel(shard, self._grid))
@@ -209,13 +193,6 @@ class NestedShards:
         except CorruptShardError as e:
             damage = e
         return np.unique(np.concatenate(found)), damage
-
-    def exists(self) -> bool:
-        return bool(len(self.existing()[0]))
-
-    def survey(self) -> tuple[U64, list[CorruptShardError]]:
-        found, damage = self.existing()
-        return found, [] if damage is None else [damage]
 
     def _damage_at(self, coords: Coords) -> CorruptShardError | None:
         try:
