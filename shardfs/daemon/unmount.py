@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.errors import MountError
+from shardfs.model.kinds import is_in
 from shardfs.model.text import counted
 from shardfs.storage import mount_calls
 from shardfs.storage.mount_table import FS_TYPE, elsewhere, mount_type, mounted_at
@@ -205,7 +206,7 @@ def _users(mountpoint: str) -> str:
     found = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # the process has ended, or belongs to another user
-            if any(path == mountpoint or path.startswith(f"{mountpoint}/") for path in _paths(f"/proc/{pid}")):
+            if any(is_in(path, mountpoint) for path in _paths(f"/proc/{pid}")):
                 found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
     if not found:
         return "a program has a file or its current directory there"

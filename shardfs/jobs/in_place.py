@@ -27,6 +27,7 @@ from shardfs.jobs.target import FULL
 from shardfs.jobs.unpacking import Unpacking, UnpackJob
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, ShardfsError, UnsupportedError
+from shardfs.model.kinds import is_in
 from shardfs.model.redact import public_name
 from shardfs.shards import rewriting
 from shardfs.storage import syscalls
@@ -38,7 +39,6 @@ from shardfs.storage.source_locks import SOURCE_LOCK, canonical, journal_directo
 from shardfs.storage.store import OWN
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs.discovery import NATIVE
-from shardfs.vfs.nodes import is_in
 from shardfs.write.journal import overlaps
 from shardfs.write.journal.places import Lock
 

@@ -29,6 +29,7 @@ from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, UnsupportedError, message
+from shardfs.model.kinds import is_in
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
@@ -36,7 +37,6 @@ from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.pack_state import STATE
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
 from shardfs.storage.writers.common import FIRST
-from shardfs.vfs.nodes import is_in
 from shardfs.write.journal import Journal
 from shardfs.write.journal.places import is_locked
 from shardfs.write.pending import Pending

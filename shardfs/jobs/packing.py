@@ -33,13 +33,14 @@ from shardfs.jobs.target import JobTarget, is_zip, job_state
 from shardfs.jobs.zip_target import ZipTarget
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
+from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import require_settled
 from shardfs.vfs.discovery import NATIVE
-from shardfs.vfs.nodes import Content, is_in
+from shardfs.vfs.nodes import Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence, Set

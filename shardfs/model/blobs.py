@@ -71,3 +71,8 @@ class Blob(Protocol):
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         """The bytes of each request, in order; fewer where the object ends. Adjacent requests are coalesced."""
+
+
+def whole(blob: Blob) -> bytes:
+    """All bytes of an object."""
+    return bytes(blob.read([ByteRange(0, blob.stat().size)])[0])

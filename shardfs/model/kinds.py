@@ -53,6 +53,11 @@ LOCK = b".__lock"
 """tensorstore's suffix for a file that it locks and fills, then renames to the name without the suffix."""
 
 
+def is_in(path: str, directory: str) -> bool:
+    """Whether a path is `directory` or below it."""
+    return path == directory or not directory or path.startswith(f"{directory}/")
+
+
 def is_scratch(name: str) -> bool:
     """Whether the name looks like a tool's temporary or lock file."""
     return _SCRATCH.fullmatch(name) is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from shardfs.model.blobs import ByteRange
+from shardfs.model.blobs import whole
 from shardfs.model.collection import ShardSource
 from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShardError
 from shardfs.model.grid import ravel, ravel_many, unravel, unravel_many
@@ -149,7 +149,7 @@ class HalfPackedShards(ShardSource):
         except (FileNotFoundError, NotADirectoryError):
             return None
         transform = self._format.sharded.transform_of(coords)
-        return blob if transform is None else BytesBlob(transform.store(coords, _whole(blob)), blob)
+        return blob if transform is None else BytesBlob(transform.store(coords, whole(blob)), blob)
 
     def _in_shard(self, place: str, coords: Coords) -> Blob | None:
         chunks = self._stores[place]
@@ -161,7 +161,7 @@ class HalfPackedShards(ShardSource):
         except FileNotFoundError:
             return None
         # Without a descriptor, the blob would keep the whole decoded shard in memory.
-        return blob if blob.fd >= 0 else BytesBlob(_whole(blob), blob)
+        return blob if blob.fd >= 0 else BytesBlob(whole(blob), blob)
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
         """Return `ShardSource.existing`, with 8 bytes of memory for each chunk."""
@@ -182,7 +182,3 @@ class HalfPackedShards(ShardSource):
     def reopen(self, shard: int) -> None:
         for chunks in self._stores.values():
             chunks.forget(unravel(shard, self._format.grid))
-
-
-def _whole(blob: Blob) -> bytes:
-    return blob.read([ByteRange(0, blob.stat().size)])[0]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from shardfs.codecs.transcode import Transcoder
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.file_tree import KernelHooks
+from shardfs.model.kinds import is_in
 from shardfs.shards.mesh_fragments import open_chunks
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
-from shardfs.vfs.nodes import is_in
 from shardfs.vfs.reshaping import chunks_at, is_refilled
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.model.attributes import Attributes
 from shardfs.model.dataset import Consolidation, Problem
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.kinds import NameKind, is_scratch
+from shardfs.model.kinds import NameKind, is_in, is_scratch
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.store import DirEntry
 from shardfs.vfs.chunk_dirs import NameMeaning, not_a_chunk
@@ -25,7 +25,6 @@ from shardfs.vfs.nodes import (
     FileNode,
     Node,
     NodeTable,
-    is_in,
 )
 from shardfs.vfs.stored_files import listed_by_name
 

@@ -21,11 +21,12 @@ from shardfs.formats.translate import Translation
 from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError
+from shardfs.model.kinds import is_in
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.storage.in_place import InPlaceStore
 from shardfs.vfs.chunk_trees import ChunkTrees
 from shardfs.vfs.half_packed import half_packed
-from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited, is_in
+from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -226,7 +227,7 @@ class Datasets:
             return
         scope, base = directory.inherited.scope
         below = _below(directory.inside, base)
-        if below != scope.data and not below.startswith(f"{scope.data}/"):
+        if not is_in(below, scope.data):
             return
         for entry in self.listed_by_store(_joined(base, scope.listing(below))):
             if (name := scope.member(entry.name, entry.directory)) is not None:

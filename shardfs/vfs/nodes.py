@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from shardfs.model.kinds import is_in
 from shardfs.vfs.inodes import ROOT, TABLE_END, number_of
 
 if TYPE_CHECKING:
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from shardfs.model.shard_format import ShardFormat
     from shardfs.model.values import Coords
     from shardfs.vfs.chunk_dirs import ChunkDirs
-
-
-def is_in(path: str, directory: str) -> bool:
-    """Return whether a path is `directory` or below it."""
-    return path == directory or not directory or path.startswith(f"{directory}/")
 
 
 RECENT_NODES = 65_536

@@ -6,8 +6,8 @@ import errno
 import time
 from typing import TYPE_CHECKING
 
+from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
-from shardfs.write.failures import is_below
 from shardfs.write.publishing import UNKNOWN_STORED, DirtyShard
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ class DirtyShards:
         """Yield the chunks at and below a path that cannot be published, and why: unfit ones, then conflicts."""
         for shard in self:
             for name, why in shard.unfit.items():
-                if is_below(name, path):
+                if is_in(name, path):
                     yield name, OSError(errno.EINVAL, why, name)
         for name, version in self._backlog.pending.versions.items():
-            if version.conflict and is_below(name, path):
+            if version.conflict and is_in(name, path):
                 yield name, OSError(errno.ESTALE, version.conflict, name)

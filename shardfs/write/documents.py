@@ -16,7 +16,7 @@ from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
 from shardfs.formats.json_text import REMOVED, merged
 from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
-from shardfs.model.blobs import ByteRange
+from shardfs.model.blobs import whole
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.files import join
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
@@ -167,7 +167,7 @@ class Documents:
         for below in edit.made:
 
             def make(old: Blob | None, below: str = below) -> Plan | None:
-                edit.look(below, None if old is None else _whole(old))
+                edit.look(below, None if old is None else whole(old))
                 content = edit.made.get(below, edit.stored.get(below))
                 return None if content is None else [content]
 
@@ -265,7 +265,7 @@ class Documents:
                 return form.edit(above, {name: raw, below: made}, name, raw)[name]
 
             def update(old: Blob | None, repeat: Callable[[bytes], bytes] = repeat) -> Plan | None:
-                return None if old is None else [repeat(_whole(old))]
+                return None if old is None else [repeat(whole(old))]
 
             raw = self._base.stored_documents(above).get(name)
             with suppress(ValueError):  # the document above is invalid, so there is nothing to update
@@ -364,7 +364,7 @@ class Documents:
 
         def delete(old: Blob | None) -> None:
             stored = {n: raw for n, raw in self.stored(document).items() if n != document.name}
-            stored |= {} if old is None else {document.name: _whole(old)}
+            stored |= {} if old is None else {document.name: whole(old)}
             self._require_known(document, stored)
             if document.name in stored:
                 self.expected.remember(document, {document.name: stored[document.name]})
@@ -458,10 +458,6 @@ class _Edit:
         if not self._documents.wins:
             raise Overlap(self.document.path, why, self.shown)
         log.warning("%s: %s; the document written here replaces these changes (conflict=ours)", self.document.path, why)
-
-
-def _whole(blob: Blob) -> bytes:
-    return bytes(blob.read([ByteRange(0, blob.stat().size)])[0])
 
 
 def _has_members(data: bytes) -> bool:

@@ -12,6 +12,8 @@ import threading
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from shardfs.model.kinds import is_in
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -19,11 +21,6 @@ log = logging.getLogger(__name__)
 
 MOST_REFUSED = 10_000
 """Maximum number of files with a remembered error of `close`. One entry for the whole mount covers the rest."""
-
-
-def is_below(path: str, directory: str) -> bool:
-    """Return whether `path` is `directory` itself or a path below it."""
-    return not directory or path == directory or path.startswith(f"{directory}/")
 
 
 class Failures:
@@ -109,13 +106,13 @@ class Refused:
 
     def forget_below(self, path: str) -> None:
         """Forget the errors of all files in a removed directory."""
-        for known in [known for known in self._whys if known and is_below(known, path)]:
+        for known in [known for known in self._whys if known and is_in(known, path)]:
             self.forget(known)
 
     def first(self, path: str) -> OSError | None:
         """Return the error of one file at or below `path`; None if there is none."""
         for known, why in list(self._whys.items()):
-            if is_below(known, path) or not known:
+            if is_in(known, path) or not known:
                 return OSError(
                     why.errno or errno.EIO,
                     f"its last version was refused at close and is lost: {why.strerror or why}",

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from shardfs.model.kinds import is_in
 from shardfs.vfs.inodes import CREATED
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class Files:
 
     def move_below(self, old: str, new: str) -> None:
         """Move all names below a directory to its new path. The files keep their inode numbers."""
-        for directory in [d for d in self._directories if d == old or d.startswith(f"{old}/")]:
+        for directory in [d for d in self._directories if is_in(d, old)]:
             moved = new + directory[len(old) :]
             names = self._directories[moved] = self._directories.pop(directory)
             for file in names.values():

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from shardfs.model.errors import ShardfsError, errno_of
-from shardfs.write.failures import is_below
+from shardfs.model.kinds import is_in
 from shardfs.write.files import join
 from shardfs.write.journal import RecordKind
 from shardfs.write.publishing import RETRY_S, Extent, Job
@@ -200,7 +200,7 @@ class Publisher:
         end = time.monotonic() + (timeout if timeout is not None else 1e9)
         with self._changed:
             versions = self._backlog.pending.versions
-            wanted = {s: {p: versions[p].lsn for p in s.targets if is_below(p, path)} for s in self._shards}
+            wanted = {s: {p: versions[p].lsn for p in s.targets if is_in(p, path)} for s in self._shards}
             wanted = {shard: lsns for shard, lsns in wanted.items() if lsns}
             for shard in wanted:
                 shard.ask()

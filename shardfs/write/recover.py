@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.errors import UnsupportedError, message
+from shardfs.model.kinds import is_in
 from shardfs.model.text import counted
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import LOCK, journal_directory, state_directory
-from shardfs.write.failures import is_below
 from shardfs.write.journal import Journal, RecordKind
 from shardfs.write.journal.places import DISCARDED, LOST, Lock, is_locked, own_directory
 from shardfs.write.journal.scanning import NAME
@@ -304,7 +304,7 @@ def _conflicts(pending: Pending, given: str) -> list[str]:
     """Return the paths of the conflicts at or below a path. Raise FileNotFoundError if there are none."""
     top = os.path.normpath(given)
     at = "" if top == "." else top
-    found = [path for path, version in pending.versions.items() if version.conflict and is_below(path, at)]
+    found = [path for path, version in pending.versions.items() if version.conflict and is_in(path, at)]
     if not found:
         why = "there is no conflict at or below this path; shardfs recover lists the conflicts"
         raise FileNotFoundError(errno.ENOENT, why, given)

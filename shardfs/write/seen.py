@@ -8,6 +8,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from shardfs.formats.json_text import differences
+from shardfs.model.kinds import is_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,7 @@ class Seen:
     def forget(self, directory: str) -> None:
         """Forget all documents in a directory and below, after the directory was removed or renamed."""
         with self._lock:
-            for path in [p for p in self._versions if not directory or p.startswith(f"{directory}/")]:
+            for path in [p for p in self._versions if is_in(p, directory)]:
                 self._nbytes -= _size(self._versions.pop(path))
 
     def _keep(self, path: str, versions: Sequence[bytes | None]) -> None:

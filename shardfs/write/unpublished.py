@@ -13,10 +13,10 @@ import time
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import ShardfsError
+from shardfs.model.kinds import is_in
 from shardfs.model.redact import public_name
 from shardfs.storage.cache import nothing
 from shardfs.storage.source_locks import LOCK, journal_directory
-from shardfs.vfs.nodes import is_in
 from shardfs.write.buffers import Budget
 from shardfs.write.contents import FileContents
 from shardfs.write.directories import Directories
@@ -78,7 +78,7 @@ class UnpublishedWrites:
         return peek.read(data, offset, size)
 
     def count(self, path: str) -> int:
-        return sum(not path or is_in(known, path) for known in self._versions)
+        return sum(is_in(known, path) for known in self._versions)
 
     def failure(self, path: str) -> OSError | None:
         version = self._versions.get(path)

@@ -13,11 +13,12 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import Begun
 from shardfs.write.dirty_shards import EARLY, DirtyShards
-from shardfs.write.failures import Failures, Refused, is_below
+from shardfs.write.failures import Failures, Refused
 from shardfs.write.journal import RecordKind
 from shardfs.write.pending import Backlog
 from shardfs.write.publisher import FULL, Publisher
@@ -236,7 +237,7 @@ class WriteBuffer:
         replaced.
         """
         path = target.tree.path
-        if any(not damaged or is_below(damaged, path) for damaged in self._damaged):
+        if any(not damaged or is_in(damaged, path) for damaged in self._damaged):
             text = "earlier writes to this array are damaged in the journal; shardfs recover --salvage drops them"
             raise OSError(errno.EROFS, text, path)
         why = rewriting.unwritable(target.tree.collection)
@@ -319,7 +320,7 @@ class WriteBuffer:
     def count(self, path: str) -> int:
         """Return the number of pending chunks at and below a path."""
         with self._lock:
-            return sum(is_below(p, path) for p in self.shards.at)
+            return sum(is_in(p, path) for p in self.shards.at)
 
     def failure(self, path: str) -> BaseException | None:
         """Return the error that prevents publishing a path; None if there is none."""

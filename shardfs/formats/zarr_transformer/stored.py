@@ -23,6 +23,7 @@ from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ceil_div
+from shardfs.model.kinds import is_in
 from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
 from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
 
@@ -65,18 +66,18 @@ class Hierarchy:
     def documents(self, below: str) -> Sequence[str]:
         if below in ("data", "meta", META):
             return (DOCUMENT,)  # implicit groups
-        if _lies_in(META, below):
+        if is_in(below, META):
             return (f"{below}.group{self.suffix}",)
-        if _lies_in(DATA, below):
+        if is_in(below, DATA):
             node = META + below.removeprefix(DATA)
             own = f"{node}.array{self.suffix}", f"{node}.group{self.suffix}"
             return (*own, DOCUMENT) if below == DATA else own
         return ()
 
     def open(self, path: str, below: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        if below == "meta" or _lies_in(META, below):
+        if below == "meta" or is_in(below, META):
             return Dataset(FORMAT, rewriter=ArrayDocuments(self.suffix))
-        if not _lies_in(DATA, below):
+        if not is_in(below, DATA):
             return None
         array, group = self.documents(below)[:2]
         if array in documents:
@@ -97,10 +98,6 @@ def _open_group(path: str, name: str, raw: bytes) -> Dataset:
     except CorruptShardError as e:  # datasets below do not depend on the document
         return Dataset(FORMAT, problems=(Problem(path, f"{name}: {e.why}"),))
     return Dataset(FORMAT, attributes=attributes, multiscales=ome.multiscales(attributes))
-
-
-def _lies_in(top: str, path: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
 
 
 @dataclass(frozen=True)
