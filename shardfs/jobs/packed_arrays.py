@@ -14,7 +14,7 @@ from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.model.blobs import FilePart
 from shardfs.model.collection import Layer
 from shardfs.model.dataset import Problem
-from shardfs.model.grid import FlatNames, IdNames, cell_of, ravel_many, unravel_many
+from shardfs.model.grid import FlatNames, IdNames, cell_of, ravel_many, renamed, unravel_many
 from shardfs.model.kinds import COMPRESSIONS
 from shardfs.model.write_plan import bytes_of
 from shardfs.shards import rewriting
@@ -90,19 +90,15 @@ class PackedArray:
 
     def cells(self, numbers: U64) -> U64:
         """The coordinates of chunks in the target."""
-        return self.target.names.coords_many(self.source.names.values(self.stored(numbers)))
+        return renamed(self.source.names, self.target.names, self.stored(numbers))
 
     def numbers(self, cells: U64) -> U64:
         """The inverse of `cells`."""
-        stored = self.source.names.coords_many(self.target.names.values(cells))
-        return ravel_many(stored, self.source.layers[0].format.grid)
+        return ravel_many(renamed(self.target.names, self.source.names, cells), self.source.layers[0].format.grid)
 
     def shards(self, numbers: U64) -> U64:
         """The outermost shards of chunks."""
-        cells = self.cells(numbers)
-        for layer, outer in zip(self.target.layers[:0:-1], self.target.layers[-2::-1], strict=True):
-            cells = unravel_many(layer.format.place_many(cells).shard, outer.format.grid)
-        return self.target.layers[0].format.place_many(cells).shard
+        return rewriting.shards_of(self.target, self.cells(numbers))
 
     def shard_key(self, shard: int) -> str:
         """The path of a shard in the target."""

@@ -166,7 +166,7 @@ class Repacking:
         chosen, problems = named.among(numbers)
         yield PackReport(problems=problems)
         files, cells = files[chosen], unravel_many(numbers[chosen], grid)
-        homes = _shards(named.regions.tree.collection, cells)
+        homes = rewriting.shards_of(named.regions.tree.collection, cells)
         for shard in np.unique(homes).tolist():
             here = homes == np.uint64(shard)
             chunks = {tuple(c): array.file(n) for c, n in zip(cells[here].tolist(), files[here].tolist(), strict=True)}
@@ -210,15 +210,6 @@ class Repacking:
         blob = self._packing.blob(file)
         data = blob.read([ByteRange(0, blob.stat().size)])[0]
         return data if collection.transform is None else collection.transform.store(coords, data)
-
-
-def _shards(collection: Collection, cells: U64) -> U64:
-    """The outermost shards of chunks."""
-    for n, layer in reversed(list(enumerate(collection.layers))):
-        shards = layer.format.place_many(cells).shard
-        if n:
-            cells = unravel_many(shards, collection.layers[n - 1].format.grid)
-    return shards
 
 
 def _require_alike(array: PackedArray, regions: Mapping[str, ChunkRegions]) -> None:

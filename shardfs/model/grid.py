@@ -66,6 +66,11 @@ def unravel_many(numbers: U64, dims: Sequence[int]) -> U64:
     return out
 
 
+def renamed(names: ChunkNames, others: ChunkNames, coords: U64) -> U64:
+    """The coordinates among `others` of the chunks at (n, d) coordinates among `names`: their file names are equal."""
+    return others.coords_many(names.values(coords))
+
+
 class MortonCode:
     """Compressed Morton codes of the cells of a grid of any rank: interleaved bits, lowest first.
 

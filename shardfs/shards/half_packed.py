@@ -11,7 +11,7 @@ import numpy as np
 from shardfs.model.blobs import whole
 from shardfs.model.collection import ShardSource
 from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShardError
-from shardfs.model.grid import ravel, ravel_many, unravel, unravel_many
+from shardfs.model.grid import ravel, ravel_many, renamed, unravel, unravel_many
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.shards.shard_sources import NestedShards, StoreShards
 from shardfs.storage.blob_views import BytesBlob
@@ -52,13 +52,13 @@ class HalfPacked(Unsharded):
 
     def file(self, coords: Coords) -> int:
         """Return the number of a chunk in the plain array."""
-        cells = self.plain.names.coords_many(self.sharded.names.values(np.array([coords], np.uint64)))
+        cells = renamed(self.sharded.names, self.plain.names, np.array([coords], np.uint64))
         return ravel(tuple(cells[0].tolist()), self._files.grid)
 
     def numbers(self, files: U64) -> U64:
         """Return the numbers of chunks by their numbers in the plain array."""
-        values = self.plain.names.values(unravel_many(files, self._files.grid))
-        return ravel_many(self.sharded.names.coords_many(values), self.grid)
+        stored = unravel_many(files, self._files.grid)
+        return ravel_many(renamed(self.plain.names, self.sharded.names, stored), self.grid)
 
     def _file_key(self, coords: Coords) -> str:
         return self._files.key(self.file(coords))

@@ -71,6 +71,13 @@ def shard_of(collection: Collection, coords: Coords) -> int:
     return _homes_of_all(collection, [coords])[coords][0][0]
 
 
+def shards_of(collection: Collection, cells: U64) -> U64:
+    """Return the numbers of the outermost shards of chunks (n, d), all of which have places."""
+    for layer, outer in zip(collection.layers[:0:-1], collection.layers[-2::-1], strict=True):
+        cells = unravel_many(layer.format.place_many(cells).shard, outer.format.grid)
+    return collection.layers[0].format.place_many(cells).shard
+
+
 def slots(collection: Collection, shard: int) -> int | None:
     """Return how many chunks of the array an outermost shard can hold; None if unknown.
 
