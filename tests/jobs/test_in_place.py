@@ -30,6 +30,7 @@ from shardfs.write.journal.places import Lock
 from tests import data_n5
 from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
+from tests.jobs.interrupting import aborted_and_done, interrupted
 from tests.jobs.test_pack import files, ome04, plain, problems, shown, values
 from tests.write.faults import FailAt, hooked
 from tests.write.scale import times
@@ -43,26 +44,13 @@ __all__ = ["ome04", "plain"]  # fixtures
 HOW: Any = {"chunks_per_shard": (5, 3)}
 
 
-def started(root: Path, reports: int, **how: Any) -> None:
-    """Begin to pack, and stop after some reports, as if the process had been killed between two tasks."""
-    begun: Any = pack_in_place(str(root), **how)
-    for _ in range(reports):
-        next(begun)
-    begun.close()
-
-
 # ---- what other libraries wrote
 
 
 def there_and_back(root: Path, tmp_path: Path, **how: Any) -> None:
     """Pack in place as `pack` does to another directory; abort in the middle restores the files."""
-    before = files(root)
     list(pack(str(root), str(tmp_path / "packed"), **how))
-    started(root, 2, **how)
-    assert files(root) != before
-    assert problems(pack_in_place(str(root), abort=True)) == []
-    assert files(root) == before
-    assert problems(pack_in_place(str(root), **how)) == []
+    aborted_and_done(pack_in_place, root, files, **how)
     assert files(root) == files(tmp_path / "packed")
 
 
@@ -142,7 +130,7 @@ def test_space_is_one_shard(plain: Path) -> None:
             for name, raw in before.items():
                 (plain / name).parent.mkdir(parents=True, exist_ok=True)
                 (plain / name).write_bytes(raw)
-            started(plain, 10, **HOW)
+            interrupted(pack_in_place(str(plain), **HOW), 10)
 
 
 @pytest.mark.slow
@@ -210,7 +198,7 @@ def test_a_changed_file_is_not_deleted(plain: Path, monkeypatch: pytest.MonkeyPa
 def test_a_changed_file_is_not_overwritten(plain: Path) -> None:
     """It was changed after its shard was finished, and the job goes back."""
     before = files(plain)
-    started(plain, 3, **HOW)
+    interrupted(pack_in_place(str(plain), **HOW), 3)
     packed = min(set(before) - set(files(plain)) - {"zarr.json", "a/zarr.json", "b/zarr.json"})
     (plain / packed).parent.mkdir(parents=True, exist_ok=True)
     (plain / packed).write_bytes(b"new")
@@ -280,10 +268,7 @@ def test_sources_that_are_refused(plain: Path, tmp_path: Path) -> None:
     (plain / "b" / "zarr.json").unlink()
     (plain / "real").rename(plain / "b" / "zarr.json")
     assert files(plain) == before
-    begun: Any = pack(str(plain), str(tmp_path / "target"), **HOW)
-    for _ in range(3):
-        next(begun)
-    begun.close()
+    interrupted(pack(str(plain), str(tmp_path / "target"), **HOW), 3)
     with pytest.raises(FileExistsError, match="is the target of an unfinished pack"):
         list(pack_in_place(str(tmp_path / "target")))
 
@@ -320,7 +305,7 @@ def test_mounts_of_the_source_are_refused(plain: Path, monkeypatch: pytest.Monke
 
 
 def test_other_options_and_commands_are_refused(plain: Path) -> None:
-    started(plain, 4, **HOW)
+    interrupted(pack_in_place(str(plain), **HOW), 4)
     with pytest.raises(FileExistsError, match="with other options"):
         list(pack_in_place(str(plain), shard_bytes=1000))
     (plain / STATE).rename(plain / "kept")
@@ -332,7 +317,7 @@ def test_other_options_and_commands_are_refused(plain: Path) -> None:
 
 
 def test_a_document_in_the_way_is_kept(plain: Path) -> None:
-    started(plain, 4, **HOW)
+    interrupted(pack_in_place(str(plain), **HOW), 4)
     (plain / "zarr.json").write_text("new")
     with pytest.raises(FileExistsError, match="is in the way"):
         list(pack_in_place(str(plain)))
@@ -353,7 +338,7 @@ def test_the_command(plain: Path) -> None:
     assert "give either DEST or --in-place" in str(run("--in-place", "x").exception)
     assert "--part does not go" in str(run("--in-place", "--part", "1/2").exception)
     assert "--abort needs --in-place" in str(run("--abort", "x").exception)
-    started(plain, 4, **HOW)
+    interrupted(pack_in_place(str(plain), **HOW), 4)
     assert run("--in-place", "--abort").stdout.startswith("3 files become 45 (")
     assert files(plain) == before
     assert run("--in-place", "--shard-size", "10K").stdout.startswith("201 files become ")

@@ -20,6 +20,7 @@ from shardfs.storage.pack_state import STATE
 from tests import data_n5, data_precomputed_ids
 from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
+from tests.jobs.interrupting import aborted_and_done, interrupted
 from tests.jobs.test_pack import files, ome04, parsed, plain, problems
 from tests.jobs.test_unpack import shown, unpacked
 
@@ -30,24 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["ome04", "plain"]  # fixtures
 
 
-def started(root: Path, reports: int, **how: Any) -> None:
-    """Begin to unpack, and stop after some reports, as if the process had been killed between two tasks."""
-    begun: Any = unpack_in_place(str(root), **how)
-    for _ in range(reports):
-        next(begun)
-    begun.close()
-
-
 def there_and_back(root: Path, tmp_path: Path, **how: Any) -> None:
     """Unpack in place as `unpack` does to another directory; abort in the middle brings back the shards."""
-    before, seen = files(root), shown(root)
     unpacked(root, tmp_path / "unpacked", **how)
-    started(root, 2, **how)
-    assert (root / STATE).exists()
-    assert problems(unpack_in_place(str(root), abort=True)) == []
-    assert files(root).keys() == before.keys()
-    assert shown(root) == seen
-    assert problems(unpack_in_place(str(root), **how)) == []
+    aborted_and_done(unpack_in_place, root, lambda root: (files(root).keys(), shown(root)), **how)
     assert parsed(files(root)) == parsed(files(tmp_path / "unpacked"))
 
 
@@ -123,7 +110,7 @@ def test_zarr2_packed_and_unpacked(separator: Any, tmp_path: Path) -> None:
     before = files(root)
     assert problems(pack_in_place(str(root), chunks_per_shard=(2, 2))) == []
     packed, seen = files(root), shown(root)
-    started(root, 2, layout="zarr2")
+    interrupted(unpack_in_place(str(root), layout="zarr2"), 2)
     assert problems(unpack_in_place(str(root), abort=True)) == []
     assert files(root) == packed
     run: Any = unpack_in_place(str(root), layout="zarr2")
@@ -254,7 +241,7 @@ def test_the_command(plain: Path) -> None:
     assert run("pack", "--chunks-per-shard", "5,5").return_value == 0
     for option in ("chunk_codec=raw", "unsupported=skip"):
         assert "do not go with --in-place" in str(run("unpack", "--layout", "zarr2", "-o", option).exception)
-    started(plain, 3)
+    interrupted(unpack_in_place(str(plain)), 3)
     assert "with other options" in str(run("unpack", "--layout", "zarr2").exception)
     assert "has an unfinished unpack: repeat shardfs unpack --in-place" in str(run("pack").exception)
     assert run("unpack", "--abort").stdout.startswith("51 files become 3 ")

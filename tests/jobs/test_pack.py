@@ -22,6 +22,7 @@ import zarr
 from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
+import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.pack import pack
@@ -33,6 +34,7 @@ from shardfs.write.journal.places import Lock
 from tests import data_n5
 from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
+from tests.jobs.interrupting import interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -245,10 +247,7 @@ def test_every_way_to_share_the_work_makes_the_same_files(plain: Path, tmp_path:
 def test_an_interrupted_job_continues(plain: Path, tmp_path: Path) -> None:
     how: Any = {"chunks_per_shard": (5, 5)}
     list(pack(str(plain), str(tmp_path / "alone"), **how))
-    begun: Any = pack(str(plain), str(tmp_path / "target"), **how)
-    for _ in range(4):
-        next(begun)
-    begun.close()
+    interrupted(pack(str(plain), str(tmp_path / "target"), **how), 4)
     assert not (tmp_path / "target" / "zarr.json").exists()
     before = {name: os.stat(tmp_path / "target" / name).st_ino for name in files(tmp_path / "target")}
     with pytest.raises(FileExistsError, match="with other options"):
@@ -288,16 +287,20 @@ def test_arrays_that_are_not_named_are_copied(plain: Path, tmp_path: Path) -> No
 # ---- bad input
 
 
+@pytest.mark.parametrize("job", [shardfs.pack, shardfs.unpack])
 @pytest.mark.parametrize(
     ("where", "why"),
     [("full", "is not empty"), ("plain/inside", "inside each other"), (".", "inside each other")],
 )
-def test_targets_that_are_refused(where: str, why: str, plain: Path, tmp_path: Path) -> None:
+def test_targets_that_are_refused(
+    job: Callable[[Path, Path], object], where: str, why: str, plain: Path, tmp_path: Path
+) -> None:
+    zarr.create_array(plain / "sharded", shape=(4,), chunks=(1,), shards=(2,), dtype="u1")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     before = files(tmp_path)
     with pytest.raises(OSError, match=why):
-        list(pack(str(plain), str(tmp_path / where)))
+        job(plain, tmp_path / where)
     assert files(tmp_path) == before
 
 

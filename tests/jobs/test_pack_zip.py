@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, ZipFile
@@ -29,6 +27,7 @@ from shardfs.model.write_plan import SPAN
 from shardfs.storage import syscalls
 from shardfs.storage.writers.zip_file import ZipWriter
 from tests.datasets import PRECOMPUTED
+from tests.jobs.interrupting import calls_until_end, interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,10 +203,7 @@ def test_problems_that_the_listing_shows_are_solved_first(
 
 
 def test_a_job_that_is_given_up_leaves_nothing(plain: Path, tmp_path: Path) -> None:
-    begun: Any = pack(str(plain), str(tmp_path / "x.zip"), workers=2, **HOW)
-    for _ in range(3):
-        next(begun)
-    begun.close()
+    interrupted(pack(str(plain), str(tmp_path / "x.zip"), workers=2, **HOW), 3)
     assert beside(tmp_path / "x.zip") == ["plain"]
 
 
@@ -245,38 +241,19 @@ def test_the_name_comes_after_the_data(plain: Path, tmp_path: Path, monkeypatch:
     assert calls[-4:] == ["pwrite", "fsync", "rename_new", "fsync_directory"]
 
 
-KILLED = """
-import os, sys
-from shardfs.jobs.pack import pack
-from shardfs.storage import syscalls
-left = int(sys.argv[3])
-def hook(name, function, args):
-    global left
-    left -= 1
-    if left == 0:
-        os._exit(9)
-    return function(*args)
-syscalls.hook = hook
-list(pack(sys.argv[1], sys.argv[2], chunks_per_shard=(2, 2)))
-print(left)
-"""
-
-
 def test_a_killed_pack_starts_over(plain: Path, tmp_path: Path) -> None:
-    def run(calls: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KILLED, str(plain), str(tmp_path / "x.ozx"), str(calls)]
-        return subprocess.run(command, check=False, timeout=100, capture_output=True, text=True)
-
+    command = ["pack", str(plain), str(tmp_path / "x.ozx"), "--chunks-per-shard", "2,2"]
     assert problems(plain, tmp_path / "expected.ozx") == []
-    total = 10_000 - int(run(10_000).stdout)
+    total = calls_until_end(10_000, *command)
+    assert total is not None
     (tmp_path / "x.ozx").unlink()
-    for calls in (5, total // 2, total - 3, total - 1):
-        assert run(calls).returncode == 9
+    for call in (4, total // 2, total - 4, total - 2):
+        assert calls_until_end(call, *command) is None
         assert beside(tmp_path / "x.ozx") == [".shardfs-x.ozx.tmp", "expected.ozx", "plain"]
-    assert run(total).returncode == 9  # before the sync of the directory
+    assert calls_until_end(total - 1, *command) is None  # before the sync of the directory
     assert beside(tmp_path / "x.ozx") == ["expected.ozx", "plain", "x.ozx"]
     (tmp_path / "x.ozx").unlink()
-    assert run(10_000).returncode == 0
+    assert calls_until_end(10_000, *command) == total
     with ZipFile(tmp_path / "x.ozx") as found, ZipFile(tmp_path / "expected.ozx") as expected:
         assert {n: found.read(n) for n in found.namelist()} == {n: expected.read(n) for n in expected.namelist()}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,7 @@ from shardfs.jobs.pack import pack
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.source_locks import journal_directory
 from shardfs.write.journal import Journal
+from tests.jobs.interrupting import calls_until_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,40 +212,19 @@ def test_shards_in_shards(tmp_path: Path) -> None:
     assert np.array_equal(read_by_tensorstore(tmp_path / "sharded" / "a"), expected)
 
 
-KILLED = """
-import os, sys
-from shardfs.cli import commands
-from shardfs.storage import syscalls
-left = int(sys.argv[1])
-def hook(name, function, args):
-    global left
-    left -= 1
-    if left == 0:
-        os._exit(9)
-    return function(*args)
-syscalls.hook = hook
-commands(sys.argv[2:], standalone_mode=False)
-print(left)
-"""
-
-
 def test_a_killed_command_leaves_each_shard_old_or_new(sharded: Path, tmp_path: Path) -> None:
     for name in ("0/1", "1/0", "2/1"):
         break_entries(sharded / "a/c" / name, 0, 1)
     (tmp_path / "rows.csv").write_text(verify(sharded)[1])
     command = ["pack", str(tmp_path / "plain"), str(sharded), "--regions", str(tmp_path / "rows.csv")]
-
-    def killed_after(calls: int) -> str:
-        words = [sys.executable, "-c", KILLED, str(calls), *command]
-        return subprocess.run(words, check=False, timeout=100, capture_output=True, text=True).stdout
-
     shutil.copytree(sharded, tmp_path / "damaged")
-    total = 10_000 - int(killed_after(10_000).splitlines()[-1])
+    total = calls_until_end(10_000, *command)
+    assert total is not None
     old, new = stored(tmp_path / "damaged"), stored(sharded)
-    for calls in range(total // 5, total, total // 4):
+    for call in range(total // 5, total, total // 4):
         shutil.rmtree(sharded)
         shutil.copytree(tmp_path / "damaged", sharded)
-        assert killed_after(calls) == ""
+        assert calls_until_end(call, *command) is None
         for name, raw in stored(sharded).items():
             assert ".shardfs" in name or name.endswith("__lock") or raw in (old[name], new[name])
         assert run(*command)[0] == 0

@@ -39,6 +39,7 @@ from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_z
 from tests.conftest import client_python, read_with, run_client
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, ramp, same
 from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
+from tests.jobs.interrupting import interrupted
 from tests.jobs.test_pack import files, parsed
 from tests.write.faults import hooked
 from tests.write.powerloss import Recorder, walk_states
@@ -298,10 +299,7 @@ def test_every_way_to_share_the_work_makes_the_same_files(sharded: Path, tmp_pat
 def test_an_interrupted_job_continues(sharded: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     job = UnpackJob(JobSource.of(sharded), JobSource.of(target))
-    begun: Any = UnpackRun(job).run()
-    for _ in range(4):
-        next(begun)
-    begun.close()
+    interrupted(UnpackRun(job).run(), 4)
     assert not list(target.rglob("zarr.json"))
     with pytest.raises(FileExistsError, match="other options"):
         unpacked(sharded, target, layout="zarr2")
@@ -493,19 +491,6 @@ def test_a_broken_chunk_is_named_and_the_others_of_its_shard_are_written(sharded
     found = problems(sharded, tmp_path / "target", layout="n5")
     assert [p.path for p in found] == ["b/1/0"]
     assert problems(sharded, tmp_path / "copied") == []  # natively, chunks are copied as they are
-
-
-@pytest.mark.parametrize(
-    ("where", "why"),
-    [("full", "is not empty"), ("sharded/inside", "inside each other"), (".", "inside each other")],
-)
-def test_targets_that_are_refused(where: str, why: str, sharded: Path, tmp_path: Path) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "x").touch()
-    before = files(tmp_path)
-    with pytest.raises(OSError, match=why):
-        shardfs.unpack(sharded, tmp_path / where)
-    assert files(tmp_path) == before
 
 
 def test_a_source_without_shards_is_refused(sharded: Path, tmp_path: Path) -> None:
