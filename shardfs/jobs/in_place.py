@@ -463,9 +463,9 @@ def pack_in_place(
     Call it again after a crash, too. Processes that have the source open should close it first.
 
     Args:
-        chunks_per_shard, shard_bytes, arrays: see `shardfs.jobs.pack.pack`. Omit all to continue an interrupted job.
+        chunks_per_shard, shard_bytes, arrays: see `PackJob`. Omit all to continue an interrupted job.
         abort: go back to plain files.
-        executor, workers: see `shardfs.jobs.pack.pack`. The executor's processes must run on this machine.
+        executor, workers: see `JobRun.run`. The executor's processes must run on this machine.
 
     Raise the errors of `InPlaceRun` and of its method `run`.
     """

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
 from shardfs.jobs.target import is_of, is_zip, require_room
 from shardfs.model import redact
@@ -42,10 +41,11 @@ from shardfs.write.journal.places import is_locked
 from shardfs.write.pending import Pending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
     from shardfs.jobs.target import JobTarget
     from shardfs.jobs.zip_target import ZipTarget
     from shardfs.model.blobs import Blob, Bytes, Plan
@@ -234,8 +234,7 @@ class CopyTask:
             try:
                 report.nbytes += _copy(packing, key)
             except OSError as e:
-                require_room(e, redact.public_name(self.job.target.url))
-                report.problems.append(failure(key, e))
+                report.problems += CopyTask(self.job, (key,)).failed(e).problems
         return report
 
     def split(self) -> Sequence[CopyTask]:
@@ -349,7 +348,12 @@ class JobRun(ABC, Generic[J]):
         """Yield the keys in the target of the other files."""
 
     def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
-        """Do the work of the part, and yield the reports of its tasks. Write the documents if all parts are done."""
+        """Do the work of the part, and yield the reports of its tasks. Write the documents if all parts are done.
+
+        Args:
+            executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
+            workers: the number of tasks that the executor can run at a time.
+        """
         yield PackReport(problems=self.problems if self.part.number == 1 else [])
         failed = any(p.damaged for p in self.problems)
         with self._opened.target.running(executor, workers) as runner:
@@ -402,53 +406,6 @@ class PackRun(JobRun["Packing"]):
 
     def _other_files(self) -> Iterator[str]:
         return self._opened.other_files()
-
-
-def pack(
-    source: str,
-    target: str,
-    *,
-    chunks_per_shard: Coords = (),
-    shard_bytes: int | None = None,
-    arrays: Sequence[str] = (),
-    format: str = "",
-    transcode: bool = False,
-    part: JobPart = WHOLE,
-    executor: Executor | None = None,
-    workers: int = 1,
-    storage_options: Mapping[str, Any] | None = None,
-    target_options: Mapping[str, Any] | None = None,
-) -> Iterator[PackReport]:
-    """Do what `shardfs.pack` does. Yield a report for each shard, and for batches of other files.
-
-    The target is complete unless a report has a problem that is `damaged`; then solve it, and call this function again.
-
-    Args:
-        source: a path or an fsspec URL.
-        target: a path or an fsspec URL of a directory that does not exist or is empty.
-        chunks_per_shard: in the axis order of shapes in the source's documents.
-        shard_bytes: the size of a shard before compression, if `chunks_per_shard` is not given.
-        arrays: the directories of the documents of the arrays to pack; () for all arrays.
-        format, transcode: see `shardfs.pack`.
-        part: the part of the work to do. The part that ends last writes the documents.
-        executor: runs the tasks. None runs them in this process if `workers` is 1, else in `workers` new processes.
-        workers: the number of tasks that the executor can run at a time.
-
-    Raises:
-        UnsupportedError: an array cannot be packed. Nothing was written.
-        FileExistsError: the target has other data.
-        BusyError: a mount writes to the source.
-    """
-    job = PackJob(
-        JobSource.of(source, storage_options),
-        JobSource.of(target, target_options),
-        tuple(chunks_per_shard),
-        shard_bytes,
-        tuple(arrays),
-        format,
-        transcode,
-    )
-    yield from PackRun(job, part).run(executor, workers)
 
 
 def _require_apart(job: CopyJob[Any]) -> None:

@@ -281,8 +281,8 @@ class Packing:
 
     def _refuse_problems(self, tree: Tree, but: Set[str] = frozenset()) -> None:
         found = (p for p in tree.problems() if p.damaged or (p.skipped and p.path not in but))
-        reasons = ((p.path or "/", p.why.replace("cannot be shown as", "cannot become", 1)) for p in found)
-        self._refused += [f"{path}: {why}" for path, why in reasons]
+        reasons = [f"{p.path or '/'}: {p.why.replace('cannot be shown as', 'cannot become', 1)}" for p in found]
+        self._refused += [*reasons, "repair these, or move them out of the source"] if reasons else []
 
     def _is_selected(self, path: str) -> bool:
         return not self.job.arrays or path in self.job.arrays

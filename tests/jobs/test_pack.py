@@ -25,7 +25,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.jobs.pack import pack
 from shardfs.jobs.shared_work import JobPart
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.pack_state import STATE
@@ -35,6 +34,7 @@ from tests import data_n5
 from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
 from tests.jobs.interrupting import interrupted
+from tests.jobs.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -204,7 +204,7 @@ def test_every_codec_of_zarr2_is_kept(name: str, tmp_path: Path) -> None:
 def test_arrays_that_zarr3_cannot_express_are_refused(tmp_path: Path) -> None:
     zarr2(tmp_path / "a" / "good", np.arange(50))
     zarr2(tmp_path / "a" / "times", np.arange(50).astype("M8[s]"))
-    with pytest.raises(UnsupportedError, match="nothing was packed: times: "):
+    with pytest.raises(UnsupportedError, match=r"nothing was packed: times: .*; .* move them out of"):
         list(pack(str(tmp_path / "a"), str(tmp_path / "b")))
     assert not (tmp_path / "b").exists()
 

@@ -23,11 +23,12 @@ from click.testing import CliRunner
 from shardfs.cli import commands, printing
 from shardfs.jobs import pack as pack_module
 from shardfs.jobs import packed_arrays
-from shardfs.jobs.pack import PackRun, pack
+from shardfs.jobs.pack import PackRun
 from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import JobSource
 from shardfs.storage import syscalls
 from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
+from tests.jobs.packing import pack
 from tests.jobs.test_pack import files, problems
 from tests.mount.distant import serving
 from tests.waiting import read_terminal

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.jobs.pack import COPIED_SIZE, pack
+from shardfs.jobs.pack import COPIED_SIZE
 from shardfs.jobs.shared_work import JobPart
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.model.write_plan import SPAN
@@ -28,6 +28,7 @@ from shardfs.storage import syscalls
 from shardfs.storage.writers.zip_file import ZipWriter
 from tests.datasets import PRECOMPUTED
 from tests.jobs.interrupting import calls_until_end, interrupted
+from tests.jobs.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

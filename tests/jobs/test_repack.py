@@ -18,11 +18,11 @@ from zarr.codecs import BytesCodec, GzipCodec
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.jobs.pack import pack
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.source_locks import journal_directory
 from shardfs.write.journal import Journal
 from tests.jobs.interrupting import calls_until_end
+from tests.jobs.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable

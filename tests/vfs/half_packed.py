@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.jobs.pack import pack
 from shardfs.storage.pack_state import DIRECTORY, PACK, PLAIN, SHARDED, STATE, UNPACK, PackState, Stage
 from shardfs.vfs.tree import open_tree
+from tests.jobs.packing import pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,0 +1,33 @@
+"""`pack` with the reports of its tasks, for tests that look at them or give the job up between two tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardfs.jobs.pack import PackReport, PackRun
+from shardfs.jobs.packing import PackJob
+from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from shardfs.model.values import Coords
+
+
+def pack(
+    source: str,
+    target: str,
+    *,
+    chunks_per_shard: Coords = (),
+    arrays: Sequence[str] = (),
+    part: JobPart = WHOLE,
+    executor: Executor | None = None,
+    workers: int = 1,
+    storage_options: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Iterator[PackReport]:
+    """Run a `PackJob`, of which `how` are further arguments; yield the report of each task."""
+    places = JobSource.of(source, storage_options), JobSource.of(target)
+    job = PackJob(*places, tuple(chunks_per_shard), arrays=tuple(arrays), **how)
+    yield from PackRun(job, part).run(executor, workers)
