@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from typing import Any
 
-    from shardfs.model.values import Coords
 
 NO_ARRAYS = "in place, only arrays of Zarr v3, N5 and precomputed can be unpacked"
 
@@ -445,52 +444,3 @@ def make_directories(path: str) -> None:
         with suppress(FileExistsError):
             syscalls.mkdir(path)
         syscalls.fsync_directory(above)
-
-
-def pack_in_place(
-    source: str,
-    *,
-    chunks_per_shard: Coords = (),
-    shard_bytes: int | None = None,
-    arrays: Sequence[str] = (),
-    abort: bool = False,
-    executor: Executor | None = None,
-    workers: int = 1,
-) -> Iterator[PackReport]:
-    """Replace the chunk files of a local source by shards. Yield a report for each shard.
-
-    The job is complete unless a report has a problem that is `damaged`; then solve it, and call this function again.
-    Call it again after a crash, too. Processes that have the source open should close it first.
-
-    Args:
-        chunks_per_shard, shard_bytes, arrays: see `PackJob`. Omit all to continue an interrupted job.
-        abort: go back to plain files.
-        executor, workers: see `JobRun.run`. The executor's processes must run on this machine.
-
-    Raise the errors of `InPlaceRun` and of its method `run`.
-    """
-    options: dict[str, Any] = {"chunks_per_shard": chunks_per_shard, "shard_bytes": shard_bytes, "arrays": arrays}
-    yield from InPlaceRun(JobSource.of(source), abort=abort, options=options).run(executor, workers)
-
-
-def unpack_in_place(
-    source: str,
-    *,
-    layout: str = NATIVE,
-    arrays: Sequence[str] = (),
-    abort: bool = False,
-    executor: Executor | None = None,
-    workers: int = 1,
-) -> Iterator[PackReport]:
-    """Replace the shards of a local source by one file per chunk: the inverse of `pack_in_place`.
-
-    Args:
-        layout: the layout that the files then have. It must keep the bytes of all chunks.
-        arrays: the directories of the documents of the arrays to unpack; () for all arrays.
-        abort: go back to shards. Those that were unpacked already are made anew from their chunks.
-        executor, workers: see `pack_in_place`.
-
-    Raise the errors of `InPlaceRun` and of its method `run`.
-    """
-    options = {"layout": layout, "arrays": arrays}
-    yield from InPlaceRun(JobSource.of(source), UNPACK, abort=abort, options=options).run(executor, workers)

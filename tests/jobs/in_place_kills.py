@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import zarr
 
-from shardfs.jobs.in_place import pack_in_place, unpack_in_place
 from shardfs.model.errors import NotADatasetError
+from tests.jobs.packing import pack_in_place, unpack_in_place
 from tests.write.faults import ERRORS, KILLED, NEVER_FAIL, Calls, FailAt, KillAt, hooked
 from tests.write.powerloss import Recorder, State, walk_states
 

@@ -18,7 +18,7 @@ import zarr
 from click.testing import CliRunner
 
 from shardfs.cli import commands
-from shardfs.jobs.in_place import InPlaceRun, pack_in_place
+from shardfs.jobs.in_place import InPlaceRun
 from shardfs.jobs.mixed import MixedDataset
 from shardfs.jobs.shared_work import JobSource
 from shardfs.model.errors import BusyError
@@ -30,7 +30,7 @@ from tests import data_n5
 from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
 from tests.jobs.interrupting import aborted_and_done, interrupted
-from tests.jobs.packing import pack
+from tests.jobs.packing import pack, pack_in_place
 from tests.jobs.test_pack import files, ome04, plain, problems, shown, values
 from tests.write.faults import FailAt, hooked
 from tests.write.scale import times

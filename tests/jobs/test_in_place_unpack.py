@@ -14,13 +14,14 @@ from click.testing import CliRunner
 
 import shardfs
 from shardfs.cli import commands
-from shardfs.jobs.in_place import InPlaceRun, pack_in_place, unpack_in_place
+from shardfs.jobs.in_place import InPlaceRun
 from shardfs.model.errors import NotADatasetError, UnsupportedError
 from shardfs.storage.pack_state import STATE
 from tests import data_n5, data_precomputed_ids
 from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
 from tests.jobs.interrupting import aborted_and_done, interrupted
+from tests.jobs.packing import pack_in_place, unpack_in_place
 from tests.jobs.test_pack import files, ome04, parsed, plain, problems
 from tests.jobs.test_unpack import shown, unpacked
 

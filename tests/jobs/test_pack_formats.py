@@ -29,14 +29,13 @@ from hypothesis import strategies as st
 
 import shardfs
 from shardfs.cli import commands
-from shardfs.jobs.in_place import pack_in_place
 from shardfs.jobs.shared_work import JobPart
 from shardfs.model.errors import UnsupportedError
 from tests import data_precomputed_ids
 from tests.conftest import read_with, run_client
 from tests.data_layouts import Written, arrays, equal
 from tests.datasets import PRECOMPUTED, client_python, same
-from tests.jobs.packing import pack
+from tests.jobs.packing import pack, pack_in_place
 from tests.jobs.test_pack import files, indexed_payloads, parsed, problems, shown
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import pytest
 import tensorstore as ts
 import zarr
 
-from shardfs.jobs.in_place import pack_in_place, unpack_in_place
 from shardfs.storage.pack_state import SHARDED, STATE
 from tests.conftest import MOUNT_SECONDS, MountFailed, _run, mount_entry, read_with
 from tests.datasets import ROOT, ramp, same
+from tests.jobs.packing import pack_in_place, unpack_in_place
 from tests.mount.programs import shardfs
 from tests.vfs.half_packed import DOCUMENTS, Job, files, shown
 from tests.vfs.test_half_packed import job as job
