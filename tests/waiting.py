@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 100) -> None:
     """Return as soon as it is so; the time is only there so that a test which fails has an end."""
     end = time.monotonic() + seconds
     while not condition():

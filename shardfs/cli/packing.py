@@ -13,6 +13,7 @@ from shardfs.cli.printing import ProgressDisplay, human_bytes, printable, write_
 from shardfs.cli.repacking import repack
 from shardfs.cli.sources import Given, absolute, decorated, given_options, opening, source_options
 from shardfs.config import parsers
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,8 +201,12 @@ def _run(
             work = prepare()
         output = _JobOutput(work, as_json=as_json)
         stack.enter_context(output.progress)
-        for report in work.run(executor, workers):
-            output.report(report)
+        try:
+            for report in work.run(executor, workers):
+                output.report(report)
+        except KeyboardInterrupt:
+            click.echo("interrupted: repeat the command to continue", err=True)
+            raise
     return output.end()
 
 
@@ -231,9 +236,12 @@ class _JobOutput:
         elif work.finished and not work.files:
             click.echo("finished")
         elif work.finished:
-            click.echo(f"{work.files:,} files become {work.objects:,} ({human_bytes(self._nbytes)} copied)")
+            become = "file becomes" if work.files == 1 else "files become"
+            click.echo(f"{work.files:,} {become} {work.objects:,} ({human_bytes(self._nbytes)} copied)")
         elif self._problems:
-            click.echo(f"not finished: {self._problems} problems; solve them, and repeat the command", err=True)
+            click.echo(
+                f"not finished: {counted(self._problems, 'problem')}; solve them, and repeat the command", err=True
+            )
         else:
             click.echo(f"part {work.part.number} of {work.part.of} is done; the last part to end writes the metadata")
         return UNFINISHED if self._problems else 0

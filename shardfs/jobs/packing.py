@@ -105,7 +105,7 @@ class PackJob:
     format: str = ""
     transcode: bool = False
     verbatim: bool = False
-    found: tuple[tuple[str, FileForm], ...] = ()
+    found: tuple[tuple[str, FileForm], ...] = field(default=(), compare=False)  # one opened job, with or without it
 
     def opened(self) -> Packing:
         """The opened source, once per process. Raises the errors of `Packing`."""

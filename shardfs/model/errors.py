@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shardfs.model.redact import redacted
+from shardfs.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +68,7 @@ class UnfinishedJobError(ShardfsError):
     def __init__(self, failed: int, problems: Sequence[Any]) -> None:
         self.failed, self.problems = failed, problems
         first = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
-        super().__init__(f"not finished: {failed} problems; solve them, and repeat the job. {first}")
+        super().__init__(f"not finished: {counted(failed, 'problem')}; solve them, and repeat the job. {first}")
 
 
 class MountError(OSError):
