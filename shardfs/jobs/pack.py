@@ -76,7 +76,7 @@ class OpenedJob(Protocol):
     @property
     def target(self) -> JobTarget | ZipTarget: ...
 
-    def begin(self) -> None:
+    def begin(self, *, new: bool) -> None:
         """Open the target for writing: see `JobTarget.begin`."""
 
     def blob(self, key: str) -> Blob:
@@ -279,11 +279,11 @@ def failure(path: str, error: BaseException) -> Problem:
     return Problem(path, why, damaged=True)
 
 
-@cache
-def opened_target(job: CopyJob[Any]) -> Any:
-    """The opened job with its target open for writing, once per process."""
+def opened_target(job: CopyJob[Any], *, new: bool = False) -> Any:
+    """The opened job with its target open for writing, once per process: see `JobTarget.begin`."""
     opened = job.opened()
-    opened.begin()
+    if not hasattr(opened, "target"):
+        opened.begin(new=new)
     return opened
 
 
@@ -310,7 +310,7 @@ class JobRun(ABC, Generic[J]):
         if is_zip(job.target.url) and part != WHOLE:
             raise UnsupportedError("a part of a job cannot be written to a zip file; pack all, or to a directory")
         self.job, self.part = job, part
-        self._opened: J = opened_target(job)
+        self._opened: J = opened_target(job, new=True)
         if not (is_zip(job.target.url) or self._opened.target.is_stored(STATE)):
             why = "is not empty, and has no unfinished job (another run may have completed it); give a new directory"
             raise FileExistsError(errno.EEXIST, why, redact.public_name(job.target.url))

@@ -198,13 +198,13 @@ class Packing:
         self._correct_copies()
         self.job = replace(job, found=tuple(sorted(self._forms.items())))
 
-    def begin(self) -> None:
+    def begin(self, *, new: bool) -> None:
         """Open the target for writing: see `JobTarget.begin` and `ZipTarget.begin`."""
         target = self.job.target
         if is_zip(target.url):
             self.target = ZipTarget.begin(target.url, self.documents)
         else:
-            self.target = JobTarget.begin(target, self.job.state())
+            self.target = JobTarget.begin(target, self.job.state(), new=new)
 
     # ---- documents and arrays ----
 

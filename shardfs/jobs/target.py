@@ -67,14 +67,17 @@ class JobTarget(NamedTuple):
     writer: Writer
 
     @classmethod
-    def begin(cls, target: JobSource, state: bytes) -> Self:
-        """Open the target, and begin or continue the job there, unless the target has other data and no job.
+    def begin(cls, target: JobSource, state: bytes, *, new: bool) -> Self:
+        """Open the target, and continue the job there. If it has data and no job, another run may have ended the job.
 
-        Then another run may have completed the job. Raise FileExistsError if the target has another unfinished job.
+        Args:
+            new: begin the job if the target is empty. Workers do not: a target that is empty for them is another one.
+
+        Raise FileExistsError if the target has another unfinished job; FileNotFoundError if no job may be begun.
         """
         if is_zip(target.url):
             raise UnsupportedError("only pack writes zip files; give the name of a directory, without .zip or .ozx")
-        if "://" not in target.url:
+        if new and "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
         store = open_store(target.url, json.loads(target.options))
         writer = open_writer(store, cas_none=True)  # an object written twice has the same bytes
@@ -82,7 +85,12 @@ class JobTarget(NamedTuple):
 
         def begin(old: Blob | None) -> Plan | None:
             if old is None:
-                return [state] if next(store.scan(""), None) is None else None
+                if next(store.scan(""), None) is not None:
+                    return None
+                if not new:
+                    why = "is empty here; the target must have the same path or URL for all workers"
+                    raise FileNotFoundError(errno.ENOENT, why, target.url)
+                return [state]
             if bytes_of([ByteRange(0, old.stat().size)], old) != state:
                 why = "has an unfinished job of another source or with other options; repeat that one, or delete it"
                 raise FileExistsError(errno.EEXIST, why, target.url)

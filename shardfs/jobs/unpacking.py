@@ -190,9 +190,9 @@ class Unpacking:
             for _ in self.tree.directories.walk():
                 pass
 
-    def begin(self) -> None:
+    def begin(self, *, new: bool) -> None:
         """Open the target for writing: see `JobTarget.begin`."""
-        self.target = JobTarget.begin(self.job.target, self.job.state())
+        self.target = JobTarget.begin(self.job.target, self.job.state(), new=new)
 
     # ---- what a mount shows ----
 

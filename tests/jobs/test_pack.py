@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.jobs.shared_work import JobPart
+from shardfs.jobs.pack import PackRun
+from shardfs.jobs.packing import PackJob
+from shardfs.jobs.shared_work import JobPart, JobSource
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.pack_state import STATE
 from shardfs.storage.source_locks import SOURCE_LOCK
@@ -262,6 +265,20 @@ def test_an_interrupted_job_continues(plain: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_that_sees_another_target_fails(plain: Path, tmp_path: Path) -> None:
+    """Its shards would be missing in the target of the main process, and be read as fill values."""
+    run = PackRun(PackJob(JobSource.of(str(plain)), JobSource.of(str(tmp_path / "target"))))
+    task, elsewhere = next(run._tasks()), tmp_path / "elsewhere"
+    there = replace(task, job=replace(run.job, target=JobSource.of(str(elsewhere))))
+    with pytest.raises(FileNotFoundError):
+        there()
+    elsewhere.mkdir()
+    with pytest.raises(FileNotFoundError, match="must have the same path or URL for all workers"):
+        there()
+    assert list(elsewhere.iterdir()) == []
+    assert problems(run.run()) == []
+
+
 def test_a_killed_job_continues(plain: Path, tmp_path: Path) -> None:
     list(pack(str(plain), str(tmp_path / "alone"), chunks_per_shard=(2, 1)))
     target = tmp_path / "target"
