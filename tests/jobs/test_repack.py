@@ -240,7 +240,7 @@ def test_in_python(sharded: Path, tmp_path: Path) -> None:
     assert (result.files, result.shards, result.nbytes, result.finished) == (2, 1, 256, True)
     assert seen[-1] == (2, 2, 256)
     (tmp_path / "plain/a/c/1/4").unlink()
-    with pytest.raises(shardfs.UnfinishedJobError, match="1 problems"):
+    with pytest.raises(shardfs.UnfinishedJobError, match="1 problem;"):
         shardfs.pack(tmp_path / "plain", sharded, **how)
     with pytest.raises(ValueError, match="in one process"):
         shardfs.pack(tmp_path / "plain", sharded, jobs=2, **how)

@@ -166,6 +166,7 @@ def test_import_is_light() -> None:
         "shardfs.model",
         "shardfs.model.errors",
         "shardfs.model.redact",
+        "shardfs.model.text",
         "shardfs.model.version",
     }
     assert not set(done.stdout.split()) & {"numpy", "fsspec", "asyncio", "subprocess", "logging"}
