@@ -267,7 +267,7 @@ def test_a_read_only_mount_shows_what_was_written_with_its_layout(
     assert "not shown here" in caplog.text
     told = recover.unpublished(str(place.store), tmp_path, "layout=n5")
     assert told is not None
-    assert "are shown here all the same" in told[0]
+    assert "shown here all the same" in told[0]
     assert told[0].endswith("a writable mount with -o layout=n5")
 
 
