@@ -163,16 +163,15 @@ def files(home: Path, total: int, times: int, nbytes: int = 1 << 20) -> None:
     rows = max(1, total // nbytes // 32 // 32)
     source = write_raw(home / "source", (rows, 32, 32), nbytes)
     both = [str(source), str(target)]
-    halves = [str(source / "c" / str(row)) for row in range(rows)]
     commands = {
         "cp -r": ["cp", "-r", *both],
         "cp -r, sync": ["sh", "-c", 'cp -r "$1" "$2" && sync -f "$2"', "sh", *both],
-        "two cp -r": ["bash", "-c", TWO_COPIES, "bash", str(target), str(rows // 2), *halves],
         "pack": [*PACK, *both],
         "pack --jobs 2": [*PACK, "--jobs", "2", *both],
     }
-    if rows == 1:
-        del commands["two cp -r"]
+    if rows > 1:
+        halves = [str(source / "c" / str(row)) for row in range(rows)]
+        commands["two cp -r"] = ["bash", "-c", TWO_COPIES, "bash", str(target), str(rows // 2), *halves]
     compared("files", commands, target, times, chunk=nbytes, gib=rows * 1024 * nbytes / 2**30)
 
 

@@ -95,6 +95,7 @@ class PackJob:
         transcode: decode and encode chunks whose bytes the target cannot have.
         verbatim: pack only arrays whose chunk files become chunks unchanged, as a job in place must.
         found: the forms of the source's files, which `Packing` adds, so that all workers and all runs use the same.
+            Jobs are equal without it, so that the tasks in the process of `Packing` use its opened job.
     """
 
     source: JobSource
@@ -105,7 +106,7 @@ class PackJob:
     format: str = ""
     transcode: bool = False
     verbatim: bool = False
-    found: tuple[tuple[str, FileForm], ...] = field(default=(), compare=False)  # one opened job, with or without it
+    found: tuple[tuple[str, FileForm], ...] = field(default=(), compare=False)
 
     def opened(self) -> Packing:
         """The opened source, once per process. Raises the errors of `Packing`."""
