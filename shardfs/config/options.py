@@ -142,8 +142,6 @@ class Options:
     attr_timeout: float = _kernel(_seconds("1h"), "How long the kernel may cache sizes, modes and times.")
     entry_timeout: float = _kernel(_seconds("1h"), "How long the kernel may cache names.")
     negative_timeout: float = _kernel(_seconds("1h"), "How long the kernel may cache that a name does not exist.")
-    max_read: int = _kernel(_size("0"), "The largest read request; 0 lets the kernel choose.")
-    max_readahead: int = _kernel(_size("0"), "How far the kernel may read ahead; 0 lets the kernel choose.")
     direct_io: bool = _kernel(
         _SWITCH,
         "Bypass the page cache for chunks over 128 KiB: faster to read once, but such files cannot be mapped shared.",
@@ -221,7 +219,6 @@ class Options:
         "Store new arrays sharded, such as zarr3:chunks_per_shard=8,8,8; see docs/durability.md.",
         unset="as written",
     )
-    forget_sharding: bool = _writing(_SWITCH, "Store an array unsharded if a program deletes it and writes it again.")
     close: str = _writing(
         _one_of("journal", "sync", "publish"),
         "What close() waits for: journal until the file is in the journal, sync until it survives a power failure, "
@@ -242,11 +239,6 @@ class Options:
         "When to remove dead bytes from a shard that is published: limit if they exceed 64 MiB and three quarters of "
         "the shard, eager if they exceed a third. On S3, limit and eager also omit the old bytes of a shard if all "
         "its chunks are replaced.",
-    )
-    u64: str = _writing(
-        _one_of("wrap", "nowrap"),
-        "Differences in a minishard index of neuroglancer_uint64_sharded_v1: wrap lets them wrap modulo 2^64; nowrap "
-        "rewrites the minishard behind the others instead, for readers that do not expect wrapping.",
     )
     inplace: str = _writing(
         _one_of("never", "uint64"),

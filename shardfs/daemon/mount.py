@@ -244,7 +244,7 @@ def _serve(
     tree, writing = arguments.open_tree(server.waiting)
     gc.freeze()
     mount_options = [*arguments.fuse.options(), f"fsname={arguments.shown}", "subtype=shardfs"]
-    session = Session(mount_options, arguments.fuse.limits())
+    session = Session(mount_options, arguments.fuse.max_background())
     signals = _Signals()  # before the mount: a signal after it would leave a mount without a daemon
     try:
         replacing = _attach(session, arguments)

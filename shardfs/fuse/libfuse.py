@@ -9,7 +9,6 @@ import functools
 import os
 import socket
 import tempfile
-from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -41,28 +40,22 @@ _PARALLEL_DIROPS = 1 << 18
 _ADDED = _HANDLE_KILLPRIV_V2 | _PARALLEL_DIROPS
 
 
-@dataclass(frozen=True, slots=True)
-class KernelLimits:
-    """Limits that INIT negotiates with the kernel, in bytes and requests; 0 keeps the kernel's default."""
-
-    max_read: int = 0
-    max_readahead: int = 0
-    max_background: int = 0
-
-
 class Session:
     """One mount. Use it in this order: construct, `mount`, `negotiate`, serve `fd`, `unmount`, `close`.
 
     In the place of a dead mount: construct, `mount_detached`, `negotiate`, serve `fd`, `replace`, `unmount`, `close`.
     """
 
-    def __init__(self, options: Sequence[str], limits: KernelLimits) -> None:
-        """`options` are mount options, `key` or `key=value`, as mount.fuse3(8) knows them."""
+    def __init__(self, options: Sequence[str], max_background: int) -> None:
+        """Make a session that is not mounted.
+
+        Args:
+            options: mount options, `key` or `key=value`, as mount.fuse3(8) knows them.
+            max_background: how many background requests, such as read-ahead, the kernel may send at the same time.
+        """
         self._fuse = _libfuse()
-        self._limits = limits
+        self._max_background = max_background
         self._negotiated = False
-        if limits.max_read:
-            options = [*options, f"max_read={limits.max_read}"]  # libfuse wants it here and in INIT
         argv = (ctypes.c_char_p * 3)(
             b"shardfs", b"-o", ",".join(map(_escaped, options)).encode("utf8", "surrogateescape")
         )
@@ -165,11 +158,7 @@ class Session:
         # Not READDIRPLUS_AUTO: find, du and cp list first and stat later, which makes the kernel guess wrong.
         conn.want = (conn.want | conn.capable & _CAP_READDIRPLUS) & ~(_CAP_READDIRPLUS_AUTO | _CAP_SPLICE)
         conn.max_write = MAX_TRANSFER
-        conn.max_read = self._limits.max_read
-        if self._limits.max_readahead:
-            conn.max_readahead = min(conn.max_readahead, self._limits.max_readahead)
-        if self._limits.max_background:
-            conn.max_background = self._limits.max_background
+        conn.max_background = self._max_background
         self._negotiated = True
 
 

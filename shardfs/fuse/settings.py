@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardfs.fuse import libfuse, protocol
+    from shardfs.fuse import protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,6 @@ class FuseSettings:
         file_mode, dir_mode: permission bits, before `umask`.
         attr_timeout, entry_timeout, negative_timeout: seconds for which the kernel may cache attributes, names, and
             the absence of a name. The source of a read-only mount is assumed not to change.
-        max_read, max_readahead: bytes; 0 keeps the kernel's default.
         threads: the number of requests that may wait for the store at the same time, plus one.
         poll_us: while one thread asks densely, poll for its next request for at most so many microseconds before
             sleeping; 0 turns that off. See `Polling`.
@@ -43,8 +42,6 @@ class FuseSettings:
     attr_timeout: float = 3600.0
     entry_timeout: float = 3600.0
     negative_timeout: float = 3600.0
-    max_read: int = 0
-    max_readahead: int = 0
     threads: int = 16
     poll_us: int = 100
     direct_io: bool = False
@@ -72,8 +69,6 @@ class FuseSettings:
             negative_timeout=self.negative_timeout if remembered else 0,
         )
 
-    def limits(self) -> libfuse.KernelLimits:
-        """The limits to negotiate. Readahead is a background request; the kernel's default limit for these is low."""
-        from shardfs.fuse.libfuse import KernelLimits
-
-        return KernelLimits(self.max_read, self.max_readahead, max(64, 2 * self.threads))
+    def max_background(self) -> int:
+        """Return how many background requests, such as read-ahead, the kernel may send. Its default limit is low."""
+        return max(64, 2 * self.threads)

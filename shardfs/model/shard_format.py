@@ -216,8 +216,6 @@ class ShardChange:
     Args:
         pack: omit bytes that no entry refers to, which moves chunks. Ignored if an entry is broken.
         strict: refuse to pack a shard with a broken entry.
-        forward: write no index with negative differences, even if chunks must be copied for that. Only formats that
-            store differences use it.
         leads: given if bytes before chunks belong to them.
     """
 
@@ -225,7 +223,6 @@ class ShardChange:
     drops: Set[tuple[int, int]] = frozenset()
     pack: bool = False
     strict: bool = False
-    forward: bool = False
     leads: Leads | None = None
 
 

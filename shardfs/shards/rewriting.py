@@ -154,7 +154,6 @@ def plan(
     drops: Set[Coords],
     *,
     pack: bool = False,
-    forward: bool = False,
     unfit: dict[Coords, str] | None = None,
 ) -> Plan | None:
     """Return the plan of an outermost shard with `puts` written and `drops` removed; None if no chunk is left.
@@ -167,7 +166,6 @@ def plan(
         puts: stored bytes of innermost chunks by coordinates. All belong to this shard, like `drops`. If a chunk is two
             files, a file in neither `puts` nor `drops` keeps its bytes.
         pack: omit dead bytes. Readers that have cached the old index will read wrong bytes.
-        forward: copy chunks where an index would need negative differences (`ShardFormat.rewrite`).
         unfit: receives the chunks that cannot be written, with reasons; they keep their old bytes. If None, the first
             such chunk raises UnfitChunkError.
 
@@ -175,7 +173,7 @@ def plan(
     a chunk that cannot be written, and UnsupportedError if the format cannot express the new shard.
     """
     with _naming_shard(collection, shard):
-        return _ShardRewriting(collection, shard, old, forward=forward).plan(puts, drops, pack, unfit)
+        return _ShardRewriting(collection, shard, old).plan(puts, drops, pack, unfit)
 
 
 def index_request(collection: Collection, shard: int) -> ByteRequest | None:
@@ -267,8 +265,10 @@ class _OldFragments(NamedTuple):
 class _ShardRewriting:
     """The rewriting of one stored shard."""
 
-    def __init__(self, collection: Collection, shard: int, old: Blob | None, *, forward: bool = False) -> None:
-        self._collection, self._shard, self._stored, self._forward = collection, shard, old, forward
+    def __init__(self, collection: Collection, shard: int, old: Blob | None) -> None:
+        self._collection = collection
+        self._shard = shard
+        self._stored = old
         self._layers, self._lead = collection.layers, collection.lead
         self._homes: dict[Coords, list[Placement]] = {}
         self._puts: dict[Coords, Put] = {}
@@ -315,7 +315,7 @@ class _ShardRewriting:
             return None if stored is None else unchanged(stored.stat().size)
         # an inner shard, or one within codecs, is rewritten completely in any case
         pack = pack or level > 0 or bool(layer.codecs)
-        change = ShardChange(puts, drops, pack=pack, forward=self._forward, leads=self._leads())
+        change = ShardChange(puts, drops, pack=pack, leads=self._leads())
         return wrapped(layer, layer.format.rewrite(shard, blob, change), stored, blob)
 
     def _changes(

@@ -90,11 +90,11 @@ class ExpectedDatasets:
 
     Args:
         rules: sharding of new arrays.
-        remembers: keep the sharding of an array whose document is deleted, for a new document that fits.
     """
 
-    def __init__(self, base: Tree, rules: Rules, *, remembers: bool) -> None:
-        self._base, self._rules, self._remembers = base, rules, remembers
+    def __init__(self, base: Tree, rules: Rules) -> None:
+        self._base = base
+        self._rules = rules
         self._deleted: dict[str, Sharding] = {}  # by directory
 
     def kind(self, directory: str, name: str) -> NameKind:
@@ -209,7 +209,7 @@ class ExpectedDatasets:
 
     def remember(self, document: Document, stored: Mapping[str, bytes]) -> None:
         """Keep the sharding of a dataset whose stored document is deleted."""
-        sharding = document.form.sharding(stored) if self._remembers else None
+        sharding = document.form.sharding(stored)
         directory = document.directory
         if sharding is not None:
             before = self._deleted.get(directory)

@@ -61,8 +61,6 @@ class Publishing:
             overwrites the other version.
         compact: when dead bytes are removed from shards: "limit" (see `LIMIT`), "never", or "eager" (more than half as
             many dead bytes as live ones).
-        u64: "wrap": offset differences in a minishard index may wrap around at 64 bits; "nowrap": chunks are copied to
-            avoid that.
         inplace: which shards are updated in place: "never" (none) or "uint64".
         dirty_bytes: shards are published at once while the journal has more bytes than this.
         workers: the most shards that are published at the same time.
@@ -74,7 +72,6 @@ class Publishing:
     close: str = "journal"
     conflict: str = "fail"
     compact: str = "limit"
-    u64: str = "wrap"
     inplace: str = "never"
     dirty_bytes: int = 256 << 20
     workers: int = 2
@@ -147,7 +144,8 @@ def plan_change(
     """
     conflicts = _conflicts(shard, taken, old, earlier, settings)
     left = {path: known for path, known in taken.items() if path not in conflicts}
-    collection, forward, refused = shard.tree.collection, settings.u64 == "nowrap", dict[Any, str]()
+    collection = shard.tree.collection
+    refused = dict[Any, str]()
     puts = dict[Any, Put]()
     for target, version in left.values():
         try:
@@ -159,7 +157,7 @@ def plan_change(
     anew = may_replace and _is_replaced(shard, old, puts.keys() | drops)
     packed = not anew and _packs(shard, old, settings.compact)
     kept = None if anew else old
-    plan = rewriting.plan(collection, shard.number, kept, puts, drops, pack=packed, forward=forward, unfit=refused)
+    plan = rewriting.plan(collection, shard.number, kept, puts, drops, pack=packed, unfit=refused)
     if anew and refused:  # these chunks keep their old bytes
         return plan_change(shard, taken, old, earlier, settings, content)
     unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}

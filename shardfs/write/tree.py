@@ -123,7 +123,6 @@ def open_write_tree(
     *,
     publishing: Publishing | None = None,
     rules: Rules | None = None,
-    remembers: bool = True,
     dirty_bytes: int = 256 << 20,
     cas_none: bool = False,
     replace_links: bool = False,
@@ -137,7 +136,7 @@ def open_write_tree(
         cas_none: accept a store without conditional writes, where concurrent writers could overwrite each other.
         replace_links: passed to `LocalWriter`.
         layout: passed to `WriteBuffer`.
-        rules, remembers: passed to `ExpectedDatasets`.
+        rules: passed to `ExpectedDatasets`.
 
     Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """
@@ -148,7 +147,7 @@ def open_write_tree(
         writer.close()
         raise
     wins = publishing is not None and publishing.conflict == "ours"
-    expected = ExpectedDatasets(base, rules or Rules(), remembers=remembers)
+    expected = ExpectedDatasets(base, rules or Rules())
     documents = Documents(base, writer, expected, wins=wins)
     budget = Budget(dirty_bytes, lambda: syscalls.open_unnamed(str(journal.directory)))
     return WriteTree(base, writer, pending, documents, budget, waiting)

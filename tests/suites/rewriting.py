@@ -26,7 +26,6 @@ def written(
     drops: Set[Coords] = frozenset(),
     *,
     pack: bool = False,
-    forward: bool = False,
 ) -> bytes | None:
     """The new shard object, put together."""
     fmt = sample.format
@@ -34,7 +33,7 @@ def written(
     shard = fmt.place(next(iter((*puts, *drops))))[0]
     placed = {fmt.place(cell)[1:]: Put(data) for cell, data in puts.items()}
     dropped = {fmt.place(cell)[1:] for cell in drops}
-    plan = fmt.rewrite(shard, blob, ShardChange(placed, dropped, pack=pack, forward=forward))
+    plan = fmt.rewrite(shard, blob, ShardChange(placed, dropped, pack=pack))
     return None if plan is None else bytes_of(plan, blob)
 
 
@@ -75,8 +74,7 @@ class RewriteSuite:
         stored: bytes | None = None
         for puts, drops in data.draw(_changes(sample)):
             before = stored
-            pack, forward = data.draw(st.booleans()), data.draw(st.booleans())
-            stored = written(sample, before, puts, drops, pack=pack, forward=forward)
+            stored = written(sample, before, puts, drops, pack=data.draw(st.booleans()))
             wanted = {cell: chunk for cell, chunk in {**wanted, **puts}.items() if cell not in drops}
             assert (stored is None) == (not wanted)
             if stored is not None:
@@ -88,7 +86,7 @@ class RewriteSuite:
         stored: bytes | None = None
         seen: dict[tuple[int, int], bytes] = {}
         for puts, drops in data.draw(_changes(sample)):
-            stored = written(sample, stored, puts, drops, forward=data.draw(st.booleans()))
+            stored = written(sample, stored, puts, drops)
             if stored is None:
                 seen = {}
                 continue

@@ -96,7 +96,7 @@ def _watch() -> None:
 
 
 def main(path: str, image: str, record: str) -> None:
-    session = libfuse.Session(["fsname=disk", "subtype=shardfs"], libfuse.KernelLimits())
+    session = libfuse.Session(["fsname=disk", "subtype=shardfs"], 64)
     session.mount(path)
     session.negotiate()
     threading.Thread(target=_watch, daemon=True).start()

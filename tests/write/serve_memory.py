@@ -23,7 +23,7 @@ def main(mountpoint: str, access_log: str | None = None) -> None:
     logging.basicConfig(level=logging.ERROR)
     settings = FuseSettings(rw=True, file_mode=0o644, dir_mode=0o755)
     server = Server(settings, AccessLog.open(access_log) if access_log else None)
-    session = Session([*settings.options(), "fsname=memory", "subtype=shardfs"], settings.limits())
+    session = Session([*settings.options(), "fsname=memory", "subtype=shardfs"], settings.max_background())
     session.mount(mountpoint)
     ended = threading.Event()
     session.negotiate()

@@ -69,7 +69,7 @@ class Shown:
     def __init__(self, root: Path, layout: str, journal: Path) -> None:
         self.root, self.tree = root, open_tree(str(root), layout=layout, skip_unsupported=True)
         self._writer = open_writer(self.tree.store, journal=journal)
-        self._documents = Documents(self.tree, self._writer, ExpectedDatasets(self.tree, Rules(), remembers=True))
+        self._documents = Documents(self.tree, self._writer, ExpectedDatasets(self.tree, Rules()))
         self.close = self._writer.close
 
     def __getitem__(self, path: str) -> Any:

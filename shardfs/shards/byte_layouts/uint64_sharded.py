@@ -24,7 +24,6 @@ from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
 from shardfs.shards.byte_layouts.uint64_spec import (
     BLOCK_BITS,
     ENTRY,
-    LAST_ID,
     ChunkIds,
     Ids,
     ShardingSpec,
@@ -186,7 +185,7 @@ class Uint64Sharded:
     def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
         """Return the plan of the new shard; None if no chunk is left.
 
-        Without `pack` and `forward`, only the shard index changes in place. New chunks and new minishard indices are
+        Without `pack`, only the shard index changes in place. New chunks and new minishard indices are
         appended; old minishard indices become dead bytes.
         """
         work = _Minishards(self, shard, old, change.leads)
@@ -198,13 +197,11 @@ class Uint64Sharded:
             raise ValueError("an index entry is outside the shard, or a part of the index cannot be read")
         kept = work.entries(changed) if sound is None else dict.fromkeys(changed, NO_ENTRIES) | sound
         kept = {page: entries.without(changed.get(page, ())) for page, entries in kept.items()}
-        pieces = work.append(kept) if sound is None else work.clear() if change.forward else work.pack(kept)
+        pieces = work.append(kept) if sound is None else work.pack(kept)
         for page, entries in sorted(kept.items()):
             puts = {
                 slot: change.puts[page, slot] for slot in sorted(changed.get(page, ())) if (page, slot) in change.puts
             }
-            if change.forward:
-                entries, puts = work.forward(page, entries, puts, all_of_it=sound is not None)
             pieces += work.write(page, entries, puts)
         return work.framed(joined(pieces))
 
@@ -263,7 +260,6 @@ class _Minishards:
             self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
         self._before = self._root.copy()
         self._end = self._header  # the end of the new object so far
-        self._copied = 0
         self._doubtful = _NONE, _NONE  # starts and sizes of kept entries that leave the old object
         # Fragments of a mesh precede its manifest. Entries sorted by start keep this order for readers of the
         # minishard.
@@ -330,40 +326,6 @@ class _Minishards:
             done += len(entries.ids)
         self._end += size_of(pieces)
         return pieces
-
-    def clear(self) -> Plan:
-        """Return no bytes after the shard index: all chunks will be written again."""
-        self._root[:] = 0
-        return []
-
-    def forward(
-        self, page: int, entries: MinishardEntries, puts: dict[int, Put], *, all_of_it: bool
-    ) -> tuple[MinishardEntries, dict[int, Put]]:
-        """Return the entries that stay and the chunks to write, so that chunks are stored in the order of their ids.
-
-        All chunks are written again unless they already have this order. Raise ValueError, with the reason, for a chunk
-        that cannot be read.
-        """
-        if entries.leaving(self._size).any():
-            raise ValueError(f"a chunk of minishard {page} is outside the shard, so it cannot be copied")
-        if not all_of_it and self._is_forward(entries) and entries.ids.max(initial=0) <= min(puts, default=LAST_ID):
-            return entries, puts
-        before = self._leads(entries.starts, entries.sizes)
-        self._copied += int((before + entries.sizes).sum())
-        if self._copied > self._size:  # without this limit, a small shard with shared bytes could grow to any size
-            raise UnsupportedError(f"chunks of minishard {page} share bytes, of which u64=nowrap would make copies")
-        rows = zip(*(column[::-1].tolist() for column in (*entries, before)), strict=True)
-        again = {  # reversed, so that the first entry of a repeated id wins, as in readers
-            slot: Put([ByteRange(start, start + size)], [ByteRange(start - lead, start)])
-            for slot, start, size, lead in rows
-        }
-        return NO_ENTRIES, dict(sorted({**again, **puts}.items()))
-
-    def _is_forward(self, entries: MinishardEntries) -> bool:
-        """Return whether chunks are stored in the order of their ids without overlap."""
-        order = np.argsort(entries.ids, kind="stable")
-        starts, stops = entries.starts[order], (entries.starts + entries.sizes)[order]
-        return bool((starts >= np.append(np.uint64(self._header), stops[:-1])[: len(starts)]).all())
 
     def write(self, page: int, entries: MinishardEntries, puts: Mapping[int, Put]) -> Plan:
         """Return the plan of a minishard's new chunks and of its new index."""
