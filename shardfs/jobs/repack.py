@@ -25,6 +25,7 @@ from shardfs.model.grid import ravel, ravel_many, unravel, unravel_many
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
+from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.source_locks import journal_directory
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Repacking:
         key = source.key(shard)
         try:
             if source.is_pair(shard):
-                raise UnsupportedError("is stored as two files; write to it through a mount first")
+                raise UnsupportedError(READ_ONLY_PAIR)
             puts = {coords: Put(self._read(collection, coords, file)) for coords, file in files.items()}
 
             def make(old: Blob | None) -> Plan | None:

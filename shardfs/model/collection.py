@@ -62,10 +62,6 @@ class ShardSource(Protocol):
         """Whether the shard is stored as two files, and no single file exists. One of the two may be missing."""
         return False
 
-    def pair_files(self, shard: int) -> Sequence[str]:
-        """The keys of the files that exist of a shard's form in two files."""
-        return ()
-
     def reopen(self, shard: int) -> None:
         """Drop cached state of the shard object, so that `open` finds its newest version."""
 

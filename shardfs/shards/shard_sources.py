@@ -14,7 +14,7 @@ from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, Slice
 from shardfs.storage.load_ahead import load_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from shardfs.model.blobs import Blob, Stat
     from shardfs.model.collection import Layer, Pair
@@ -78,11 +78,11 @@ class StoreShards(ShardSource):
             raise ValueError(WITHOUT_DATA) from None
 
     def is_pair(self, shard: int) -> bool:
-        return bool(self.pair_files(shard)) and not self._exists(self.key(shard))
-
-    def pair_files(self, shard: int) -> Sequence[str]:
-        pair, stem = self.layer.pair, self.key(shard).rsplit(".", 1)[0]
-        return [] if pair is None else [key for key in (stem + pair.head, stem + pair.body) if self._exists(key)]
+        pair, key = self.layer.pair, self.key(shard)
+        if pair is None or self._exists(key):
+            return False
+        stem = key.rsplit(".", 1)[0]
+        return self._exists(stem + pair.head) or self._exists(stem + pair.body)
 
     def _exists(self, key: str) -> bool:
         try:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from shardfs.model.blobs import Blob, ByteRange, ByteRequest, FilePart, Stat, Suffix
+from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Stat, Suffix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from shardfs.model.blobs import Plan
 
 T = TypeVar("T")
 
 _SPAN = 1 << 20
 
 WITHOUT_DATA = "has no file of data beside that of its index"
+
+READ_ONLY_PAIR = (
+    "the shard is stored in the obsolete form of two files (.index and .data), which shardfs only reads; "
+    "`shardfs unpack` and then `shardfs pack` make a volume that can be written"
+)
 
 
 def absolute(request: ByteRequest, size: int) -> ByteRange:
@@ -82,12 +85,6 @@ class PairBlob:
         head = iter(self._index.read(heads) if heads else ())
         body = iter(self._of_data(lambda data: data.read(bodies)) if bodies else ())
         return [next(head if inside else body) for inside in in_index]
-
-    def pieces(self, part: ByteRange) -> Plan:
-        """Return the bytes of a range as pieces that do not refer to this blob. The data file must be local."""
-        start = max(part.start, self._head)
-        head = self._index.read([ByteRange(part.start, min(part.stop, self._head))])[0] if part.start < start else b""
-        return [head, FilePart(self.fd, self.base + start, max(part.stop - start, 0))]
 
     def _moved(self, request: ByteRequest) -> ByteRequest:
         """Return the request as one for the data file."""

@@ -109,8 +109,6 @@ class Publisher:
         job = Job(self._backlog, self._shards.settings, shard, taken, writer)
         try:
             stat = writer.update(shard.key, job.make, job.begun, job.check, job.in_place, job.first)
-            for key in job.replaced:  # the new shard is durable, and readers prefer it
-                writer.delete(key)
             self._arrived(shard, job, stat)
         finally:  # the pinned data are not read any more
             job.close()

@@ -11,13 +11,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from shardfs.model.blobs import ByteRange
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.shard_format import Put
 from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
-from shardfs.storage.blob_views import crc32c_of
+from shardfs.storage.blob_views import READ_ONLY_PAIR, crc32c_of
 from shardfs.storage.writers.common import FIRST
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan
     from shardfs.model.values import Coords
-    from shardfs.storage.blob_views import PairBlob
     from shardfs.storage.writers import Begun, Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Position
@@ -240,13 +238,6 @@ def _is_copied(target: Target, version: Version) -> bool:
     return version.stored or target.is_verbatim
 
 
-def _without_ranges(plan: Plan | None, pair: PairBlob) -> Plan | None:
-    """Return the plan with the bytes of the pair's files in place of ranges of the pair."""
-    if plan is None:
-        return None
-    return [new for piece in plan for new in (pair.pieces(piece) if isinstance(piece, ByteRange) else (piece,))]
-
-
 class Job:
     """One attempt to publish the chunks `taken` of a shard.
 
@@ -267,8 +258,6 @@ class Job:
         self.change = PublishPlan(None, {}, {}, {}, packed=False)
         self.extents: dict[str, Extent] = {}
         self.written = self._old_size = 0
-        self._is_local = writer.local
-        self._pair: PairBlob | None = None
         self._pinned = ExitStack()
         with backlog.changed:
             begun = backlog.pending.begun.values()
@@ -295,26 +284,19 @@ class Job:
     def make(self, old: Blob | None) -> Plan | None:
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
         shard, settings, anew = self._shard, self._settings, self._may_replace
-        self._pair = self._find_pair() if old is None else None
-        old = old or self._pair
+        if old is None:
+            self._require_no_pair()
         self.change = plan_change(shard, self.taken, old, self._earlier, settings, self._content, may_replace=anew)
         self.written = 0 if self.change.plan is None else size_of(self.change.plan)
         self._old_size = 0 if old is None else old.stat().size
         self.extents = dict.fromkeys(self.change.done)
-        return self.change.plan if self._pair is None else _without_ranges(self.change.plan, self._pair)
+        return self.change.plan
 
-    def _find_pair(self) -> PairBlob | None:
-        """Return the shard in its obsolete form of two local files; None if it does not exist in this form."""
-        source, number = self._shard.tree.shards.outermost.source, self._shard.number
-        if not self._is_local or not source.is_pair(number):
-            return None
-        return cast("PairBlob", source.stored(number))
-
-    @property
-    def replaced(self) -> Sequence[str]:
-        """The keys of the two files that the new shard replaces, also if an earlier attempt ended before this."""
-        source = self._shard.tree.shards.outermost.source
-        return source.pair_files(self._shard.number) if self._is_local else ()
+    def _require_no_pair(self) -> None:
+        """Raise UnsupportedError if the chunks of the shard are stored as two files: a new shard would hide them."""
+        for target, _ in self.taken.values():
+            if target.tree.shards.is_pair(target.coords):
+                raise UnsupportedError(READ_ONLY_PAIR)
 
     def _content(self, target: Target, version: Version) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
+from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import Begun
 from shardfs.write.dirty_shards import EARLY, DirtyShards
@@ -241,8 +242,8 @@ class WriteBuffer:
             text = "earlier writes to this array are damaged in the journal; shardfs recover --salvage drops them"
             raise OSError(errno.EROFS, text, path)
         why = rewriting.unwritable(target.tree.collection)
-        if why is None and not self._writer.local and target.tree.shards.is_pair(target.coords):
-            why = "chunks of shards in two files can be written on a local disk only"
+        if why is None and target.tree.shards.is_pair(target.coords):
+            why = READ_ONLY_PAIR
         if why is not None:
             if path not in self._unwritable:
                 self._unwritable.add(path)

@@ -32,30 +32,19 @@ def _writable(source: Path, journal: Path, seconds: float = 5) -> Iterator[TreeF
         tree.pending.close(seconds)
 
 
-def test_a_shard_in_two_files_becomes_one(tmp_path: Path) -> None:
+def test_a_shard_in_two_files_is_only_read(tmp_path: Path) -> None:
     case = handmade.CASES["volume_legacy_pair"](tmp_path / "source")
-    wanted = dict(case.good)
+    before = {path: path.read_bytes() for path in case.path.rglob("*") if path.is_file()}
     (index,) = case.path.rglob("*.index")
+    name = next(n for n in case.good if index.parent.name in n)
     with _writable(case.path, tmp_path / "journal") as files:
-        changed = [n for n in wanted if index.parent.name in n][:2]
-        for n in changed:
-            wanted[n] = wanted[n][:-1] + b"!"
-            files.write(n, wanted[n])
+        for change, more in (("write", (b"new!",)), ("unlink", ()), ("patch", (0, b"x"))):
+            with pytest.raises(OSError, match=r"two files.*which shardfs only reads.*shardfs pack") as e:
+                getattr(files, change)(name, *more)
+            assert e.value.errno == errno.EROFS
+        assert files.read(name) == case.good[name]
         files.publish()
-    assert changed
-    assert [p.name for p in index.parent.iterdir()] == [index.with_suffix(".shard").name]
-    found = walk(open_tree(str(case.path)))
-    assert {n: found[n] for n in wanted} == wanted
-
-
-def test_a_shard_in_two_files_is_gone_with_its_last_chunk(tmp_path: Path) -> None:
-    case = handmade.CASES["volume_legacy_pair"](tmp_path / "source")
-    (index,) = case.path.rglob("*.index")
-    with _writable(case.path, tmp_path / "journal") as files:
-        for n in case.good:
-            files.unlink(n)
-        files.publish()
-    assert [*index.parent.iterdir()] == []
+    assert {path: path.read_bytes() for path in case.path.rglob("*") if path.is_file()} == before
 
 
 _OLD = [b"one ", b"two ", b"three", None]

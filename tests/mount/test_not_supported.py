@@ -1,0 +1,46 @@
+"""What shardfs does not do is refused at once, with the reason and the way to do without."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import handmade
+from tests.mount.programs import attempt, run, shardfs
+from tests.write.mounts import writable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("option", ["max_read=65536", "max_readahead=65536", "forget_sharding", "u64=nowrap"])
+def test_options_without_users_are_unknown(option: str, tmp_path: Path) -> None:
+    done = shardfs("mount", tmp_path, tmp_path, "-o", option)
+    assert (done.returncode, done.stderr) == (2, f"shardfs: unknown option {option.partition('=')[0]!r}\n")
+
+
+@pytest.mark.fuse
+def test_shards_in_two_files_are_written_after_unpack_and_pack(tmp_path: Path) -> None:
+    case = handmade.CASES["volume_legacy_pair"](tmp_path / "source")
+    (index,) = case.path.rglob("*.index")
+    name = next(n for n in case.good if index.parent.name in n)
+    with writable(case.path, tmp_path / "first") as mount:
+        mount.mount()
+        done = attempt("cp", "/dev/null", mount.path / name)
+        assert done.returncode == 1
+        assert "Read-only file system" in done.stderr
+        log = (mount.path / ".shardfs/log").read_text()
+        assert "two files (.index and .data), which shardfs only reads" in log
+        assert "`shardfs unpack` and then `shardfs pack`" in log
+        assert mount.umount().returncode == 0
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    assert shardfs("unpack", case.path, plain).returncode == 0
+    assert shardfs("pack", plain, packed).returncode == 0
+    with writable(packed, tmp_path / "second") as mount:
+        mount.mount()
+        chunk = bytes(reversed((mount.path / name).read_bytes()))
+        (mount.path / name).write_bytes(chunk)
+        assert mount.umount().returncode == 0
+    assert run(sys.executable, "-m", "shardfs", "cat", packed, name).encode() == chunk
