@@ -92,16 +92,14 @@ class Notices:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._queue: queue.SimpleQueue[tuple[Iterable[bytes], Callable[[], None]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._started = False
+
+    def start(self) -> None:
+        """Start the thread that sends queued messages. Raise RuntimeError if it cannot be started."""
+        threading.Thread(target=self._work, name="shardfs-notices", daemon=True).start()
 
     def queue(self, messages: Iterable[bytes], sent: Callable[[], None] = nothing) -> None:
         """Have a thread of its own send the messages, and call `sent` then; never blocks."""
         self._queue.put((messages, sent))
-        with self._lock:
-            started, self._started = self._started, True
-        if not started:
-            threading.Thread(target=self._work, name="shardfs-notices", daemon=True).start()
 
     def _work(self) -> None:
         alive = True

@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import deque
 from math import inf
-from threading import get_ident
 from time import monotonic as clock
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from shardfs.fuse.device import Device, Handler
     from shardfs.fuse.polling import Polling
+    from shardfs.storage.counters import RequestTally
 
 log = logging.getLogger("shardfs.fuse")
 
@@ -43,75 +43,96 @@ class Postponed(BaseException):
 
 
 class Leadership:
-    """The threads of a server, and which of them leads."""
+    """The threads of a server, and which of them leads.
+
+    A thread's own request loop says whether the thread leads. Threads of other parts of the program have no loop.
+    """
 
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
-        self._leader: RequestLoop | None = None
         self._ended = False
-        self._threads = self._idle = 0
+        self._idle = 0
+        self._loops: list[RequestLoop] = []  # one for each thread
+        self._thread = threading.local()  # `loop`: the request loop of this thread
         self._postponed: deque[tuple[bytes, float]] = deque()
-        self._mutex = threading.Lock()  # guards the numbers of threads and the postponed requests
+        self._error_log = ErrorLog()
+        self._mutex = threading.Lock()  # guards the number of idle threads and the postponed requests
         # Held by the leader. Acquired by the thread that becomes the leader, released by the thread that was.
         self._leadership = threading.Lock()
         self._leadership.acquire()
 
     def start(self, make_loop: Callable[[], RequestLoop], on_end: Callable[[], object]) -> None:
-        """Begin to serve.
+        """Begin to serve. Raise RuntimeError or OSError if no thread can be started.
 
         Args:
-            make_loop: makes the request loop of a new thread; called in that thread.
-            on_end: called once, in the leader, when the mount has ended.
+            make_loop: makes the request loop of a new thread.
+            on_end: called once, in the thread that was the last leader, when the mount has ended.
         """
-        self._make_loop, self._on_end = make_loop, on_end
-        self._find_follower(bytes)
+        self._make_loop = make_loop
+        self._on_end = on_end
+        self._add_thread()
         self._leadership.release()
 
     def waiting(self) -> None:
         """Hand leadership over, since the request of this thread is about to wait.
 
         If all other threads wait already, the request is postponed until one of them is free, and `Postponed` is
-        raised. In a thread that does not lead, and with a single thread, this does nothing.
+        raised. In a thread that does not lead, and if there can be no other thread, this does nothing.
         """
-        leader = self._leader
-        if leader is None or leader.ident != get_ident() or self._max_threads == 1:
+        loop: RequestLoop | None = getattr(self._thread, "loop", None)
+        if loop is None or not loop.leading:
             return
-        if not self._find_follower(leader.copy_of_request):
-            raise Postponed
-        leader.leading, leader.since = False, clock()
-        self._leader = None
-        self._leadership.release()
-
-    def postpone(self, request: bytes) -> None:
-        """Queue a request behind those that wait for a free thread."""
+        if not self._idle and len(self._loops) < self._max_threads:
+            self._try_to_add_thread()
         with self._mutex:
-            self._postponed.append((request, clock()))
+            if not self._idle:
+                if len(self._loops) == 1:
+                    return
+                self._postponed.append((loop.copy_of_request(), clock()))
+                raise Postponed
+        loop.resign()
+        self._leadership.release()
 
     def load(self) -> dict[str, int]:
         """The numbers of threads, of those that wait for the store, and of requests that wait for a free thread."""
         with self._mutex:
-            busy = max(self._threads - self._idle - 1, 0)
-            return {"threads": self._threads, "waiting": busy, "postponed": len(self._postponed)}
+            threads = len(self._loops)
+            return {
+                "threads": threads,
+                "waiting": max(threads - self._idle - 1, 0),
+                "postponed": len(self._postponed),
+            }
+
+    def tallies(self) -> list[RequestTally]:
+        """The request counters of all threads."""
+        return [loop.tally for loop in list(self._loops)]
 
     def is_alone(self) -> bool:
         """Return whether no thread but the leader works on a request."""
-        return self._threads - self._idle == 1
+        return len(self._loops) - self._idle == 1
 
-    def _find_follower(self, copy_of_request: Callable[[], bytes]) -> bool:
-        """Return True if a thread is idle or can be made. Otherwise postpone the request and return False."""
-        with self._mutex:
-            if self._idle:
-                return True
-            if self._threads == self._max_threads:
-                self._postponed.append((copy_of_request(), clock()))
-                return False
-            self._threads += 1
-            self._idle += 1
-        threading.Thread(target=self._work, name=f"shardfs-{self._threads}", daemon=True).start()
-        return True
+    def _try_to_add_thread(self) -> None:
+        try:
+            self._add_thread()
+        except (RuntimeError, MemoryError, OSError) as e:
+            if self._error_log.is_due("no thread"):
+                log.warning(
+                    "cannot start thread %d of %d to answer requests: %s; requests wait for the other threads. "
+                    "Raise `ulimit -u` or the limits of the container, or lower -o threads",
+                    len(self._loops) + 1, self._max_threads, e,
+                )  # fmt: skip
 
-    def _work(self) -> None:
+    def _add_thread(self) -> None:
+        """Start an idle thread. Only the leader calls this."""
         loop = self._make_loop()
+        name = f"shardfs-{len(self._loops) + 1}"
+        threading.Thread(target=self._work, args=(loop,), name=name, daemon=True).start()
+        with self._mutex:  # the new thread waits for leadership until it is counted
+            self._loops.append(loop)
+            self._idle += 1
+
+    def _work(self, loop: RequestLoop) -> None:
+        self._thread.loop = loop
         while self._lead(loop):
             while (request := self._next_postponed()) is not None:
                 loop.answer(*request)
@@ -130,7 +151,6 @@ class Leadership:
         with self._mutex:
             self._idle -= 1
         if not self._ended:
-            self._leader, loop.leading = loop, True
             if loop.lead():
                 return True
             self._ended = True
@@ -140,35 +160,45 @@ class Leadership:
 
 
 class RequestLoop:
-    """Answers requests in the thread that made it.
+    """Answers the requests of one thread.
 
-    `leading` and `since` are written by `Leadership` while a request is being answered: `leading` becomes False when
-    the request is about to wait, and `since` is that moment.
+    Attributes:
+        leading: whether this thread leads, from the begin of `lead` until `resign` or the end of the mount.
 
     Args:
         handlers: by opcode.
         polling: polls before this thread sleeps, while one thread of a client asks densely.
-        postpone: queues a copy of a request to be answered later.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        handlers: Sequence[Handler],
-        polling: Polling,
-        error_log: ErrorLog,
-        postpone: Callable[[bytes], None],
-    ) -> None:
-        self.ident = get_ident()
-        self.leading, self.since = False, 0.0
+    def __init__(self, device: Device, handlers: Sequence[Handler], polling: Polling, error_log: ErrorLog) -> None:
+        self.leading = False
+        self.tally = device.tally
         self.copy_of_request = device.copy_of_request
-        self._device, self._handlers, self._tally = device, handlers, device.tally
-        self._polling, self._error_log, self._postpone = polling, error_log, postpone
+        self._resigned = 0.0
+        self._device = device
+        self._handlers = handlers
+        self._polling = polling
+        self._error_log = error_log
+
+    def resign(self) -> None:
+        """Stop leading after the present request, which is about to wait."""
+        self.leading = False
+        self._resigned = clock()
 
     def lead(self) -> bool:
         """Read and answer requests. Return True after another thread took the lead, False when the mount has ended."""
+        self.leading = True
+        opcode = self._answer_requests()
+        if self.leading:
+            self.leading = False
+            return False
+        self.tally.times[opcode].add(clock() - self._resigned)
+        return True
+
+    def _answer_requests(self) -> int:
+        """Return the opcode of the request that made this thread resign, or the last one before the mount ended."""
         receive, request, header = self._device.receive, self._device.request, protocol.HEADER_IN.unpack_from
-        handlers, calls, timed, opcode = self._handlers, self._tally.calls, TIMED, 0
+        handlers, calls, timed, opcode = self._handlers, self.tally.calls, TIMED, 0
         poll, client, unpolled = self._polling.poll, 0, DENSE
         while self.leading:
             try:
@@ -180,9 +210,9 @@ class RequestLoop:
                     continue
                 if failure.errno != errno.ENODEV:
                     log.error("cannot read requests from the kernel: %s", failure)
-                return False
+                break
             if not size:
-                return False
+                break
             _, opcode, unique, node, thread = header(request)
             if thread != client:
                 if thread:
@@ -198,23 +228,22 @@ class RequestLoop:
                 handlers[opcode](unique, node, size)
             except BaseException as failure:  # noqa: BLE001 - sent to the client, and logged
                 self._fail(opcode, unique, node, failure)
-        self._tally.times[opcode].add(clock() - self.since)
-        return True
+        return opcode
 
     def _answer_timed(self, opcode: int, unique: int, node: int, size: int) -> None:
         began = clock()
-        self._tally.calls[opcode] = 0
-        self._tally.rounds[opcode] += 1
+        self.tally.calls[opcode] = 0
+        self.tally.rounds[opcode] += 1
         self._answer(opcode, unique, node, size)
         if self.leading:
-            self._tally.times[opcode].add(clock() - began, TIMED)
+            self.tally.times[opcode].add(clock() - began, TIMED)
 
     def answer(self, request: bytes, since: float) -> None:
         """Answer a request that was postponed at the time `since`. It may wait."""
         self._device.request[: len(request)] = request
         _, opcode, unique, node, _ = protocol.HEADER_IN.unpack_from(request)
         self._answer(opcode, unique, node, len(request))
-        self._tally.times[opcode].add(clock() - since)
+        self.tally.times[opcode].add(clock() - since)
 
     def _answer(self, opcode: int, unique: int, node: int, size: int) -> None:
         try:
@@ -224,13 +253,9 @@ class RequestLoop:
 
     def _fail(self, opcode: int, unique: int, node: int, failure: BaseException) -> None:
         if isinstance(failure, Postponed):
-            # `Leadership` has queued the leader's request. A thread that does not lead gets this exception when it
-            # waited for a load of the leader that was given up; then its own request is not queued yet.
-            if not self.leading:
-                self._postpone(self.copy_of_request())
             return
         number = errno_of(failure)
-        self._tally.errors[opcode, number] += 1
+        self.tally.errors[opcode, number] += 1
         self._device.send(protocol.error(unique, number))
         if isinstance(failure, OSError | ShardfsError):
             self._error_log.warn(failure)

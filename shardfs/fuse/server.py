@@ -19,7 +19,7 @@ from shardfs.fuse.polling import Polling
 from shardfs.fuse.read_requests import ReadRequests
 from shardfs.fuse.readdir import DirRequests, Listings, WritableDirRequests
 from shardfs.fuse.write_requests import NameRequests, WriteRequests
-from shardfs.storage.counters import OPCODES, Histogram, RequestTally
+from shardfs.storage.counters import OPCODES, Histogram
 from shardfs.vfs.inodes import TABLE_END
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ class Server:
         self._settings, self._access = settings, access
         self.control = control.Control({})
         self._error_log = ErrorLog()
-        self._tallies: list[RequestTally] = []
         self._leadership = Leadership(settings.threads)
         self.waiting, self.load = self._leadership.waiting, self._leadership.load
         # Of a read-only mount
@@ -78,6 +77,7 @@ class Server:
         self._tree, self._fd = tree, session.fd
         notices = Notices(session.fd)
         if self._settings.rw:
+            notices.start()
             _connect(cast("WritableTree", tree), self._cache, notices)
         else:
             self._resized.send, tree.hooks.resized = notices.send, self._resized.note
@@ -88,7 +88,7 @@ class Server:
 
     def counts(self) -> Counts:
         """The requests answered so far, by all threads."""
-        errors, times, tallies = Counter[tuple[int, int]](), dict[int, Histogram](), list(self._tallies)
+        errors, times, tallies = Counter[tuple[int, int]](), dict[int, Histogram](), self._leadership.tallies()
         for tally in tallies:
             errors += Counter(dict(tally.errors.copy()))
         calls = {op: n for op in range(OPCODES) if (n := sum(t.calls[op] + TIMED * t.rounds[op] for t in tallies))}
@@ -107,8 +107,7 @@ class Server:
         else:
             device = recording = RecordingDevice(self._fd, self._settings, self._access, self._path_of)
             handlers = [recording.recorded(opcode, handler) for opcode, handler in enumerate(self._handlers(device))]
-        self._tallies.append(device.tally)
-        return RequestLoop(device, handlers, self._polling, self._error_log, self._leadership.postpone)
+        return RequestLoop(device, handlers, self._polling, self._error_log)
 
     def _path_of(self, number: int) -> str:
         return self._tree.shown_path(number) if number < control.DIRECTORY else os.fsdecode(control.NAME)

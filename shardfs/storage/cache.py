@@ -96,26 +96,28 @@ class ByteLRU:
         """Return the value, loading it if needed.
 
         `load` returns (value, bytes, seconds to live) and runs without a lock. An exception of `load` is raised in
-        every thread that waited for the load, and is not cached.
+        every thread that waited for the load, and is not cached. If `load` is aborted (by a `BaseException`, such as a
+        postponed request), the threads that waited begin again.
         """
-        value = self.peek(key)
-        if value is not None:
-            return cast("T", value)
-        with self._lock:
-            value = self.peek(key)  # another thread's load may have just ended
+        while True:
+            value = self.peek(key)
             if value is not None:
                 return cast("T", value)
-            flight = self._flights.get(key)
-            must_load = flight is None
-            if flight is None:
-                flight = self._flights[key] = _Flight()
-        if not must_load:
+            with self._lock:
+                value = self.peek(key)  # another thread's load may have just ended
+                if value is not None:
+                    return cast("T", value)
+                flight = self._flights.get(key)
+                if flight is None:
+                    flight = self._flights[key] = _Flight()
+                    break
             self.waiting()
             with flight.done:
                 pass
-            if flight.error is not None:
+            if flight.error is None:
+                return cast("T", flight.value)
+            if isinstance(flight.error, Exception):
                 raise flight.error
-            return cast("T", flight.value)
         self.misses += 1
         try:
             flight.value, nbytes, seconds = load()

@@ -170,14 +170,16 @@ class DiskCache:
         with self._changed:
             if self._pending_bytes + nbytes > MAX_PENDING or time.monotonic() < self._resume:
                 return
+            if not self._writing:
+                # A daemon thread: the end of a program waits in `flush`, and no longer than that.
+                try:
+                    threading.Thread(target=self._work, name="shardfs-cache", daemon=True).start()
+                except RuntimeError:  # no more threads, or the program ends
+                    return
+                self._writing = True
             self._pending.append(_Pending(name, tag, data))
             self._pending_bytes += nbytes
             self._changed.notify_all()
-            if not self._writing:
-                # A daemon thread: the end of a program waits in `flush`, and no longer than that.
-                with suppress(RuntimeError):  # no more threads, or the program ends
-                    threading.Thread(target=self._work, name="shardfs-cache", daemon=True).start()
-                    self._writing = True
 
     def flush(self, seconds: float) -> None:
         """Wait until all bytes are written, at most for this time."""

@@ -84,9 +84,4 @@ def _result(pool: ReadAhead, future: Future[T], call: Callable[[], T]) -> T:
         return call()
     if not future.done():
         pool.waiting()
-    try:
-        return future.result()
-    except Exception:
-        raise
-    except BaseException:  # noqa: BLE001 - `Postponed` of another thread, with which the load shared a request
-        return call()
+    return future.result()

@@ -129,8 +129,7 @@ class ReadAhead:
             if held.since < since:
                 self._waste(key)
                 return None
-            saturated = self._free < 0 and self._threads >= self._allowed
-            if saturated and held.data.cancel():  # its request is in a queue, so the reader is faster
+            if self._free < 0 and held.data.cancel():  # its request is in a queue, so the reader is faster
                 self._drop(key)
                 return None
         if not held.data.done():
@@ -169,16 +168,20 @@ class ReadAhead:
             self.start(partial(self._plan, owner, new, locate))
 
     def start(self, job: Callable[[], object]) -> None:
-        """Let a thread do a job that may wait for the store, after the jobs that were started before."""
+        """Let a thread do a job that may wait for the store, after the jobs that were started before.
+
+        If no thread can be started, the job waits in the queue for a later call.
+        """
         with self._lock:
             self._jobs.put(job)
             self._free -= 1
             if self._free >= 0 or self._threads >= self._allowed:
                 return
-            self._threads += 1
-            self._free += 1
-        # Daemon threads: the end of a mount does not wait for a store.
-        threading.Thread(target=self._work, name="shardfs-ahead", daemon=True).start()
+            with suppress(RuntimeError):  # no more threads
+                # Daemon threads: the end of a mount does not wait for a store.
+                threading.Thread(target=self._work, name="shardfs-ahead", daemon=True).start()
+                self._threads += 1
+                self._free += 1
 
     # ---- in threads of its own ----
 

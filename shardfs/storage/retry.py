@@ -180,19 +180,30 @@ class DaemonThreads:
         self._count = self._free = 0
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Let a thread do a call. Raise OSError (EAGAIN) if the pool has no thread and none can be started."""
         if self._pid != os.getpid():  # no thread survives a fork
             self._reset()
         future: Future[Any] = Future()
         with self._lock:
             # `_free` is the number of idle threads minus the number of waiting calls, so it can be negative. It changes
             # here and after a call, not when a thread takes a call: the thread might report that too late.
+            if self._free <= 0 and self._count < MOST_THREADS:
+                self._add_thread()
             self._free -= 1
-            if self._free < 0 and self._count < MOST_THREADS:
-                self._count += 1
-                self._free += 1
-                threading.Thread(target=self._work, name=f"shardfs-store-{self._count}", daemon=True).start()
             self._jobs.put((future, call))
         return future
+
+    def _add_thread(self) -> None:
+        """Start a thread. The caller holds the lock."""
+        try:
+            threading.Thread(target=self._work, name=f"shardfs-store-{self._count + 1}", daemon=True).start()
+        except RuntimeError as e:  # the limit of threads is reached; `call`s wait for the other threads
+            if self._count:
+                return
+            why = f"cannot start a thread for a request: {e}; raise `ulimit -u` or the limits of the container"
+            raise OSError(errno.EAGAIN, why) from e
+        self._count += 1
+        self._free += 1
 
     def _work(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from shardfs.model.errors import ShardfsError, errno_of
@@ -58,15 +59,15 @@ class Publisher:
                        "failures": 0}  # fmt: skip
 
     def start(self) -> None:
-        """Start the first thread. The others start when there are shards for them."""
+        """Start the first thread. The others start when there are shards for them. Raise RuntimeError if it fails."""
         with self._changed:
             self._add_thread()
 
     def _add_thread(self) -> None:
-        name = f"shardfs-publish-{len(self._threads)}"
-        self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+        thread = threading.Thread(target=self._work, name=f"shardfs-publish-{len(self._threads)}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
         self._free += 1
-        self._threads[-1].start()
 
     def _work(self) -> None:
         while (shard := self._next()) is not None:
@@ -90,7 +91,8 @@ class Publisher:
                     shard.busy = True
                     self._free -= 1
                     if not self._free and len(self._threads) < self._shards.settings.workers:
-                        self._add_thread()
+                        with suppress(RuntimeError):  # no more threads: this one publishes all shards
+                            self._add_thread()
                     return shard
                 self._changed.wait(wait)
         return None

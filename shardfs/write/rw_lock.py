@@ -22,9 +22,9 @@ class RWLock:
     def __init__(self, hook: Callable[[], None] = nothing) -> None:
         self._hook = hook
         self._condition = threading.Condition()
-        self._mine = threading.local()
+        self._mine = threading.local()  # of each thread: `depth`, its nested holds, and `alone`, if it is exclusive
         self._inside, self._waiting = 0, 0
-        self._alone, self._owner = False, 0
+        self._alone = False
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -54,7 +54,7 @@ class RWLock:
 
         A thread that holds the lock shared gives up that hold for the duration, and has it back on leaving.
         """
-        if self._owner == threading.get_ident():
+        if getattr(self._mine, "alone", False):
             yield
             return
         depth = getattr(self._mine, "depth", 0)
@@ -65,13 +65,15 @@ class RWLock:
             while self._alone or self._inside:
                 self._condition.wait()
             self._waiting -= 1
-            self._alone, self._owner = True, threading.get_ident()
+            self._alone = True
+        self._mine.alone = True
         self._mine.depth = depth + 1  # the exclusive holder may create files, which takes a shared hold
         try:
             yield
         finally:
             self._mine.depth = depth
+            self._mine.alone = False
             with self._condition:
-                self._alone, self._owner = False, 0
+                self._alone = False
                 self._inside += bool(depth)
                 self._condition.notify_all()

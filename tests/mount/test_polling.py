@@ -56,8 +56,7 @@ class Simulation:
             self.polling = Polling(self._look, poll_us, lambda: alone)
             self._poll, self.polling.poll = self.polling.poll, self._recorded  # type: ignore[method-assign]
             device: Any = self
-            loop = RequestLoop(device, [self._answer] * OPCODES, self.polling, ErrorLog(), lambda _: None)
-            loop.leading = True
+            loop = RequestLoop(device, [self._answer] * OPCODES, self.polling, ErrorLog())
             self._arrive()
             assert not loop.lead()
 

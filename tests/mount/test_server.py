@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,7 @@ from shardfs.model.listing import EntryRow as SmallEntry
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.vfs.inodes import ROOT, TABLE_END
+from tests.failing_starts import FailingStarts
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -167,7 +169,9 @@ class FakeSession:
 
 
 @contextmanager
-def serving(tree: Any = None, **settings: Any) -> Iterator[Kernel]:
+def serving(
+    tree: Any = None, on_end: Callable[[Kernel], object] = lambda kernel: None, **settings: Any
+) -> Iterator[Kernel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(10)
@@ -177,8 +181,13 @@ def serving(tree: Any = None, **settings: Any) -> Iterator[Kernel]:
         tree = FakeTree() if tree is None else tree
         session: Any = FakeSession(theirs.fileno())
         ended, before = threading.Event(), {*threading.enumerate()}
-        serves.start(tree, session, ended.set)
         kernel = Kernel(ours, tree, serves, ended)
+
+        def finish() -> None:
+            on_end(kernel)
+            ended.set()
+
+        serves.start(tree, session, finish)
         try:
             yield kernel
         finally:
@@ -672,6 +681,84 @@ def test_one_thread_alone_serves_as_well() -> None:
             slow.ask(offset)
             assert kernel.receive().body == b"%d" % offset
         assert len(slow.threads) == 1
+
+
+def test_after_the_end_no_other_thread_is_taken_for_the_leader() -> None:
+    """The system gives a new thread the number of one that has ended. A publisher that starts then must not fail."""
+    with serving() as kernel:
+        leaders: list[int] = []
+
+        def read(number: int, offset: int, size: int) -> bytes:
+            leaders.append(threading.get_ident())
+            return b"x"
+
+        kernel.tree.read = read
+        kernel.lookup(b"zarr.json")
+        kernel.read(DOCUMENT, 0, 10)
+        (leader,) = (thread for thread in threading.enumerate() if thread.ident == leaders[0])
+        kernel.hang_up()
+        leader.join(60)
+        postponed = kernel.server.load()["postponed"]
+
+        def publish() -> int:
+            kernel.waiting()
+            return threading.get_ident()
+
+        idents: list[int] = []
+        while leaders[0] not in idents:
+            assert len(idents) < 1000
+            with ThreadPoolExecutor(1) as publisher:
+                idents.append(publisher.submit(publish).result(60))
+        assert kernel.server.load()["postponed"] == postponed == 0
+
+
+def test_the_end_of_a_mount_is_no_place_to_hand_over_the_lead() -> None:
+    """What is done at the end may wait, in the thread that was the last leader."""
+    ended = list[str]()
+
+    def end(kernel: Kernel) -> None:
+        kernel.waiting()
+        ended.append(threading.current_thread().name)
+
+    with serving(on_end=end) as kernel:
+        kernel.lookup(b"zarr.json")
+    assert ended == ["shardfs-1"]
+
+
+def test_without_another_thread_the_only_one_waits_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving() as kernel:
+        slow = Slow(kernel)
+        starts = FailingStarts(monkeypatch)
+        slow.answers.release(2)
+        for offset in (1, 2):
+            slow.ask(offset)
+            assert kernel.receive().body == b"%d" % offset
+        assert kernel.server.load() == {"threads": 1, "waiting": 0, "postponed": 0}
+        assert ["cannot start thread 2 of" in record.getMessage() for record in caplog.records] == [True]
+        starts.fails = False
+        unique = slow.ask(3)
+        assert slow.arrived.acquire(timeout=10)
+        assert slow.arrived.acquire(timeout=10)
+        assert slow.arrived.acquire(timeout=10)
+        assert kernel.lookup(b"zarr.json").error == 0
+        slow.answers.release()
+        assert kernel.receive() == Reply(unique, 0, b"3")
+
+
+def test_without_a_third_thread_requests_wait_for_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as kernel:
+        slow = Slow(kernel)
+        asked = {slow.ask(1): 1}
+        assert slow.arrived.acquire(timeout=10)
+        FailingStarts(monkeypatch)
+        asked |= {slow.ask(offset): offset for offset in (2, 3)}
+        assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
+        assert kernel.lookup(b"zarr.json").error == 0
+        assert kernel.server.load() == {"threads": 2, "waiting": 1, "postponed": 2}
+        slow.answers.release(len(asked))
+        assert {reply.unique: int(reply.body) for reply in (kernel.receive() for _ in asked)} == asked
 
 
 @pytest.mark.parametrize("poll_us", [0, 200])

@@ -102,6 +102,30 @@ def test_an_error_reaches_all_who_wait_and_is_not_kept() -> None:
     assert lru.get("k", lambda: ("good", 1, math.inf)) == "good"
 
 
+def test_a_load_that_is_given_up_is_done_by_a_thread_that_waits_for_it() -> None:
+    """The thread that gives up a load answers later. Other threads, such as those that publish, must not fail."""
+
+    class GivenUp(BaseException):
+        pass
+
+    waits, gives_up = threading.Event(), threading.Event()
+    lru = ByteLRU(10_000, waits.set)
+
+    def give_up() -> tuple[str, int, float]:
+        assert gives_up.wait(60)
+        raise GivenUp
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(lru.get, "k", give_up)
+        while "k" not in lru._flights:
+            time.sleep(0.001)
+        second = pool.submit(lru.get, "k", lambda: ("good", 1, math.inf))
+        assert waits.wait(60)
+        gives_up.set()
+        assert second.result(60) == "good"
+        assert isinstance(first.exception(60), GivenUp)
+
+
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 900), st.booleans()), max_size=40))
 def test_the_bound_holds_and_the_count_is_true(script: list[tuple[int, int, bool]]) -> None:
     limit = 2000

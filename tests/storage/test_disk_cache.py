@@ -9,7 +9,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ from shardfs.storage.disk_cache import DiskCache
 from shardfs.storage.open_store import open_store
 from shardfs.storage.retry import RetryPolicy
 from tests.datasets import ROOT
+from tests.failing_starts import FailingStarts
 from tests.handmade import write_files
 from tests.storage.test_store import RangeHandler, http_server
 from tests.suites.store import FILES, StoreSuite
@@ -244,15 +244,13 @@ def test_nothing_waits_for_a_slow_disk(cache: DiskCache, monkeypatch: pytest.Mon
 
 
 def test_without_another_thread_nothing_is_kept(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+    starts = FailingStarts(monkeypatch)
+    monkeypatch.setattr(disk_cache, "MAX_PENDING", 3 * disk_cache._on_disk(1))
+    for _ in range(4):
         cache.put(name(1), TAG, b"x")
-    assert cache.get(name(1)) is None
+    starts.fails = False
     stored(cache, 2, b"y")
-    assert [cache.get(name(1)), cache.get(name(2))] == [(TAG, b"x"), (TAG, b"y")]
+    assert [cache.get(name(1)), cache.get(name(2))] == [None, (TAG, b"y")]
 
 
 def test_a_cache_that_others_could_forge_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from shardfs.storage.blob_views import BytesBlob
 from shardfs.storage.read_ahead import Piece, ReadAhead
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.store import read_merged
+from tests.failing_starts import FailingStarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -197,6 +198,18 @@ def test_a_reader_does_not_wait_for_a_fetch_that_has_not_begun() -> None:
     reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, store.locate)
     assert reader.shared.take((reader.ahead._owner, (5,)), store.locate((5,)).where, -math.inf, keep=False) is None
     store.gate.set()
+
+
+def test_without_threads_readers_read_by_themselves_until_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, store = FailingStarts(monkeypatch), Store((64,))
+    reader = Reader(store)
+    for coords in ((5,), (6,)):
+        reader.shared.fetch(reader.ahead._owner, [coords], store.size, store.locate)
+    assert reader.shared.take((reader.ahead._owner, (5,)), store.locate((5,)).where, -math.inf, keep=False) is None
+    starts.fails = False
+    reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
+    for coords in ((6,), (7,)):
+        assert reader.shared._held[reader.ahead._owner, coords].data.result(60) == store.content(coords)
 
 
 def test_a_failed_fetch_fails_no_reader() -> None:

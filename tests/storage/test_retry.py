@@ -22,6 +22,7 @@ from shardfs.storage import retry
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
+from tests.failing_starts import FailingStarts
 from tests.mount.distant import serving
 from tests.waiting import wait_until
 
@@ -316,6 +317,33 @@ def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
         go.set()
     assert first.result(60) == 1
     assert (threads._count, threads.submit(lambda: 3).result(60)) == (2, 3)
+
+
+def test_calls_wait_for_the_first_thread_if_no_other_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, go = retry.DaemonThreads(), threading.Event()
+    first = threads.submit(lambda: go.wait(60))
+    starts = FailingStarts(monkeypatch)
+    others = [threads.submit(lambda n=n: n) for n in range(3)]  # type: ignore[misc]
+    go.set()
+    assert [first.result(60), *(other.result(60) for other in others)] == [True, 0, 1, 2]
+    starts.fails = False
+    wait_until(lambda: threads._free == 1)
+    go.clear()
+    threads.submit(lambda: go.wait(60))
+    assert (threads.submit(lambda: 4).result(60), threads._count) == (4, 2)
+    go.set()
+
+
+def test_a_request_is_repeated_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And fails with what to do if there is none at last. The threads that failed to start are not waited for."""
+    starts, fs = FailingStarts(monkeypatch), Blocking()
+    fs.go.set()
+    store = FsspecStore(fs, "root", retry=RetryPolicy(30, 1))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(OSError, match="cannot start a thread for a request: can't start new thread; raise `ulimit -u`"):
+        read(store)
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(starts, "fails", False))
+    assert read(store) == bytes(3)
 
 
 def test_a_silent_store_is_asked_one_thing_at_a_time() -> None:

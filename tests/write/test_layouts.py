@@ -387,6 +387,7 @@ def test_a_file_has_outdated_pages_until_the_notice_is_sent() -> None:
     """A program that opens it until then must not get them: OPEN is answered without FOPEN_KEEP_CACHE."""
     cache, (reader, writer) = AttributeCache(), os.pipe()
     notices = Notices(writer)
+    notices.start()
     os.set_blocking(writer, False)
     with suppress(BlockingIOError):
         while True:

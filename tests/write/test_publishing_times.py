@@ -17,6 +17,7 @@ from shardfs.write.publisher import Publisher
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import handmade
+from tests.failing_starts import FailingStarts
 from tests.write.faults import Frozen, hooked
 from tests.write.semantics import cases
 from tests.write.semantics.calls import InProcess
@@ -65,6 +66,18 @@ def test_a_close_stops_the_threads_although_the_journal_cannot_be_synced(tmp_pat
         tree.close(600)
     assert not any(thread.is_alive() for thread in tree.pending.publisher._threads)
     assert tree.close(0) == ["a/c/3/3"]
+
+
+def test_shards_are_published_one_after_the_other_if_no_second_thread_can_be_started(
+    opened: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = opened("zarr")
+    FailingStarts(monkeypatch)
+    for name in ("c/0/0", "c/3/3"):
+        x.put(name, b"abcd")
+    pending_of(x).drain("", 60)
+    assert b"abcd" in (x.source("c/0/0") or b"")
+    assert b"abcd" in (x.source("c/1/1") or b"")
 
 
 def test_a_chunk_that_is_written_all_the_time_is_published_when_it_is_old(opened: Callable[[str], Place]) -> None:
