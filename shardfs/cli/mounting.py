@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -112,7 +111,7 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
     """
     check(found)
     if not found.rw:
-        found = _looked_for_journal(source, found)
+        _warn_of_unpublished(source, found)
     from shardfs.daemon import mount as daemon
     from shardfs.daemon.logs import Logs
 
@@ -137,21 +136,14 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
     return daemon.mount(arguments, foreground=foreground, ready_timeout=found.ready_timeout, ready=when_ready)
 
 
-def _looked_for_journal(source: str, found: Options) -> Options:
-    """Warn if the source has a journal with unpublished data that no mount publishes.
-
-    Returns the options, with a shorter `index_ttl` if the mount can show the unpublished data.
-    """
+def _warn_of_unpublished(source: str, found: Options) -> None:
+    """Warn if the source has a journal with unpublished files that no mount publishes."""
     if not _has_journal(source, found):
-        return found
-    from shardfs.write.recover import LOOK_S, unpublished
+        return
+    from shardfs.write.recover import unpublished_warning
 
-    waiting_data = unpublished(absolute(source), found.journal, found.shown_as)
-    if waiting_data is None:
-        return found
-    words, shown = waiting_data
-    warn(f"{public_name(source)}: {words}")
-    return replace(found, index_ttl=min(found.index_ttl, LOOK_S)) if shown else found
+    if (warning := unpublished_warning(absolute(source), found.journal)) is not None:
+        warn(f"{public_name(source)}: {warning}")
 
 
 def _has_journal(source: str, found: Options) -> bool:
@@ -164,11 +156,7 @@ def _has_journal(source: str, found: Options) -> bool:
 def _opened(
     source: str, mountpoint: str, found: Options, waiting: Callable[[], None]
 ) -> tuple[ObservableTree, WriteTree | None]:
-    """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount.
-
-    A read-only mount includes unpublished data of the journal, unless a long `index_ttl` lets the kernel cache this
-    data for too long.
-    """
+    """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount."""
     # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
     spent, may_be_empty = None if found.direct_io else SPENT, found.rw and found.create is not None
     tree = opened(source, found, waiting=waiting, spent_bytes=spent, may_be_empty=may_be_empty)
@@ -178,16 +166,6 @@ def _opened(
 
         writable = open_writable(tree, path, found, mountpoint=os.path.realpath(mountpoint), waiting=waiting)
         return writable, writable
-    if not _has_journal(source, found):
-        return tree, None
-    from shardfs.write.recover import LOOK_S, unpublished
-    from shardfs.write.unpublished import with_unpublished
-
-    if found.index_ttl <= LOOK_S:
-        layout = found.shown_as
-        return with_unpublished(tree, path, found.journal, layout, look_s=found.index_ttl, waiting=waiting), None
-    if (waiting_data := unpublished(path, found.journal)) is not None:
-        log.warning("%s: %s", public_name(source), waiting_data[0])
     return tree, None
 
 

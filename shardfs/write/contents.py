@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shardfs.codecs.decoders import decompressed
 from shardfs.model.attributes import Attributes
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Budget
     from shardfs.write.files import WritableFile
-    from shardfs.write.journal import Position
     from shardfs.write.names import Names
     from shardfs.write.pending import Version
+    from shardfs.write.writeback import WriteBuffer
 
 MAX_CHUNK = 2 << 30
 """Maximum bytes of one file; a larger one is refused."""
@@ -35,19 +35,6 @@ PIECE = 8 << 20
 """Bytes copied at a time."""
 
 
-class PendingWrites(Protocol):
-    """The part of `WriteBuffer` from which files are shown; documented there."""
-
-    def versions(self) -> dict[str, Version]: ...
-    def holds(self, path: str) -> bool: ...
-    def drop(self, path: str, target: Target | None) -> None: ...
-    def retarget(self, path: str, target: Target | None) -> None: ...
-    def read(self, data: Position, offset: int, size: int) -> bytes: ...
-    def count(self, path: str) -> int: ...
-    def failure(self, path: str) -> BaseException | None: ...
-    def statvfs(self) -> os.statvfs_result: ...
-
-
 class FileContents:
     """Reads changed files from where their bytes are: a buffer, the journal, the disk or the tree. Thread-safe.
 
@@ -56,7 +43,7 @@ class FileContents:
         budget: memory limit of the buffers of files open for writing.
     """
 
-    def __init__(self, names: Names, pending: PendingWrites, local: Writer | None, budget: Budget) -> None:
+    def __init__(self, names: Names, pending: WriteBuffer, local: Writer | None, budget: Budget) -> None:
         self.names, self.pending, self.local, self._budget = names, pending, local, budget
         self._twins: dict[int, WritableFile] = {}  # by inode number of the compressed file
 

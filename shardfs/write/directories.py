@@ -31,26 +31,26 @@ class Directories:
     """Shown directories of all collections. Thread-safe.
 
     Args:
-        every: show every directory that the tree has, as a read-only mount does.
         local: the store has directories of its own. In an object store, a directory that was shown once stays shown
             when its last object goes.
     """
 
-    def __init__(self, names: Names, *, local: bool, every: bool = False) -> None:
-        self._names, self._local, self._every = names, local, every
+    def __init__(self, names: Names, *, local: bool) -> None:
+        self._names = names
+        self._local = local
         self._bits: dict[int, bytearray | None] = {}
         self._inhabited: set[str] = set()  # named by documents; shown even if missing in the store
         self._removed: set[str] = set()  # named by documents; the store has their chunks at another path
 
     def hides(self, found: Attributes, parent: int, path: str) -> bool:
         """Return whether the mount does not show this entry of the tree."""
-        if self._every or not found.directory:
+        if not found.directory:
             return False
         return not self.shows(found) or self._is_implied(parent, path)
 
     def shows(self, found: Attributes) -> bool:
         """Return False for a virtual directory of chunks that the mount does not show."""
-        tree = self._names.base.chunk_tree(found.number) if found.directory and not self._every else None
+        tree = self._names.base.chunk_tree(found.number) if found.directory else None
         if tree is None:
             return True
         with self._names.lock:
@@ -68,8 +68,6 @@ class Directories:
 
     def only_shown(self, batch: Batch, directory: int, path: str) -> Batch:
         """Return the entries of the tree's `directory` without the directories that the mount does not show."""
-        if self._every:
-            return batch
         if directory < TABLE_END and batch.directories.any():
             names, made = batch.names.tolist(), ~batch.directories
             for i in np.flatnonzero(batch.directories).tolist():

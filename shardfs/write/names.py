@@ -39,14 +39,13 @@ class Names:
 
     Attributes:
         files: the files that were created or changed on the mount.
-        documents: None if nothing is written on this mount.
         gate: held shared while files are created, and exclusively while a document or directory changes what names are.
         numbers: inode numbers under which the kernel knows directories, by path.
         modes, times: set on the mount for files of the tree; times of directories hold until an entry changes.
         waiting: to be called before a thread waits.
     """
 
-    def __init__(self, base: Tree, documents: Documents | None, waiting: Callable[[], None] = nothing) -> None:
+    def __init__(self, base: Tree, documents: Documents, waiting: Callable[[], None] = nothing) -> None:
         self.base, self.documents, self.waiting = base, documents, waiting
         self.hooks, self.files = base.hooks, Files()
         self.lock, self._rename_lock, self.gate = threading.RLock(), threading.RLock(), RWLock(waiting)
@@ -185,7 +184,7 @@ class Names:
         return NameMeaning(self._kind_by_documents(directory, os.fsdecode(name)))
 
     def _kind_by_documents(self, directory: str, name: str) -> NameKind:
-        return NameKind.PLAIN if self.documents is None else self.documents.expected.kind(directory, name)
+        return self.documents.expected.kind(directory, name)
 
     def _kind_in_made(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name in a directory that exists only on the mount."""

@@ -38,8 +38,10 @@ OVERLAID = 1 << 61
 class Overlay:
     """The read side of a mount with changes. Thread-safe. It has the methods of `Tree`, which are documented there."""
 
-    def __init__(self, contents: FileContents, directories: Directories, links: Links | None = None) -> None:
-        self._contents, self._directories, self._links = contents, directories, links
+    def __init__(self, contents: FileContents, directories: Directories, links: Links) -> None:
+        self._contents = contents
+        self._directories = directories
+        self._links = links
         self._names, self._pending, self._local = contents.names, contents.pending, contents.local
         self._files, self._base = self._names.files, self._names.base
         self.cut: set[str] = set()  # arrays that had another shape before
@@ -85,8 +87,7 @@ class Overlay:
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", os.fsdecode(name))
         except FileNotFoundError:
-            if self._names.documents is not None:
-                self._names.documents.missed(directory, name)
+            self._names.documents.missed(directory, name)
             raise
         return found
 
@@ -144,10 +145,10 @@ class Overlay:
         failure: OSError | None = None
         try:
             found = self._base.lookup(number, name)
-            if found.number >= TABLE_END or self._links is None:
+            if found.number >= TABLE_END:
                 return found
         except OSError as e:
-            if self._links is None or e.errno not in (errno.ENOENT, errno.EACCES, errno.ELOOP):
+            if e.errno not in (errno.ENOENT, errno.EACCES, errno.ELOOP):
                 raise
             failure = e
         link = self._links.find(directory, number, name)
@@ -287,7 +288,7 @@ class Overlay:
         if base is None:
             return
         has_scratch = self._names.has_scratch(path)
-        links = self._links.in_directory(path, base) if self._links is not None else []
+        links = self._links.in_directory(path, base)
         for batch in self._base.scan(base, max(cookie - OVERLAID, 0)):
             others = batch.cookies >= np.uint64(REST)
             if self._local is not None and others.any():  # files on a disk have a mode each

@@ -38,9 +38,6 @@ MAINTENANCE_BYTES = 1 << 40
 OURS = re.compile(r"[0-9a-f]{32}")
 """Matches the directory names that `journal_directory` returns."""
 
-LOOK_S = 5.0
-"""Seconds between two checks whether another process has begun to publish a journal that a read-only mount shows."""
-
 
 class PendingFile(NamedTuple):
     """A path in a journal.
@@ -113,43 +110,28 @@ def find(source: str, base: str | Path | None = None) -> Path:
     raise FileNotFoundError(errno.ENOENT, "there is no journal of this source or in this directory", source)
 
 
-def unpublished(source: str, base: str | Path | None = None, layout: str | None = None) -> tuple[str, bool] | None:
-    """Return a warning for the user of a read-only mount that the source has unpublished writes, or None.
+def unpublished_warning(source: str, base: str | Path | None = None) -> str | None:
+    """Return a warning that the journal of a source has unpublished files, which a read-only mount does not show.
 
-    Also return whether the mount shows these writes, which needs the layout with which they were written. None if
-    nothing is unpublished, or another process has the lock and publishes.
-
-    Args:
-        layout: that of the mount (`Options.shown_as`); None if it does not show unpublished writes.
+    None if there are none, or another process has locked the journal and publishes them.
     """
     directory = journal_directory(source, base)
     try:
         if not _is_journal(directory) or is_locked(str(directory / LOCK)):
             return None
-        if layout is not None:
-            own_directory(directory)  # a journal that other users can change is not shown
         left = look(directory)
     except FileNotFoundError:  # a mount has just published all writes and removed the journal
         return None
     except (OSError, UnsupportedError) as e:
-        return unreadable_words(e), False
-    count, shown = len(left.waiting), left.layout == layout
-    if not count and not left.problems:
+        return f"its journal cannot be read, so it is not known whether files are unpublished: {message(e)}"
+    if not left.waiting and not left.problems:
         return None
-    return unpublished_words(count, left.layout, shown=shown, damaged=bool(left.problems)), shown
-
-
-def unpublished_words(count: int, layout: str, *, shown: bool, damaged: bool) -> str:
-    """Return the warning about `count` unpublished files that were written with a layout."""
-    damage = ", and is damaged" if damaged else ""
-    here = "shown here all the same" if shown else "not shown here"
-    how = f"to publish, use shardfs recover --apply, or a writable mount{layout and f' with -o {layout}'}"
-    return f"its journal has {counted(count, 'unpublished file')}, {here}{damage}; {how}"
-
-
-def unreadable_words(error: BaseException) -> str:
-    """Return the warning about a journal that cannot be read."""
-    return f"its journal cannot be read, so unpublished files are not shown: {message(error)}"
+    damage = ", and is damaged" if left.problems else ""
+    mount = f"a writable mount{left.layout and f' with -o {left.layout}'}"
+    return (
+        f"its journal has {counted(len(left.waiting), 'unpublished file')}, not shown here{damage}; "
+        f"`shardfs recover` lists them, and `shardfs recover --apply` or {mount} publishes them"
+    )
 
 
 def sweep(base: str | Path | None = None) -> None:

@@ -44,3 +44,23 @@ def test_shards_in_two_files_are_written_after_unpack_and_pack(tmp_path: Path) -
         (mount.path / name).write_bytes(chunk)
         assert mount.umount().returncode == 0
     assert run(sys.executable, "-m", "shardfs", "cat", packed, name).encode() == chunk
+
+
+@pytest.mark.fuse
+def test_a_read_only_mount_shows_the_source_and_names_what_is_unpublished(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    handmade.write_json(source / "zarr.json", handmade.zarr_metadata((4, 4), (4, 4), (2, 2)))
+    handmade.write_files(source, {"c/0/0": handmade.zarr_shard([b"old.", None, None, None])})
+    with writable(source, tmp_path / "first", "-o", "idle=1000,age=1000") as mount:
+        mount.mount()
+        (mount.path / "c/0/0").write_bytes(b"new.")
+        mount.kill()
+        mount.clear()
+        (tmp_path / "ro").mkdir()
+        done = shardfs("mount", "-o", f"journal={mount.journal}", source, tmp_path / "ro")
+        assert (done.returncode, (tmp_path / "ro/c/0/0").read_bytes()) == (0, b"old.")
+        assert shardfs("umount", tmp_path / "ro").returncode == 0
+        assert "its journal has 1 unpublished file, not shown here" in done.stderr
+        assert "`shardfs recover --apply`" in done.stderr
+        assert shardfs("recover", "--apply", "-o", f"journal={mount.journal}", source).returncode == 0
+    assert run(sys.executable, "-m", "shardfs", "cat", source, "c/0/0") == "new."

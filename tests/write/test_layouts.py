@@ -22,7 +22,6 @@ from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover, writeback
 from shardfs.write.journal import Journal, RecordKind
-from shardfs.write.unpublished import with_unpublished
 from tests import data_n5, handmade
 from tests.data_bcolz import BLP, compressed
 from tests.data_zarr_transformer import Cells, array_document, named, pack_shards, write_hierarchy
@@ -246,9 +245,7 @@ def test_recover_needs_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     place.natively()
 
 
-def test_a_read_only_mount_shows_what_was_written_with_its_layout(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_warning_about_unpublished_files_names_their_layout(tmp_path: Path) -> None:
     place = Place(LAYOUTS["turned_as_n5"], tmp_path, 2)
     place.journal.rmdir()
     place.journal = journal_directory(str(place.store), tmp_path)
@@ -256,19 +253,10 @@ def test_a_read_only_mount_shows_what_was_written_with_its_layout(
     with place.mount() as files:
         place.put(files, 0, 1)
         files.die()
-    tree, path = open_tree(str(place.store), layout="n5"), place.target.path(1)
-    shown = with_unpublished(tree, str(place.store), tmp_path, "layout=n5")
-    found = shown.resolve(path)
-    assert found.size == len(place.target.shown(NEW + 1))
-    assert bytes(shown.read(found.number, 0, found.size)) == place.target.shown(NEW + 1)
-    caplog.clear()
-    other = open_tree(str(place.store), layout="zarr2")
-    assert with_unpublished(other, str(place.store), tmp_path, "layout=zarr2") is other
-    assert "not shown here" in caplog.text
-    told = recover.unpublished(str(place.store), tmp_path, "layout=n5")
-    assert told is not None
-    assert "shown here all the same" in told[0]
-    assert told[0].endswith("a writable mount with -o layout=n5")
+    warning = recover.unpublished_warning(str(place.store), tmp_path)
+    assert warning is not None
+    assert "2 unpublished files, not shown here" in warning
+    assert warning.endswith("a writable mount with -o layout=n5 publishes them")
 
 
 def test_fsspec_writes_through_a_layout(tmp_path: Path) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from shardfs.formats.zarr3 import ZARR3
 from shardfs.model.kinds import NameKind
-from shardfs.vfs.inodes import CREATED, ROOT
+from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
 from shardfs.write.buffers import Budget
 from shardfs.write.contents import FileContents
-from shardfs.write.directories import Directories
 from shardfs.write.files import split
 from shardfs.write.name_kind import document_at, is_document
 from shardfs.write.names import Names
-from shardfs.write.overlay import Overlay
-from shardfs.write.unpublished import UnpublishedWrites
 from tests.write.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -27,16 +24,11 @@ if TYPE_CHECKING:
 TARGET = TARGETS["zarr_end"]
 
 
-class NothingPending(UnpublishedWrites):
-    def __init__(self) -> None:
-        self._versions = {}
-
-
 @pytest.fixture
 def names(tmp_path: Path) -> Names:
     TARGET.create(tmp_path)
     TARGET.fill(tmp_path, TARGET.array({0: 1}))
-    return Names(open_tree(str(tmp_path)), None)
+    return Names(open_tree(str(tmp_path)), cast("Any", None))
 
 
 def test_names_know_the_kind_of_a_name_whether_the_file_exists_or_not(names: Names) -> None:
@@ -60,25 +52,12 @@ def test_a_path_leads_to_a_number_and_back(names: Names) -> None:
 
 
 def test_contents_are_read_and_changed_without_any_call_of_a_file_system(names: Names) -> None:
-    contents = FileContents(names, NothingPending(), None, Budget(1 << 20, lambda: os.memfd_create("buffer")))
+    contents = FileContents(names, cast("Any", None), None, Budget(1 << 20, lambda: os.memfd_create("buffer")))
     file = names.files.new("", b"f", NameKind.ORPHAN)
     contents.load(file).write(2, b"xy")
     contents.resize(file, 3)
     assert contents.whole(file) == b"\0\0x"
     assert contents.attributes(file).size == 3
-
-
-def test_a_view_shows_changed_names_over_the_source(names: Names) -> None:
-    contents = FileContents(names, NothingPending(), None, Budget(0, lambda: -1))
-    view = Overlay(contents, Directories(names, local=False, every=True))
-    stored, path = view.resolve(TARGET.path(0)), TARGET.path(0)
-    assert bytes(view.read(stored.number, 0, stored.size)) == TARGET.shown(1)
-    names.files.new(*split(path), NameKind.ORPHAN).frozen = b"new"
-    assert view.number(path) >= CREATED
-    assert bytes(view.read(view.number(path), 0, 9)) == b"new"
-    names.hide(*split(path), None)
-    with pytest.raises(FileNotFoundError):
-        view.resolve(path)
 
 
 def test_a_document_is_known_by_its_name(names: Names) -> None:
