@@ -34,6 +34,7 @@ from shardfs.storage.pack_state import DIRECTORY, PLAIN, SHARDED
 from shardfs.storage.writers.common import AT_A_TIME, is_temporary
 from shardfs.storage.writers.files import identity_in
 from shardfs.storage.writers.local import LocalWriter
+from shardfs.storage.writers.lock_file import LOCK_ENDING, remove_left
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -276,8 +277,10 @@ class MixedDataset(Packing):
                         if e.errno not in KEPT:
                             raise
                         syscalls.fsync_directory(entry.path)
-                elif is_litter(entry.name) and not is_directory:
+                elif is_temporary(entry.name) and not is_directory:
                     syscalls.unlink(entry.path)
+                elif entry.name.endswith(LOCK_ENDING) and not is_directory:
+                    remove_left(entry.path)
                 elif len(left) < 10 and array.number(inner) is not None:
                     left.append(join(array.path, inner))
 
@@ -315,7 +318,7 @@ def require_plain(path: str, key: str) -> None:
 
 def is_litter(name: str) -> bool:
     """Whether killed workers may have left a file of this name: a temporary file, or the lock of an object."""
-    return is_temporary(name) or name.endswith(".__lock")
+    return is_temporary(name) or name.endswith(LOCK_ENDING)
 
 
 # ---- runs and their workers ----

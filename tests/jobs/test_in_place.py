@@ -25,6 +25,7 @@ from shardfs.model.errors import BusyError
 from shardfs.storage import mount_table
 from shardfs.storage.pack_state import DIRECTORY, STATE
 from shardfs.storage.source_locks import SOURCE_LOCK
+from shardfs.storage.writers.lock_file import OWN_MODE
 from shardfs.write.journal.places import Lock
 from tests import data_n5
 from tests.conftest import read_with
@@ -327,6 +328,16 @@ def test_a_document_in_the_way_is_kept(plain: Path) -> None:
 
 
 # ---- the command
+
+
+def test_only_lock_files_of_killed_workers_are_removed(plain: Path) -> None:
+    """A lock file of another program may be that of a living writer."""
+    theirs, ours = (next(plain.glob(f"a/c/{name}")) for name in ("0/0", "0/1"))
+    theirs, ours = (path.with_name(f"{path.name}.__lock") for path in (theirs, ours))
+    theirs.touch()
+    os.close(os.open(ours, os.O_CREAT, OWN_MODE))
+    assert problems(pack_in_place(str(plain), arrays=["a"], **HOW)) == []
+    assert (theirs.exists(), ours.exists()) == (True, False)
 
 
 def test_the_command(plain: Path) -> None:

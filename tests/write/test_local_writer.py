@@ -107,7 +107,7 @@ def test_the_steps_of_a_new_object(writer: LocalWriter, tmp_path: Path) -> None:
 
     with hooked(recorder := Recorder()):
         writer.update(KEY, lambda _: [b"new"], begun)
-    taking = ["open", "lock", "open"]
+    taking = ["open", "lock"]
     making = ["open", "lock", "pwrite", "fsync", "begun", "rename_new", "fsync_directory"]
     assert recorder.names == [*taking, *making, "unlink"]
     assert names(tmp_path) == ["shard"]
@@ -136,7 +136,7 @@ def test_the_steps_of_a_replacement(writer: LocalWriter, tmp_path: Path) -> None
     notes: list[Begun] = []
     with hooked(recorder := Recorder()):
         writer.update(KEY, lambda _: [ByteRange(0, 3), b"new"], begun=notes.append)
-    taking = ["open", "lock", "open"]
+    taking = ["open", "lock"]
     making = ["open", "lock", "copy_file_range", "pwrite", "chmod", "fsync", "exchange", "fsync_directory", "unlink"]
     assert recorder.names == [*taking, *making, "unlink"]
     assert names(tmp_path) == ["shard"]
@@ -180,9 +180,9 @@ def test_the_steps_of_a_removal(writer: LocalWriter, tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"old")
     with hooked(recorder := Recorder()):
         assert writer.update(KEY, lambda _: None) is None
-        assert recorder.names == ["open", "lock", "open", "rename_new", "fsync_directory", "unlink", "unlink"]
+        assert recorder.names == ["open", "lock", "rename_new", "fsync_directory", "unlink", "unlink"]
         assert writer.update(KEY, lambda _: None) is None
-    assert recorder.names[7:] == ["open", "lock", "open", "fsync_directory", "unlink"]
+    assert recorder.names[6:] == ["open", "lock", "fsync_directory", "unlink"]
     assert names(tmp_path) == []
 
 
@@ -468,12 +468,19 @@ def test_sweeping_spares_what_somebody_is_at(writer: LocalWriter, tmp_path: Path
 # ------------------------------------------------------------------------------------------- locks
 
 
-def test_another_s_lock_is_waited_for(writer: LocalWriter, tmp_path: Path) -> None:
-    fd = os.open(tmp_path / f"{KEY}.__lock", os.O_WRONLY | os.O_CREAT)
-    syscalls.lock(fd)
+@pytest.mark.parametrize("protocol", ["os", "lockfile"])
+@pytest.mark.parametrize("written", [b"", b"half of a new sha"])
+def test_another_s_lock_is_waited_for(protocol: str, written: bytes, writer: LocalWriter, tmp_path: Path) -> None:
+    """tensorstore's lock file is neither used nor removed, whether tensorstore locks it or has only created it."""
+    fd = os.open(tmp_path / f"{KEY}.__lock", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    if protocol == "os":
+        syscalls.lock(fd)
+    os.write(fd, written)
     impatient = LocalWriter(LocalStore(str(tmp_path)), lock_s=0.05)
-    with pytest.raises(TimeoutError, match="another program"):
+    with pytest.raises(TimeoutError, match=r"a/shard.__lock was there for 0.05 s: another program .* remove a/shard"):
         impatient.put(KEY, b"new")
+    assert (tmp_path / f"{KEY}.__lock").stat().st_ino == os.fstat(fd).st_ino
+    assert (tmp_path / f"{KEY}.__lock").read_bytes() == written
     thread = threading.Thread(target=writer.put, args=(KEY, b"new"))
     thread.start()
     time.sleep(0.05)
@@ -484,6 +491,30 @@ def test_another_s_lock_is_waited_for(writer: LocalWriter, tmp_path: Path) -> No
     thread.join(30)
     assert (tmp_path / KEY).read_bytes() == b"new"
     assert names(tmp_path) == ["shard"]
+
+
+def test_the_lock_file_of_a_killed_shardfs_is_taken_over(writer: LocalWriter, tmp_path: Path) -> None:
+    def job() -> None:
+        LocalWriter(LocalStore(str(tmp_path))).update(KEY, lambda _: os._exit(9))
+
+    assert in_child(job) == 9
+    assert names(tmp_path) == ["shard.__lock"]
+    writer.put(KEY, b"new")
+    assert names(tmp_path) == ["shard"]
+
+
+def test_a_lock_file_that_another_program_took_over_from_a_killed_shardfs_is_left_to_it(tmp_path: Path) -> None:
+    """tensorstore locks and fills the file that a killed shardfs has left."""
+
+    def job() -> None:
+        LocalWriter(LocalStore(str(tmp_path))).update(KEY, lambda _: os._exit(9))
+
+    (tmp_path / "a").mkdir()
+    assert in_child(job) == 9
+    (tmp_path / f"{KEY}.__lock").write_bytes(b"theirs")
+    with pytest.raises(TimeoutError, match="another program"):
+        LocalWriter(LocalStore(str(tmp_path)), lock_s=0.05).put(KEY, b"new")
+    assert (tmp_path / f"{KEY}.__lock").read_bytes() == b"theirs"
 
 
 COUNT = """

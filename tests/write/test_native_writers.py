@@ -35,7 +35,8 @@ NATIVE = """
 import sys
 import numpy as np
 import tensorstore as ts
-array = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": sys.argv[1]}}).result()
+locking = {"file_io_locking": {"mode": sys.argv[3]}}
+array = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": sys.argv[1]}, "context": locking}).result()
 for number in range(int(sys.argv[2])):
     chunk = 2 * (number % 32)
     array[16 * chunk : 16 * (chunk + 1)].write(np.full(16, number + 1, "<i4")).result()
@@ -54,7 +55,8 @@ for number in range(int(sys.argv[2])):
 COUNTER = """
 import sys
 import tensorstore as ts
-store = ts.KvStore.open({"driver": "file", "path": sys.argv[1]}).result()
+locking = {"file_io_locking": {"mode": sys.argv[3]}}
+store = ts.KvStore.open({"driver": "file", "path": sys.argv[1], "context": locking}).result()
 for _ in range(int(sys.argv[2])):
     while True:
         old = store.read("shard").result()
@@ -75,6 +77,10 @@ for number in range(1, int(sys.argv[2]) + 1):
     time.sleep(0.002 * (number % 2))
 """
 
+
+tensorstore_modes = pytest.mark.parametrize(("lock", "rounds", "pause"), [("os", 200, 0.0), ("lockfile", 30, 0.02)])
+"""`file_io_locking` of tensorstore: a lock on the lock file, or its mere existence, for which tensorstore looks once a
+second only. So our pause is outside of the lock."""
 
 Native = Callable[..., subprocess.Popen[bytes]]
 
@@ -97,15 +103,16 @@ def native() -> Iterator[Native]:
 class Mixed:
     """Counts our updates, and how many of them found a version that was not our own."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: float = 0.0) -> None:
         self.rounds = self.foreign = 0
+        self._pause = pause
         self._last: object = None
 
     def noted(self, make: Callable[[Blob | None], Plan]) -> Callable[[Blob | None], Plan]:
         def make_and_look(old: Blob | None) -> Plan:
             foreign = old is not None and old.stat().version != self._last
             self.foreign += foreign
-            if not foreign:
+            if not foreign and not self._pause:
                 time.sleep(0.001)  # that the others have their turn, on a busy machine, too
             return make(old)
 
@@ -114,6 +121,7 @@ class Mixed:
     def note(self, stat: Stat | None) -> None:
         self.rounds += 1
         self._last = None if stat is None else stat.version
+        time.sleep(self._pause)
 
 
 def sharded_array(path: Path) -> None:
@@ -146,37 +154,46 @@ def with_chunk(slot: int, data: bytes) -> Callable[[Blob | None], Plan]:
     return make
 
 
-def test_tensorstore_writes_the_same_shard(native: Native, tmp_path: Path) -> None:
-    """Even chunks are tensorstore's, odd ones ours, in one shard; 200 rounds of each."""
+def last_rounds(count: int) -> list[int]:
+    """The last of `count` rounds in which each of 32 chunks was written; -1 for those that are still zeros."""
+    return [max((n for n in range(count) if n % 32 == i), default=-1) for i in range(32)]
+
+
+@tensorstore_modes
+def test_tensorstore_writes_the_same_shard(
+    lock: str, rounds: int, pause: float, native: Native, tmp_path: Path
+) -> None:
+    """Even chunks are tensorstore's, odd ones ours, in one shard."""
     sharded_array(tmp_path)
     writer = LocalWriter(LocalStore(str(tmp_path)))
-    mixed = Mixed()
-    while mixed.foreign <= 20:  # else one has waited for the processor while the other was at it
-        other = native(NATIVE, tmp_path, 200)
-        while other.poll() is None or mixed.rounds < 200:
+    mixed = Mixed(pause)
+    while mixed.foreign <= rounds // 10:  # else one has waited for the processor while the other was at it
+        other = native(NATIVE, tmp_path, rounds, lock)
+        while other.poll() is None or mixed.rounds < rounds:
             data = np.full(ELEMENTS, -1 - mixed.rounds, "<i4").tobytes()
             mixed.note(writer.update("c/0", mixed.noted(with_chunk(2 * (mixed.rounds % 32) + 1, data))))
         assert other.returncode == 0
     found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}).result().read().result()
-    theirs, ours = ([max(n for n in range(rounds) if n % 32 == i) for i in range(32)] for rounds in (200, mixed.rounds))
+    theirs, ours = (last_rounds(count) for count in (rounds, mixed.rounds))
     wanted = [value for a, b in zip(theirs, ours, strict=True) for value in (a + 1, -1 - b)]
     assert np.asarray(found).reshape(CHUNKS, ELEMENTS).tolist() == [[value] * ELEMENTS for value in wanted]
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["0"]
 
 
-def test_tensorstore_counts_along(native: Native, tmp_path: Path) -> None:
+@tensorstore_modes
+def test_tensorstore_counts_along(lock: str, rounds: int, pause: float, native: Native, tmp_path: Path) -> None:
     """Conditional writes of tensorstore's key-value store on the same object: the sum is exact."""
 
     def count(old: Blob | None) -> Plan:
         return [str(int(old.read([Suffix(99)])[0]) + 1 if old is not None else 1).encode()]
 
-    writer, mixed, theirs = LocalWriter(LocalStore(str(tmp_path))), Mixed(), 0
-    while mixed.foreign <= 20:
-        others = [native(COUNTER, f"{tmp_path}/", 100) for _ in range(2)]
-        while None in [other.poll() for other in others] or mixed.rounds < 200:
+    writer, mixed, theirs = LocalWriter(LocalStore(str(tmp_path))), Mixed(pause), 0
+    while mixed.foreign <= rounds // 10:
+        others = [native(COUNTER, f"{tmp_path}/", rounds // 2, lock) for _ in range(2)]
+        while None in [other.poll() for other in others] or mixed.rounds < rounds:
             mixed.note(writer.update("shard", mixed.noted(count)))
         assert [other.returncode for other in others] == [0, 0]
-        theirs += 200
+        theirs += rounds // 2 * 2
     assert int((tmp_path / "shard").read_bytes()) == theirs + mixed.rounds
 
 
@@ -213,11 +230,15 @@ def test_who_renames_without_a_lock_loses_nothing_to_us(
         assert f"The earlier version is in {name}" in caplog.text
 
 
-@pytest.mark.parametrize("program", [NATIVE, ZARR], ids=["tensorstore", "zarr-python"])
+@pytest.mark.parametrize(
+    ("program", "lock", "most"),
+    [(NATIVE, "os", 200), (NATIVE, "lockfile", 30), (ZARR, "", 200)],
+    ids=["tensorstore-os", "tensorstore-lockfile", "zarr-python"],
+)
 def test_the_engine_loses_nothing_of_theirs(
-    program: str, native: Native, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    program: str, lock: str, most: int, native: Native, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Even chunks are theirs, odd ones go through the journal; 200 rounds of each, published every time.
+    """Even chunks are theirs, odd ones go through the journal, published every time.
 
     zarr-python reads shards and writes them whole, without locks: what we published meanwhile is lost to it. If it
     puts an older chunk back into the place of one that we are about to write again, that is a conflict.
@@ -226,17 +247,19 @@ def test_the_engine_loses_nothing_of_theirs(
     sharded_array(root)
     settings = {"journal": str(tmp_path / "journals"), "conflict": "fail" if program == NATIVE else "ours"}
     fs = ShardFileSystem(source=str(root), rw=True, write_options=settings, skip_instance_cache=True)
-    other = native(program, root, 200)
-    while other.poll() is None or rounds < 200:
+    other = native(program, root, most, lock)
+    while other.poll() is None or rounds < most:
         chunk = 2 * (rounds % 32) + 1
         fs.pipe_file(f"c/{chunk}", np.full(ELEMENTS, -1 - rounds, "<i4").tobytes())
         fs.publish(timeout=30)
         rounds += 1
+        if lock == "lockfile":
+            time.sleep(0.02)
     assert other.returncode == 0
     assert fs.close(30) == []
     found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(root)}}).result().read().result()
     chunks = np.asarray(found).reshape(CHUNKS, ELEMENTS).tolist()
-    theirs, ours = ([max(n for n in range(count) if n % 32 == i) for i in range(32)] for count in (200, rounds))
+    theirs, ours = (last_rounds(count) for count in (most, rounds))
     assert chunks[::2] == [[n + 1] * ELEMENTS for n in theirs]
     if program == NATIVE:
         assert chunks[1::2] == [[-1 - n] * ELEMENTS for n in ours]

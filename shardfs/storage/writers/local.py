@@ -20,7 +20,8 @@ from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.writers import in_place as in_its_place
 from shardfs.storage.writers.common import FIRST, Begun, Changed, Make, Writer, nobody, repeated, temporary_name
 from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, fill, identity_at, open_old
-from shardfs.storage.writers.replace import locked, name_new, settle, switch, synced, written
+from shardfs.storage.writers.lock_file import locked
+from shardfs.storage.writers.replace import name_new, settle, switch, synced, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

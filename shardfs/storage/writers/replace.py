@@ -3,9 +3,9 @@
 At every moment the name leads to the old or the new file, complete and on disk. (`in_place` may instead change an
 existing file step by step.)
 
-Cooperating writers are excluded by tensorstore's lock on `<name>.__lock`. The exchange reveals writers that do not take
-this lock, because it yields their version instead of the expected one. Their version is then put back, and the update
-starts again from it.
+The lock file (`lock_file`) excludes cooperating writers. The exchange reveals writers that do not take this lock,
+because it yields their version instead of the expected one. Their version is then put back, and the update starts again
+from it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import errno
 import logging
 import os
 import stat as stat_module
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardfs.storage import syscalls
@@ -25,7 +24,7 @@ from shardfs.storage.writers import in_place
 from shardfs.storage.writers.files import fill, identity_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from shardfs.model.blobs import Blob, Plan, Stat
     from shardfs.storage.writers.common import Begun
@@ -35,37 +34,6 @@ log = logging.getLogger("shardfs")
 
 _NO_SUCH_RENAME = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of file systems that support rename, but not RENAME_EXCHANGE or RENAME_NOREPLACE."""
-
-
-@contextmanager
-def locked(place: ObjectPlace, wait_s: float) -> Iterator[None]:
-    """Hold the lock file `<name>.__lock` by the protocol of tensorstore's file driver.
-
-    The lock file is removed with the lock; tensorstore may also rename the lock file to the object. So after
-    locking, check that the name still leads to the locked file. Otherwise lock the file that now has the name.
-    """
-    name, flags, deadline = f"{place.name}.__lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, time.monotonic() + wait_s
-    fd = syscalls.open(name, flags, 0o666, place.at)
-    try:
-        while True:
-            try:
-                syscalls.lock(fd, wait=max(deadline - time.monotonic(), 0))
-            except BlockingIOError:
-                why = f"another program has kept it locked for {wait_s:g} s; end that program, or try again later"
-                raise TimeoutError(errno.ETIMEDOUT, why, place.key) from None
-            again = syscalls.open(name, flags, 0o666, place.at)
-            if os.path.sameopenfile(fd, again):
-                os.close(again)
-                break
-            os.close(fd)
-            fd = again
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # a leftover lock file blocks no other writer
-                syscalls.unlink(name, place.at)
-    finally:
-        os.close(fd)
 
 
 def written(
