@@ -23,6 +23,8 @@ from shardfs.storage.mount_table import FS_TYPE, elsewhere, mount_type, mounted_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from shardfs.storage.mount_table import MountInfo
+
 LEFT, BUSY, LATE = 3, 4, 5
 """Exit codes: files stay in the journal; a program uses the mount; the daemon has not ended in time."""
 
@@ -101,8 +103,8 @@ def umount(
         _print(f"{mountpoint}: {hangs}busy: {_users(mountpoint)}")
         return BUSY
     _detach_dead(mountpoint)
-    if daemon is None and not lazy and "rw" in mounted.options:
-        _print(f"{mountpoint}: unmounted, but its daemon does not say whether all is published")
+    if not lazy and (daemon is None or daemon.pid < 0) and "rw" in mounted.options:
+        _print(f"{mountpoint}: unmounted, but its daemon does not say whether all is published{_who_knows(mounted)}")
         return LATE
     if daemon is None or process < 0:
         return 0
@@ -119,6 +121,20 @@ def umount(
         _print_refused(daemon.refused)
         return LEFT
     return code
+
+
+def _who_knows(mounted: MountInfo) -> str:
+    """A hint for messages: which user can list the unpublished files. Empty for a mount of this user."""
+    if mounted.owner in (None, os.getuid()):
+        return ""
+    return f": `shardfs recover` of the user {_user_name(mounted)} lists what is left"
+
+
+def _user_name(mounted: MountInfo) -> str:
+    """The name, or else the number, of the user who mounted this."""
+    with suppress(KeyError):
+        return pwd.getpwuid(mounted.owner or 0).pw_name
+    return str(mounted.owner)
 
 
 def _print(text: str) -> None:
@@ -261,10 +277,7 @@ def unmount(mountpoint: str, *, lazy: bool) -> None:
         return mount_calls.detach(mountpoint, lazy=lazy)
     mounted = mounted_at(mountpoint)
     if mounted is not None and mounted.owner not in (None, os.getuid()):
-        user = str(mounted.owner)
-        with suppress(KeyError):
-            user = pwd.getpwuid(mounted.owner or 0).pw_name
-        why = f"was mounted by the user {user}: only that user or root can unmount it"
+        why = f"was mounted by the user {_user_name(mounted)}: only that user or root can unmount it"
         raise MountError(errno.EPERM, why, mountpoint)
     command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", mountpoint]
     ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)

@@ -290,6 +290,36 @@ def test_a_daemon_that_says_nothing_is_not_taken_for_done(
     wait_until(lambda: gone(mount.pid))
 
 
+def test_a_mount_that_root_may_not_ask_is_not_taken_for_done(mount: WritableMount, data: Dataset, source: Path) -> None:
+    """The kernel lets nobody but the user who mounted in. Here that is root, so another real user id plays root."""
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    write(mount.path / "c/0/0", chunk(7))
+    with held(source / "c/0/0"):
+        done = attempt(sys.executable, "-c", _AS_OTHER_ROOT, str(mount.path), cwd=ROOT)
+        assert (done.returncode, mount_entry(mount.path)) == (5, None), done
+        assert "does not say whether all is published: `shardfs recover` of the user root lists" in done.stderr
+    wait_until(lambda: gone(mount.pid))
+    assert first(stored(data, source)) == {7}
+
+
+def test_a_read_only_mount_that_root_may_not_ask_has_nothing_to_publish(source: Path, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    (tmp_path / "ro").mkdir()
+    assert shardfs("mount", source, tmp_path / "ro").returncode == 0
+    done = attempt(sys.executable, "-c", _AS_OTHER_ROOT, str(tmp_path / "ro"), cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_AS_OTHER_ROOT = """\
+import os, sys
+os.setresuid(65534, 0, 0)
+from shardfs.cli import run
+sys.exit(run(["umount", sys.argv[1]]))
+"""
+
+
 @pytest.mark.parametrize("command", [["fusermount3", "-u"], ["umount", "-l"]])
 def test_other_programs_unmount_and_the_daemon_publishes(
     command: list[str], mount: WritableMount, data: Dataset, source: Path
