@@ -15,6 +15,7 @@ from options_page import as_markdown
 
 from shardfs.cli import commands
 from shardfs.config import options
+from shardfs.model.exit_codes import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,24 +38,7 @@ FILES = [
     ("/etc/fuse.conf", "Must contain user_allow_other before users other than root may use allow_other."),
 ]  # fmt: skip
 
-EXIT = [
-    ("0", "success"),
-    ("1", "unexpected error; status and doctor: a problem was found"),
-    ("2", "wrong usage"),
-    (
-        "3",
-        "the source was not found or cannot be read; umount and a mount in the foreground: written files stay in the "
-        "journal",
-    ),
-    (
-        "4",
-        "the source is not a sharded dataset that shardfs supports, or another writer uses it; umount: a program uses "
-        "the mount",
-    ),
-    ("5", "the mount failed; umount: the daemon has not ended in time"),
-    ("6", "the mount was not ready in time"),
-    ("7", "verify found damage or missing chunks"),
-]
+EXIT = [(str(code), meaning) for code, meaning in MEANINGS.items()]
 
 HELPER = """\
 mount(8) runs this program for the types shardfs and fuse.shardfs: from a shell, for a line of fstab(5), or for a unit

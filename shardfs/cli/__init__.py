@@ -10,7 +10,6 @@ import importlib
 import io
 import os
 import re
-import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, cast
@@ -19,16 +18,13 @@ import click
 
 from shardfs.config import parsers
 from shardfs.model import errors
-from shardfs.model.errors import is_expected
+from shardfs.model.exit_codes import MEANINGS, ExitCode
 from shardfs.model.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from click.shell_completion import CompletionItem
-
-OK, USAGE, INTERRUPTED = 0, 2, 128 + signal.SIGINT
-"""Exit codes of the command line itself. `errors.exit_code` has the others."""
 
 VERBS = {
     "mount": "mounting",
@@ -108,9 +104,7 @@ def _refuse_typo(word: str) -> None:
     subcommand_metavar="VERB ...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="You can omit `mount`: shardfs SOURCE MOUNTPOINT. `shardfs help VERB` shows the options of a verb. Exit "
-    "codes: 0 success; 1 unexpected error; 2 wrong usage; 3 source not found or unreadable, or data not published; "
-    "4 no supported sharded dataset, or in use; 5 mount failed, or daemon still running; 6 not ready in time; "
-    "7 damage found.",
+    f"codes: {'; '.join(f'{code} {meaning}' for code, meaning in MEANINGS.items())}.",
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def commands() -> None:
@@ -130,7 +124,7 @@ def help(verb: tuple[str, ...]) -> int:
     if verb and verb[0] not in _words():
         near = parsers.suggestion(verb[0], _words())
         raise click.UsageError(f"no verb {verb[0]!r}{near or '; `shardfs --help` lists the verbs'}")
-    return int(commands.main([*verb, "--help"], prog_name="shardfs", standalone_mode=False) or OK)
+    return int(commands.main([*verb, "--help"], prog_name="shardfs", standalone_mode=False) or ExitCode.OK)
 
 
 # ---- errors ----
@@ -138,7 +132,7 @@ def help(verb: tuple[str, ...]) -> int:
 
 def exit_code(error: BaseException) -> int:
     """The exit code for an error that ended a verb."""
-    return USAGE if isinstance(error, click.UsageError | parsers.OptionError) else errors.exit_code(error)
+    return ExitCode.USAGE if isinstance(error, click.UsageError | parsers.OptionError) else errors.exit_code(error)
 
 
 def message(error: BaseException) -> str:
@@ -149,13 +143,8 @@ def message(error: BaseException) -> str:
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether an error is a bug, which needs a traceback.
-
-    Errors of unknown packages count as errors of a store.
-    """
-    if is_expected(error) or isinstance(error, click.ClickException | parsers.OptionError):
-        return False
-    return type(error).__module__.split(".")[0] in ("builtins", "shardfs", "numpy")
+    """Whether an error is a bug, which needs a traceback."""
+    return errors.is_bug(error) and not isinstance(error, click.ClickException | parsers.OptionError)
 
 
 def run(args: list[str]) -> int:
@@ -167,9 +156,9 @@ def guarded(work: Callable[[], object]) -> int:
     """Call `work` and return its exit code, by default 0. Prints exceptions and converts them to exit codes."""
     try:
         code = work()
-        return code if isinstance(code, int) else OK
+        return code if isinstance(code, int) else ExitCode.OK
     except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except Exception as e:  # noqa: BLE001  (printed, with a traceback if the error is a bug)
         if os.environ.get("SHARDFS_DEBUG") or is_bug(e):
             traceback.print_exc()

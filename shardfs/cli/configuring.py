@@ -53,8 +53,8 @@ def _misfits(profiles: Iterable[Profile]) -> Iterator[ConfigFault]:
 
     Reading the files does not check this, because flags can add missing options.
     """
-    from shardfs.cli.mounting import check as check_options
     from shardfs.config.profiles import ConfigFault
+    from shardfs.daemon.opening import check as check_options
 
     for profile in profiles:
         try:

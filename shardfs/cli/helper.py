@@ -14,8 +14,10 @@ from typing import NoReturn
 import click
 
 from shardfs import cli
-from shardfs.cli.mounting import check, start
+from shardfs.cli.mounting import start
 from shardfs.cli.sources import given_options
+from shardfs.daemon.opening import check
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import public_name
 from shardfs.model.version import __version__
 
@@ -30,7 +32,8 @@ def helper(args: list[str]) -> int:
     # fsspec file systems read credentials from the home directory.
     os.environ["HOME"] = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     code = cli.guarded(lambda: _mount(args))
-    return {0: 0, cli.USAGE: USAGE, cli.INTERRUPTED: INTERRUPTED}.get(code, FAILED)
+    codes: dict[int, int] = {ExitCode.OK: 0, ExitCode.USAGE: USAGE, ExitCode.INTERRUPTED: INTERRUPTED}
+    return codes.get(code, FAILED)
 
 
 def _mount(args: list[str]) -> int:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfs.cli.printing import csv_line, human_bytes, printable, waiting, write, write_json
-from shardfs.cli.sources import Given, absolute, opened, opening, source_options
+from shardfs.cli.sources import Given, absolute, opened, source_options
+from shardfs.daemon.opening import opening
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
 
 if TYPE_CHECKING:
@@ -21,9 +23,6 @@ if TYPE_CHECKING:
     from shardfs.jobs.compact import CompactProblem, Work
     from shardfs.jobs.findings import Damage, Report, ShardTally
     from shardfs.jobs.shared_work import JobPart, JobSource, Plan
-
-NOT_PACKED, DAMAGED = 3, 7
-"""Exit codes."""
 
 
 def part_of(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
@@ -77,14 +76,15 @@ def verify(
         reports = work.verify(job_source, plans, deep=deep, executor=executor, workers=workers, regions=regions)
         if regions:
             findings = chain(unreadable, (finding for report in reports for finding in report.findings))
-            return DAMAGED if _print_regions(job_source, findings, expect, part, as_json=as_json) else 0
+            rows = _print_regions(job_source, findings, expect, part, as_json=as_json)
+            return ExitCode.DAMAGED if rows else ExitCode.OK
         output = _Output(plans, as_json=as_json)
         with output.progress:
             for finding in unreadable:
                 output.problem(finding)
             for report in reports:
                 output.report(report)
-        return DAMAGED if output.end(deep) else 0
+        return ExitCode.DAMAGED if output.end(deep) else ExitCode.OK
 
 
 def _print_regions(
@@ -241,7 +241,7 @@ def compact(source: str, dry_run: bool, as_json: bool, given: Given) -> int:
                     outcome = 0
                 totals.shard(work, outcome)
     totals.end(dry_run)
-    return NOT_PACKED if totals.faults else 0
+    return ExitCode.LEFT if totals.faults else ExitCode.OK
 
 
 class _Totals:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import os
 import re
 import sys
 from contextlib import suppress
@@ -21,31 +20,25 @@ from shardfs.cli.sources import (
     debug_option,
     decorated,
     given_options,
-    opened,
     profile_named,
     source_options,
     warn,
 )
-from shardfs.config import loading, options, parsers
+from shardfs.config import options, parsers
+from shardfs.model.errors import MountError
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import public_name
 from shardfs.model.text import counted
+from shardfs.storage.source_locks import journal_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.cli.sources import Function
     from shardfs.config.options import Options, Setting
-    from shardfs.daemon.status import ObservableTree
     from shardfs.fuse.settings import FuseSettings
-    from shardfs.write.tree import WriteTree
 
 log = logging.getLogger(__name__)
-
-NOT_PUBLISHED, LATE = 3, 5
-"""Exit codes of `flush`."""
-
-SPENT = 16 << 20
-"""Maximum bytes of decoded chunks to keep after the kernel has read them, because requests may arrive out of order."""
 
 
 def _flag(setting: Setting) -> Callable[[Function], Function]:
@@ -109,11 +102,14 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
 
     `announce`: print a line when the mount is ready.
     """
-    check(found)
-    if not found.rw:
-        _warn_of_unpublished(source, found)
     from shardfs.daemon import mount as daemon
     from shardfs.daemon.logs import Logs
+    from shardfs.daemon.opening import check, open_mounted
+
+    check(found)
+    path = absolute(source)
+    if not found.rw:
+        _warn_of_unpublished(source, found)
 
     def ready() -> None:
         how = "Ctrl-C unmounts it" if foreground else f"`shardfs umount {mountpoint}` unmounts it"
@@ -121,9 +117,9 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
             click.echo(f"{public_name(source)} is mounted on {mountpoint}; {how}")
 
     arguments = daemon.MountArguments(
-        source=absolute(source),
+        source=path,
         mountpoint=mountpoint,
-        open_tree=lambda waiting: _opened(source, mountpoint, found, waiting),
+        open_tree=lambda waiting: open_mounted(path, mountpoint, found, waiting),
         fuse=_fuse_settings(found),
         fsname=found.fsname,
         layout=found.layout,
@@ -138,46 +134,12 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
 
 def _warn_of_unpublished(source: str, found: Options) -> None:
     """Warn if the source has a journal with unpublished files that no mount publishes."""
-    if not _has_journal(source, found):
-        return
+    if not journal_directory(absolute(source), found.journal).is_dir():
+        return  # the modules of journals need not be imported
     from shardfs.write.recover import unpublished_warning
 
     if (warning := unpublished_warning(absolute(source), found.journal)) is not None:
         warn(f"{public_name(source)}: {warning}")
-
-
-def _has_journal(source: str, found: Options) -> bool:
-    """Return whether the source may have a journal. Without one, the modules of journals need not be imported."""
-    from shardfs.storage.source_locks import journal_directory
-
-    return journal_directory(absolute(source), found.journal).is_dir()
-
-
-def _opened(
-    source: str, mountpoint: str, found: Options, waiting: Callable[[], None]
-) -> tuple[ObservableTree, WriteTree | None]:
-    """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount."""
-    # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
-    spent, may_be_empty = None if found.direct_io else SPENT, found.rw and found.create is not None
-    tree = opened(source, found, waiting=waiting, spent_bytes=spent, may_be_empty=may_be_empty)
-    path = absolute(source)
-    if found.rw:
-        from shardfs.write.open_rw import open_writable
-
-        writable = open_writable(tree, path, found, mountpoint=os.path.realpath(mountpoint), waiting=waiting)
-        return writable, writable
-    return tree, None
-
-
-def check(found: Options) -> None:
-    """Raise OptionError if options contradict each other or `create` is invalid."""
-    from shardfs.formats.create_rules import parse
-
-    loading.check(found)
-    try:
-        parse(found.create or "")
-    except ValueError as e:
-        raise parsers.OptionError(f"create: {e}") from None
 
 
 _NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile; `shardfs config show` lists the profiles"
@@ -222,7 +184,7 @@ def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted:
 
     MOUNTPOINT is a directory or the name of a profile. A writable mount first publishes all data; the time-out starts
     again whenever that makes progress. Exit code 3 if files stay in the journal, which are named; 4 if the mount is
-    busy; 5 if the daemon has not ended in time, or the mount belongs to another user.
+    busy; 5 if nothing is mounted there, if the daemon has not ended in time, or if the mount belongs to another user.
     """
     from shardfs.daemon import unmount
 
@@ -248,13 +210,13 @@ def flush(path: str, timeout: str) -> int:
     """Publish the data written below PATH, and wait.
 
     PATH is a mount, or a file or directory on a mount. Exit code 3 if publishing fails, with the first error; 5 if it
-    takes longer than the time-out.
+    takes longer than the time-out, or if PATH is not on a mount.
     """
     from shardfs.storage import mount_table
 
     mountpoint = mount_table.mount_of(path)
     if mountpoint is None:
-        raise click.UsageError(f"{path} is not on a mount of shardfs: `shardfs status` lists the mounts")
+        raise MountError(errno.EINVAL, "is not on a mount of shardfs: `shardfs status` lists the mounts", path)
 
     def look() -> None:
         for mount in mount_table.mounts(mountpoint) if sys.stderr.isatty() else ():
@@ -270,5 +232,5 @@ def flush(path: str, timeout: str) -> int:
         late = e.errno == errno.ETIMEDOUT
         more = "" if late else f"; shardfs status {mountpoint} names the files and the reasons"
         click.echo(f"shardfs: {path}: {e.strerror}{more}", err=True)
-        return LATE if late else NOT_PUBLISHED
+        return ExitCode.LATE if late else ExitCode.LEFT
     return 0

@@ -15,6 +15,7 @@ import click
 from shardfs.cli.completing import profiles_and_files
 from shardfs.cli.printing import human_bytes, write_json
 from shardfs.cli.sources import Given, absolute, is_source, profile_named, source_options
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
 from shardfs.storage.counters import ORDINARY
 
@@ -40,8 +41,8 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: 
     """Show the state of mounts, or of the journal of SOURCE.
 
     Without an argument, of all mounts on this machine; answers within a second. Exit code 1 if a mount is dead, hangs
-    or cannot publish, if nothing is mounted on MOUNTPOINT, or if files wait in the journal and no process publishes
-    them.
+    or cannot publish, or if files wait in the journal and no process publishes them; 5 if nothing is mounted on
+    MOUNTPOINT.
     """
     from shardfs.storage import mount_table
 
@@ -95,10 +96,11 @@ def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -
 
     directory = journal_directory(absolute(source), given.options().journal)
     left = recover.look_if_there(directory)
-    if left is None and not is_source(source):
+    if left is None and not is_source(source, given.options()):
         if not as_json:
-            click.echo(f"{source}: is not mounted by shardfs, and has no journal; `shardfs status` lists the mounts")
-        return 1
+            why = "is not mounted by shardfs, and is no dataset with a journal; `shardfs status` lists the mounts"
+            click.echo(f"{source}: {why}")
+        return ExitCode.NOT_MOUNTED
     while wait and left is not None and left.owner is not None and left.waiting:
         time.sleep(LOOK_S)
         left = recover.look_if_there(directory)
@@ -182,8 +184,8 @@ def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
         yield f"  READ-ONLY NOW: {w['read_only']}"
     yield f"  to be published: {counted(w['dirty_chunks'], 'chunk')} of {counted(w['dirty_shards'], 'shard')}"
     yield f"  journal: {human_bytes(w['journal_bytes'])} of {human_bytes(w['journal_limit'])} in {w['journal']}"
-    per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if w["written_bytes"] else ""
     shards = f"{human_bytes(w['published_bytes'])} in {counted(w['published_shards'], 'shard')}"
+    per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if w["published_shards"] else ""
     yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
     files = [f"NOT PUBLISHED: {path}: {why}" for path, why in w["errors"].items()]
     files += [f"LOST, REFUSED AT CLOSE: {path or 'more files'}: {why}" for path, why in w["refused_paths"].items()]

@@ -11,8 +11,10 @@ import click
 from shardfs.cli.jobs import executor_of, part_of
 from shardfs.cli.printing import ProgressDisplay, human_bytes, printable, write_json
 from shardfs.cli.repacking import repack
-from shardfs.cli.sources import Given, absolute, decorated, given_options, opening, source_options
+from shardfs.cli.sources import Given, absolute, decorated, given_options, source_options
 from shardfs.config import parsers
+from shardfs.daemon.opening import opening
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from shardfs.jobs.pack import JobRun, PackReport
     from shardfs.jobs.shared_work import JobPart, JobSource
     from shardfs.model.values import Coords
-
-UNFINISHED = 3
-"""Exit code if some files could not be packed or unpacked."""
 
 
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,7 +106,7 @@ def pack(
             raise click.UsageError(
                 "--regions needs none of --chunks-per-shard, --shard-size, --jobs, --dask and --part"
             )
-        return UNFINISHED if repack(job, regions, found, as_json=as_json) else 0
+        return ExitCode.LEFT if repack(job, regions, found, as_json=as_json) else ExitCode.OK
     return _run(source, lambda: PackRun(job, part, found.journal), jobs, dask, as_json=as_json)
 
 
@@ -244,4 +243,4 @@ class _JobOutput:
             )
         else:
             click.echo(f"part {work.part.number} of {work.part.of} is done; the last part to end writes the metadata")
-        return UNFINISHED if self._problems else 0
+        return ExitCode.LEFT if self._problems else ExitCode.OK

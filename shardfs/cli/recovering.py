@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import human_bytes, waiting, write_json
-from shardfs.cli.sources import Given, absolute, is_source, opened, opening, source_options
+from shardfs.cli.sources import Given, absolute, is_source, opened, source_options
 from shardfs.config import loading, parsers
+from shardfs.daemon.opening import opening
 from shardfs.model.errors import ShardfsError, message
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from shardfs.cli.sources import Function
     from shardfs.config.options import Options
     from shardfs.write.recover import Left
-
-NOT_PUBLISHED, DAMAGED = 3, 7
-"""Exit codes."""
 
 
 def _action(name: str, help: str, **more: Any) -> Callable[[Function], Function]:
@@ -67,7 +66,7 @@ def recover(
     A mount leaves a journal if data that was written to SOURCE is not published. A DIRECTORY with a journal will do,
     also a copy, or one whose source is gone. Without either, your journals that need a decision are listed, and those
     that are not needed any more are removed. Exit code 3 if something is left that cannot be published, 4 if a mount
-    has the journal, 7 if it is damaged.
+    has the journal, 7 if the journal of SOURCE is damaged; without SOURCE, damage is listed only.
     """
     from shardfs.write import recover as work
 
@@ -81,7 +80,7 @@ def recover(
     try:
         directory = _find(source, found)
     except FileNotFoundError:
-        if out is not None or ours or theirs or not is_source(source):
+        if out is not None or ours or theirs or not is_source(source, found):
             raise
         click.echo(f"{source}: nothing to be published: there is no journal of it")
         return 0
@@ -98,7 +97,11 @@ def recover(
         return _discard(directory, confirmed=yes)
     left = work.look(directory)
     _list(left, as_json=as_json)
-    return DAMAGED if action == "verify" and (left.problems or left.damaged_paths) else 0
+    return _damage(left)
+
+
+def _damage(left: Left) -> ExitCode:
+    return ExitCode.DAMAGED if left.problems or left.damaged_paths else ExitCode.OK
 
 
 def _find(source: str, found: Options) -> Path:
@@ -173,11 +176,11 @@ def _list(left: Left, *, as_json: bool) -> None:
 def _export(directory: Path, out: str) -> int:
     from shardfs.write import recover as work
 
-    done = work.export(directory, out)
+    left, done = work.look(directory), work.export(directory, out)
     click.echo(f"{counted(done.files, 'file')} in {out}; {len(done.deleted)} deleted")
     for path, why in done.failed.items():
         click.echo(f"shardfs: {path}: {why}", err=True)
-    return NOT_PUBLISHED if done.failed else 0
+    return ExitCode.LEFT if done.failed else _damage(left)
 
 
 def _apply(source: str, directory: Path, found: Options) -> int:
@@ -199,7 +202,7 @@ def _apply(source: str, directory: Path, found: Options) -> int:
         failure = writable.pending.failure(path)
         why = "" if failure is None else f": {message(failure)}"
         click.echo(f"shardfs: {path}: is not published{why}", err=True)
-    return NOT_PUBLISHED if kept else 0
+    return ExitCode.LEFT if kept else _damage(left)
 
 
 def _salvage(directory: Path) -> int:

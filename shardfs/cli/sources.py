@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from shardfs.cli import is_bug
 from shardfs.cli.completing import mount_options
 from shardfs.config import loading
-from shardfs.model import errors, redact
-from shardfs.model.errors import UnsupportedError, is_expected
-from shardfs.model.redact import public_name
+from shardfs.model import redact
+from shardfs.model.errors import NotADatasetError, ShardfsError
 
 if TYPE_CHECKING:
     from shardfs.config.options import Options
@@ -133,24 +129,24 @@ def absolute(source: str) -> str:
     return os.path.abspath(source) if redact.is_path(source) else source
 
 
-def is_source(name: str) -> bool:
-    """Whether a name can be a source: a URL, a file, or a directory that is not empty."""
+def is_source(name: str, found: Options) -> bool:
+    """Whether a name can be a source: a URL, a file, or a directory with a dataset. Reads metadata documents."""
     if not redact.is_path(name) or os.path.isfile(name):
         return True
     try:
-        return bool(os.listdir(name))
-    except OSError:
+        opened(name, found)
+    except (NotADatasetError, OSError):
         return False
+    except ShardfsError:  # a damaged dataset, or one that the layout cannot express
+        return True
+    return True
 
 
-def opened(source: str, found: Options, **hooks: Any) -> Tree:
+def opened(source: str, found: Options) -> Tree:
     """Open the tree of a source. Errors of the store become errors that name the source."""
-    from shardfs.vfs import tree
+    from shardfs.daemon.opening import open_source
 
-    redact.add_secrets(source)
-    path = absolute(source)
-    with opening(source):
-        return tree.open_with_options(path, found, **hooks)
+    return open_source(absolute(source), found)
 
 
 def opened_to_look(source: str, given: Given) -> Tree:
@@ -158,35 +154,3 @@ def opened_to_look(source: str, given: Given) -> Tree:
     found = given.options()
     logging.basicConfig(level=found.log_level.upper(), format="shardfs: %(message)s")
     return opened(source, found)
-
-
-@contextmanager
-def opening(source: str) -> Iterator[None]:
-    """Context manager that converts errors of a store to errors that name the source. Bugs pass unchanged."""
-    try:
-        yield
-    except OSError as e:
-        if e.filename or isinstance(e, errors.BusyError):
-            raise
-        number = errors.errno_of(e)  # a FileNotFoundError of fsspec has neither errno nor message
-        words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
-        raise OSError(number, words, public_name(source)) from e
-    except UnsupportedError as e:
-        raise type(e)(f"{public_name(source)}: {e}") from e
-    except Exception as e:
-        if isinstance(e, ImportError):
-            why = _missing_package(source, e)
-        elif isinstance(e, ValueError):  # fsspec does not know the protocol
-            why = f"cannot be opened: {e}"
-        elif is_expected(e) or is_bug(e):
-            raise
-        else:
-            why = f"cannot be opened: {type(e).__name__}: {e}"
-        raise OSError(errno.EIO, why, public_name(source)) from e
-
-
-def _missing_package(source: str, error: ImportError) -> str:
-    from shardfs.storage.store import package_for
-
-    package = package_for(source)
-    return f"needs the package {package} ({error}): pip install {package}" if package else f"cannot be opened: {error}"

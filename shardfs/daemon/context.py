@@ -23,12 +23,17 @@ from shardfs.config.parsers import OptionError
 from shardfs.daemon import mount, unmount
 from shardfs.daemon.shutdown import HURRIED_S
 from shardfs.model.errors import MountError, NotADatasetError
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import public_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-ERRORS: dict[int, type[Exception]] = {2: OptionError, 4: NotADatasetError, 5: MountError}
+ERRORS: dict[int, type[Exception]] = {
+    ExitCode.USAGE: OptionError,
+    ExitCode.UNSUPPORTED: NotADatasetError,
+    ExitCode.NOT_MOUNTED: MountError,
+}
 """Exit code of `shardfs mount` -> exception to raise. All other exit codes raise OSError."""
 
 END_S = mount.LAST_ANSWERS_S + HURRIED_S + 10
@@ -84,7 +89,7 @@ def _publish(mountpoint: str) -> None:
     """Publish all written data, then unmount. Raise OSError if some data could not be published."""
     code = unmount.umount(mountpoint, timeout=PUBLISH_S, lazy=False, patient=True)
     if code:
-        why = {unmount.LEFT: "files stay in the journal", unmount.BUSY: "a program uses the mount"}
+        why: dict[int, str] = {ExitCode.LEFT: "files stay in the journal", ExitCode.BUSY: "a program uses the mount"}
         raise OSError(errno.EIO, f"not all is published: {why.get(code, 'nothing happens any more')}", mountpoint)
 
 

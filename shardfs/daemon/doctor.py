@@ -11,21 +11,26 @@ import shutil
 import stat
 import time
 from contextlib import suppress
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardfs.config.parsers import OptionError
 from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis, examine_mount
 from shardfs.daemon.mount import DESCRIPTORS
+from shardfs.daemon.opening import check, open_for_mount
 from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange, Suffix
-from shardfs.model.errors import ShardfsError, message
+from shardfs.model.errors import NotADatasetError, ShardfsError, UnsupportedError, message
 from shardfs.model.redact import public_name, redacted
 from shardfs.storage import mount_table
 from shardfs.storage.open_store import open_store
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
-from shardfs.storage.store import package_for
-from shardfs.vfs.tree import open_tree
+from shardfs.storage.source_locks import LOCK, busy, journal_directory, read_owner
+from shardfs.storage.store import install_command, package_for
+from shardfs.storage.writers import open_writer
+from shardfs.write.journal.places import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -196,10 +201,16 @@ def _mounts() -> Iterator[Diagnosis]:
 def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
     """Check whether a source can be mounted. The first error of the store ends the checks."""
     shown = public_name(source)
+    try:
+        check(found)
+    except OptionError as e:
+        yield Diagnosis("options", WRONG, str(e), "`shardfs help mount` describes the options")
+        return
+    store_timeout, store_retries = min(found.store_timeout, SECONDS), min(found.store_retries, 1)
+    found = replace(found, store_timeout=store_timeout, store_retries=store_retries)
     began = time.monotonic()
     try:
-        retry = RetryPolicy(min(found.store_timeout, SECONDS), min(found.store_retries, 1))
-        store = open_store(source, found.storage_options, follow_symlinks=found.symlinks == "follow", retry=retry)
+        store = _store(source, found)
         documents = _documents(store)
     except Exception as e:  # noqa: BLE001 - the diagnosis contains the error
         yield _unreachable(source, shown, e)
@@ -209,6 +220,20 @@ def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
     if store.remote:
         yield from _ranges(store, documents)
     yield _dataset(source, shown, found)
+    if found.rw:
+        yield _writing(source, shown, found)
+
+
+def _store(source: str, options: Options) -> Store:
+    return open_store(
+        source,
+        options.storage_options,
+        follow_symlinks=options.symlinks == "follow",
+        retry=RetryPolicy(options.store_timeout, options.store_retries),
+        cache_dir=options.cache_dir,
+        cache_size=options.cache_size,
+        offline=options.offline,
+    )
 
 
 def _documents(store: Store) -> dict[str, bytes]:
@@ -219,7 +244,7 @@ def _documents(store: Store) -> dict[str, bytes]:
 def _unreachable(source: str, shown: str, e: Exception) -> Diagnosis:
     package, check = package_for(source), "store"
     if isinstance(e, ImportError):
-        fix = f"pip install {package}" if package else "install the package that the message names"
+        fix = install_command(source) or "install the package that the message names"
     elif isinstance(e, PermissionError) or _is_about_credentials(e):
         check, fix = "credentials", _CREDENTIALS.get(package or "", _RIGHTS)
     elif isinstance(e, StoreTimeout | TimeoutError):
@@ -270,19 +295,31 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]
         yield Diagnosis("byte ranges", WRONG, f"{name}: the store returned other bytes than the range requested", fix)
 
 
+def _writing(source: str, shown: str, options: Options) -> Diagnosis:
+    """Check whether a writable mount would be refused. On object stores, sends the probes of a writable mount."""
+    from shardfs.write.open_rw import require_writable
+
+    directory = journal_directory(source, options.journal)
+    try:
+        store = _store(source, options)
+        require_writable(store, source)
+        if is_locked(str(directory / LOCK)):
+            raise busy(read_owner(str(directory / LOCK)), source)
+        open_writer(store, cas_none=options.cas == "none", replace_links=options.linked_shards == "replace")
+    except (ShardfsError, OSError) as e:
+        return Diagnosis("writing", WRONG, f"{shown}: {message(e)}", "mount it without `writable`")
+    return Diagnosis("writing", OK, f"{shown}: can be mounted with `writable`")
+
+
 def _dataset(source: str, shown: str, found: Options) -> Diagnosis:
     try:
-        tree = open_tree(
-            source,
-            storage_options=found.storage_options,
-            follow_symlinks=found.symlinks == "follow",
-            layout=found.layout,
-            skip_unsupported=found.unsupported == "skip",
-            store_timeout_s=min(found.store_timeout, SECONDS),
-            store_retries=min(found.store_retries, 1),
-        )
+        tree = open_for_mount(source, found)
+    except UnsupportedError as e:
+        missing = isinstance(e, NotADatasetError)
+        fix = "give the directory of an array or group" if missing else "`shardfs info` lists what is in it"
+        return Diagnosis("dataset", WRONG, message(e), fix)
     except (ShardfsError, OSError) as e:
-        return Diagnosis("dataset", WRONG, f"{shown}: {message(e)}", "`shardfs info` lists what is in it")
+        return Diagnosis("dataset", WRONG, f"{shown}: {message(e)}", "repair or copy this part of the source")
     problems = tree.problems()
     if problems:
         reasons = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])

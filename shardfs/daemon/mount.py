@@ -16,6 +16,7 @@ import logging
 import os
 import resource
 import select
+import shlex
 import signal
 import stat
 import sys
@@ -32,6 +33,7 @@ from shardfs.daemon.logs import Logs
 from shardfs.daemon.shutdown import drain
 from shardfs.daemon.unmount import ANSWER_S, daemon_of, unmount
 from shardfs.model.errors import MountError, exit_code, is_expected, message
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import is_path, public_name
 from shardfs.model.text import counted
 from shardfs.storage.mount_table import FS_TYPE, covered_by, mount_type, mounted_at
@@ -52,12 +54,6 @@ log = logging.getLogger(__name__)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 16 << 20
-
-NOT_READY = 6
-"""Exit code: the mount did not answer in time."""
-
-LEFT = 3
-"""Exit code: some written data is not published and stays in the journal."""
 
 DESCRIPTORS = 2048
 """File descriptors for which the process reserves room: 1,024 open shards, and everything else."""
@@ -165,10 +161,13 @@ def _check_mountpoint(mountpoint: str, nonempty: str = "warn") -> MountInfo | No
         return None
     try:
         is_directory = stat.S_ISDIR(os.stat(mountpoint).st_mode)
+    except FileNotFoundError as e:
+        why = f"the mountpoint does not exist: mkdir -p {shlex.quote(mountpoint)}"
+        raise MountError(errno.ENOENT, why, mountpoint) from e
     except OSError as e:
-        raise MountError(e.errno, e.strerror, mountpoint) from e
+        raise MountError(e.errno, f"the mountpoint cannot be used: {e.strerror}", mountpoint) from e
     if not is_directory:
-        raise MountError(errno.ENOTDIR, "is not a directory", mountpoint)
+        raise MountError(errno.ENOTDIR, "the mountpoint is not a directory", mountpoint)
     if nonempty != "allow" and (hidden := _listed(mountpoint)):
         if nonempty == "refuse":
             why = f"the directory is not empty: the mount would hide {hidden}; move them, or use -o nonempty=warn"
@@ -318,7 +317,7 @@ def _publish(writing: Writing, signals: _Signals, manager: Notifier | None, *, h
     """Publish the remaining files; return the exit code."""
     progress = manager.publishing if manager else lambda _: None
     left = drain(writing, hurried=hurried, signalled=signals.ending_within, progress=progress)
-    return LEFT if left else 0
+    return ExitCode.LEFT if left else ExitCode.OK
 
 
 class _Signals:
@@ -440,7 +439,7 @@ def _detach() -> None:
 def _await_daemon(pid: int, receive: int, seconds: float, arguments: MountArguments, masked: Iterable[int]) -> int:
     """Wait for the child's report, print its messages, return its exit code.
 
-    Kills the child and returns `NOT_READY` if no report arrives within `seconds`.
+    Kills the child and returns `ExitCode.NOT_READY` if no report arrives within `seconds`.
     """
     mountpoint, reported = arguments.mountpoint, False
     try:
@@ -455,7 +454,7 @@ def _await_daemon(pid: int, receive: int, seconds: float, arguments: MountArgume
     if not reported:
         sys.stderr.write(f"shardfs: {mountpoint}: not ready within {seconds:g} s: ")
         sys.stderr.write("-o ready_timeout=SECONDS waits longer\n")
-        return NOT_READY
+        return ExitCode.NOT_READY
     with open(receive) as pipe:
         report = pipe.read()
     code, text = json.loads(report) if report else (1, "the daemon ended without a message; its log may tell more")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.errors import MountError
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.kinds import is_in
 from shardfs.model.text import counted
 from shardfs.storage import mount_calls
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from shardfs.storage.mount_table import MountInfo
-
-LEFT, BUSY, LATE = 3, 4, 5
-"""Exit codes: files stay in the journal; a program uses the mount; the daemon has not ended in time."""
 
 ANSWER_S = 10.0
 """Seconds to wait for a mount to report its daemon."""
@@ -101,11 +99,11 @@ def umount(
             raise
         hangs = "" if daemon is not None else "does not answer (--lazy detaches it), and is "
         _print(f"{mountpoint}: {hangs}busy: {_users(mountpoint)}")
-        return BUSY
+        return ExitCode.BUSY
     _detach_dead(mountpoint)
     if not lazy and (daemon is None or daemon.pid < 0) and "rw" in mounted.options:
         _print(f"{mountpoint}: unmounted, but its daemon does not say whether all is published{_who_knows(mounted)}")
-        return LATE
+        return ExitCode.LATE
     if daemon is None or process < 0:
         return 0
     if daemon.journal:
@@ -115,11 +113,11 @@ def umount(
         if (other := elsewhere(mounted)) is not None:
             doing = f"serves it at {other[1]} for process {other[0]}, too"
         _print(f"{mountpoint}: unmounted, but process {daemon.pid} {doing}; waited {timeout:g} s for it")
-        return LATE
+        return ExitCode.LATE
     code = _print_left(daemon.journal, had_journal) if daemon.journal else 0
     if daemon.refused:
         _print_refused(daemon.refused)
-        return LEFT
+        return ExitCode.LEFT
     return code
 
 
@@ -175,7 +173,7 @@ def _print_left(journal: str, was_there: bool) -> int:
         if was_there:
             return 0
         _print(f"another program has removed the journal {journal}; the log of the mount says more")
-        return LEFT
+        return ExitCode.LEFT
     left = [entry.path for entry in found.waiting]
     if not left and not found.problems:
         return 0
@@ -185,7 +183,7 @@ def _print_left(journal: str, was_there: bool) -> int:
     state = f"{counted(len(left), 'file')} left unpublished" if left else "damage is left"
     kept = f"The journal is kept for the next writable mount, and for shardfs recover {journal}"
     _print(f"{state} in the journal {journal}:\n{lines}{kept}")
-    return LEFT
+    return ExitCode.LEFT
 
 
 def _print_refused(refused: Mapping[str, str]) -> None:

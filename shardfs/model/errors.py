@@ -6,6 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import redacted
 from shardfs.model.text import counted
 
@@ -112,17 +113,20 @@ def is_expected(error: BaseException) -> bool:
     return isinstance(error, ShardfsError | OSError)
 
 
-def exit_code(error: BaseException) -> int:
-    """The exit code of a program that this error ended.
+def is_bug(error: BaseException) -> bool:
+    """Whether `error` needs a traceback. Errors of unknown packages count as errors of a store."""
+    return not is_expected(error) and type(error).__module__.split(".")[0] in ("builtins", "shardfs", "numpy")
 
-    1: unexpected error; 3: source not found or unreadable; 4: no supported sharded dataset, or another writer uses it;
-    5: mount failed.
-    """
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code of a program that this error ended."""
     if isinstance(error, MountError):
-        return 5
-    if isinstance(error, UnsupportedError | BusyError):
-        return 4
-    return 3 if isinstance(error, OSError) else 1
+        return ExitCode.NOT_MOUNTED
+    if isinstance(error, UnsupportedError):
+        return ExitCode.UNSUPPORTED
+    if isinstance(error, BusyError):
+        return ExitCode.BUSY
+    return ExitCode.UNREADABLE if isinstance(error, OSError) else ExitCode.PROBLEM
 
 
 def message(error: BaseException) -> str:

@@ -134,7 +134,11 @@ def mounts(mountpoint: str | None = None) -> list[Mount]:
     wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
     asking = [_started(_ASK, e.mountpoint, output=subprocess.PIPE) for e in wanted]
     end = time.monotonic() + PATIENCE_S
-    return [Mount(e.mountpoint, e.source, *_answer(p, end)) for e, p in zip(wanted, asking, strict=True)]
+    found = [(e, Mount(e.mountpoint, e.source, *_answer(p, end))) for e, p in zip(wanted, asking, strict=True)]
+    if all(mount.state == ANSWERS for _, mount in found):
+        return [mount for _, mount in found]
+    numbers = {e.number for e in entries()}  # the others may have been unmounted: then the directory below has answered
+    return [mount for e, mount in found if mount.state == ANSWERS or e.number in numbers]
 
 
 # Subprocesses run these programs: a process that waits for a hanging mount may be unkillable.

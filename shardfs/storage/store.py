@@ -117,6 +117,16 @@ PACKAGES = {
 """Protocol -> the optional package that the protocol's fsspec file system needs."""
 
 
+EXTRAS = {"s3fs": "s3", "gcsfs": "gcs", "adlfs": "azure", "aiohttp": "http"}
+"""Optional package -> the extra of shardfs that contains it, with the other packages for the same stores."""
+
+
 def package_for(source: str) -> str | None:
     """Return the optional package that the source's protocol needs; None for other protocols."""
     return PACKAGES.get(source.rpartition("::")[2].partition("://")[0])
+
+
+def install_command(source: str) -> str:
+    """Return the command that installs what the source's protocol needs; empty if the packages are unknown."""
+    package = package_for(source)
+    return f"pip install '.[{EXTRAS[package]}]' in the directory of shardfs" if package else ""

@@ -129,6 +129,9 @@ class Survey:
             raise NotADatasetError(f"{problem.path or 'the source'} cannot be shown unsharded: {problem.why}")
         if root.content is not None and root.content.dataset is None and next(self._store.scan(""), None) is None:
             self._store.entry("")  # raises the right error if the source does not exist
+            raise NotADatasetError(
+                "no sharded dataset found, it is empty: to write a new one, mount it with --rw --create zarr3"
+            )
         raise NotADatasetError(f"no sharded dataset found (looked for {LOOKED_FOR}).{self._found_instead()}")
 
     def _found_instead(self) -> str:
@@ -139,7 +142,7 @@ class Survey:
                     name, layouts = found
                     sentence = f" Found: an unsharded {name} array at {directory.shown or 'its root'}; "
                     if layouts:
-                        return f"{sentence}--layout {'|'.join(layouts)} can show it."
+                        return f"{sentence}a mount with -o layout={'|'.join(layouts)} can show it."
                     return f"{sentence}its chunks are plain files already, and no layout can convert it."
         return ""
 

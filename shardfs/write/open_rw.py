@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shardfs.config.options import Options
+    from shardfs.storage.store import Store
     from shardfs.vfs.tree import Tree
     from shardfs.write.tree import WriteTree
 
@@ -106,6 +107,14 @@ def _half_of_free(directory: Path) -> int:
     return min(MOST_BYTES, free.f_bavail * free.f_frsize // 2)
 
 
+def require_writable(store: Store, source: str) -> None:
+    """Raise OSError (EROFS) if the store is read-only, or UnfinishedJobError if an in-place job works on it."""
+    require_finished(store)
+    stored = store.statvfs()
+    if stored is not None and stored.f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
+
+
 def open_writable(
     tree: Tree,
     source: str,
@@ -120,10 +129,7 @@ def open_writable(
     Raise UnsupportedError if the store cannot be written safely, OSError (EROFS) if the store is read-only, and the
     errors of `open_journal`.
     """
-    require_finished(tree.store)
-    stored = tree.store.statvfs()
-    if stored is not None and stored.f_flag & os.ST_RDONLY:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
+    require_writable(tree.store, source)
     journal = open_journal(source, found, directory=directory, mountpoint=mountpoint, waiting=waiting)
     publishing = Publishing(
         idle_s=found.idle,

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.listing import Batch
 from shardfs.storage.disk_cache import DiskCache
 from tests import handmade_ids
+from tests.datasets import ROOT
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -275,8 +277,8 @@ def test_what_the_daemon_meets_is_told_by_the_program_that_started_it(source: st
         (3, "Protocol not known", ["nope://x", str(tmp_path)]),
         (3, "memory://none: No such file", ["memory://none", str(tmp_path)]),
         (4, "no sharded", [f"{source}/deep/plain", str(tmp_path)]),
-        (5, "No such file", [source, f"{tmp_path}/none"]),
-        (5, "is not a directory", [source, f"{source}/zarr.json"]),
+        (5, f"the mountpoint does not exist: mkdir -p {tmp_path}/none", [source, f"{tmp_path}/none"]),
+        (5, "the mountpoint is not a directory", [source, f"{source}/zarr.json"]),
         (5, "is not a mount of shardfs", ["umount", str(tmp_path)]),
         (6, "not ready within", [source, str(tmp_path), "-o", "ready_timeout=0.001"]),
     ]:
@@ -439,38 +441,43 @@ def test_ls_sorts_a_bounded_part_of_a_directory(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("url", "module", "package"),
+    ("url", "package", "extra"),
     [
-        ("s3://bucket/x", "s3fs", "s3fs"),
-        ("simplecache::s3://bucket/x", "s3fs", "s3fs"),
-        ("gs://bucket/x", "gcsfs", "gcsfs"),
-        ("abfs://container/x", "adlfs", "adlfs"),
-        ("http://localhost/x", "aiohttp", "aiohttp"),
+        ("s3://bucket/x", "s3fs", "s3"),
+        ("simplecache::s3://bucket/x", "s3fs", "s3"),
+        ("gs://bucket/x", "gcsfs", "gcs"),
+        ("abfs://container/x", "adlfs", "azure"),
+        ("http://localhost/x", "aiohttp", "http"),
     ],
 )
-def test_a_package_that_is_missing_is_named(url: str, module: str, package: str) -> None:
-    code = f"import sys; sys.modules[{module!r}] = None; from shardfs import cli; sys.exit(cli.run(['info', {url!r}]))"
+def test_a_package_that_is_missing_is_named_with_its_extra(url: str, package: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from shardfs import cli; sys.exit(cli.run(['info', {url!r}]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith(f"shardfs: {url}: needs the package {package} (")
-    assert done.stderr.endswith(f"): pip install {package}\n")
+    assert done.stderr.endswith(f"): pip install '.[{extra}]' in the directory of shardfs\n")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(requirement.startswith(package) for requirement in extras[extra])
 
 
 def test_a_source_without_shards_says_what_is_in_it(source: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("x")
     zarr.create_array(str(tmp_path / "old/a"), shape=(4,), chunks=(2,), dtype="u1", zarr_format=2)
     zarr.create_array(str(tmp_path / "new/b"), shape=(4,), chunks=(2,), dtype="u1")
     for name, told in (
-        ("empty", "(looked for Zarr v3, precomputed, N5, bcolz, Blosc2).\n"),
-        ("old", "Found: an unsharded Zarr v2 array at a; --layout zarr3|n5"),
-        ("new", "Found: an unsharded Zarr v3 array at b; --layout zarr2|n5"),
+        ("empty", "no sharded dataset found, it is empty: to write a new one, mount it with --rw --create zarr3\n"),
+        ("other", "no sharded dataset found (looked for Zarr v3, precomputed, N5, bcolz, Blosc2).\n"),
+        ("old", "Found: an unsharded Zarr v2 array at a; a mount with -o layout=zarr3|n5"),
+        ("new", "Found: an unsharded Zarr v3 array at b; a mount with -o layout=zarr2|n5"),
     ):
         done = shardfs("info", str(tmp_path / name))
         assert done.returncode == 4
-        assert done.stderr.decode().startswith(f"shardfs: {tmp_path / name}: no sharded dataset found")
+        assert done.stderr.decode().startswith(f"shardfs: {tmp_path / name}: ")
         assert told in done.stderr.decode()
     told = shardfs("info", f"{source}/deep/plain").stderr.decode()
-    layouts = re.findall(r"--layout (\S+) can show it", told)[0].split("|")
+    layouts = re.findall(r"-o layout=(\S+) can show it", told)[0].split("|")
     assert "zarr2" in layouts
     for layout in layouts:
         assert shardfs("ls", "-o", f"layout={layout}", f"{source}/deep/plain").returncode == 0

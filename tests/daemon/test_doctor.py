@@ -22,7 +22,9 @@ from shardfs.daemon import doctor
 from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis
 from shardfs.storage import mount_table
 from shardfs.storage.mount_table import Mount
+from tests.mount.programs import copy_tree, shardfs
 from tests.storage.test_store import WithoutRanges, http_server
+from tests.write.mounts import writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +211,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install gcsfs to access Google Storage")
 
     monkeypatch.setattr(doctor, "open_store", missing)
-    assert examined("gs://bucket/x")["store"].fix == "pip install gcsfs"
+    assert examined("gs://bucket/x")["store"].fix == "pip install '.[gcs]' in the directory of shardfs"
 
 
 def test_a_store_that_says_nothing() -> None:
@@ -238,6 +240,51 @@ def test_a_proxy_that_answers_wrongly() -> None:
     assert (found.state, "proxy" in found.fix) == (WRONG, True)
     (found,) = doctor._ranges(store, {})
     assert found.state == NOTE
+
+
+# ---- the same answer as that of a mount
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("kind", "words", "code"),
+    [
+        ("sharded", "writable", 0),
+        ("sharded", "layout=n5,chunk_codec=zlib", 2),
+        ("sharded", "allow_other", 2),
+        ("sharded", "allow_root,uid=7", 2),
+        ("sharded", "create=zarr3", 2),
+        ("sharded", "writable,create=nonsense", 2),
+        ("empty", "writable,create=zarr3", 0),
+        ("empty", "writable", 4),
+        ("other", "", 4),
+        ("missing", "writable,create=zarr3", 3),
+        ("web", "", 0),
+        ("web", "writable", 4),
+    ],
+)
+def test_doctor_and_mount_agree(kind: str, words: str, code: int, source: Path, tmp_path: Path) -> None:
+    for name in ("mnt", "empty", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "other/notes.txt").write_text("x")
+    options = ["-o", words] if words else []
+    with http_server(source) as (url, _):
+        given = {"sharded": str(source), "web": url}.get(kind, str(tmp_path / kind))
+        told = [json.loads(line) for line in shardfs("doctor", "--json", *options, given).stdout.splitlines()]
+        done = shardfs("mount", *options, given, tmp_path / "mnt")
+        assert done.returncode or shardfs("umount", tmp_path / "mnt").returncode == 0
+    checks = {"options", "store", "credentials", "dataset", "writing"}
+    wrong = [finding for finding in told if finding["check"] in checks and finding["state"] == WRONG]
+    assert (done.returncode, bool(wrong)) == (code, code != 0), (done, told)
+    assert "shardfs info" not in "".join(finding["fix"] for finding in wrong), "`info` would repeat the error"
+
+
+@pytest.mark.fuse
+def test_a_source_that_another_mount_writes(source: Path, tmp_path: Path) -> None:
+    with writable(copy_tree(source, tmp_path / "source"), tmp_path / "m") as mount:
+        mount.mount()
+        found = examined(str(mount.source), rw=True, journal=str(mount.journal))["writing"]
+    assert (found.state, f"already mounted rw by pid {mount.pid}" in found.message) == (WRONG, True)
 
 
 # ---- the verb

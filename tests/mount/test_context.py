@@ -165,6 +165,7 @@ def test_import_is_light() -> None:
         "shardfs",
         "shardfs.model",
         "shardfs.model.errors",
+        "shardfs.model.exit_codes",
         "shardfs.model.redact",
         "shardfs.model.text",
         "shardfs.model.version",

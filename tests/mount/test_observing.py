@@ -24,6 +24,7 @@ from shardfs.daemon.logs import Logs
 from shardfs.daemon.status_server import StatusServer
 from shardfs.model import redact
 from shardfs.model.errors import MountError
+from shardfs.storage import mount_table
 from shardfs.storage.counters import BOUNDS_S, Histogram
 from shardfs.storage.mount_table import PATIENCE_S
 from tests.conftest import daemon_pid
@@ -184,10 +185,35 @@ def test_status(source: Path, mounted: Mounted) -> None:
         assert text.startswith(f"{mount}: {source}\n  layout native, process {found['pid']}, up ")
         assert "requests: lookup " in text
     done = shardfs("status", mount)
-    assert (done.returncode, done.stdout) == (
-        1,
-        f"{mount}: is not mounted by shardfs, and has no journal; `shardfs status` lists the mounts\n",
-    )
+    why = "is not mounted by shardfs, and is no dataset with a journal; `shardfs status` lists the mounts"
+    assert (done.returncode, done.stdout) == (5, f"{mount}: {why}\n")
+
+
+def test_nothing_is_mounted_has_one_exit_code(source: Path, tmp_path: Path) -> None:
+    """Also for a directory with files, which could be a source; the exit code 0 of `status` means: all is published."""
+    (tmp_path / "notes.txt").write_text("x")
+    for verb in ("status", "umount", "flush"):
+        done = shardfs(verb, tmp_path)
+        assert (done.returncode, "`shardfs status` lists the mounts" in done.stdout + done.stderr) == (5, True), done
+    assert shardfs("recover", tmp_path).returncode == 3
+    for verb in ("status", "recover"):
+        assert shardfs(verb, source).returncode == 0
+
+
+@fuse
+def test_a_mount_that_goes_away_while_it_is_asked_is_not_listed(
+    source: Path, mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = mount_table._started
+
+    def after_umount(program: str, mountpoint: str, **options: Any) -> subprocess.Popen[bytes]:
+        if mountpoint == str(mount):
+            assert shardfs("umount", mount).returncode == 0
+        return started(program, mountpoint, **options)
+
+    with mounted(source) as mount:
+        monkeypatch.setattr(mount_table, "_started", after_umount)
+        assert mount_table.mounts(str(mount)) == []
 
 
 @fuse

@@ -184,8 +184,10 @@ def test_damage_is_told_and_put_aside_when_asked(source: Path, state: Path) -> N
     data = bytearray(segment.read_bytes())
     data[data.index(CHUNK)] ^= 1
     segment.write_bytes(data)
-    done = shardfs("recover", "--verify", source)
-    assert (done.returncode, "  problem: " in done.stdout, "  lost: c/0/0" in done.stdout) == (7, True, True)
+    for words in (["--verify"], []):
+        done = shardfs("recover", *words, source)
+        assert (done.returncode, "  problem: " in done.stdout, "  lost: c/0/0" in done.stdout) == (7, True, True)
+    assert shardfs("recover", "--export", source.parent / "out", source).returncode == 7
     done = shardfs("recover", "--salvage", source)
     assert (done.returncode, "moved aside in " in done.stdout) == (0, True)
     assert shardfs("recover", "--verify", source).returncode == 0

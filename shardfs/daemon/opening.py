@@ -1,0 +1,99 @@
+"""Opens a source as the options of a mount say. `mount` and `doctor` call the same functions, so that they agree."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from shardfs.config import loading, parsers
+from shardfs.model import redact
+from shardfs.model.errors import BusyError, UnsupportedError, errno_of, is_bug, is_expected
+from shardfs.model.redact import public_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardfs.config.options import Options
+    from shardfs.daemon.status import ObservableTree
+    from shardfs.vfs.tree import Tree
+    from shardfs.write.tree import WriteTree
+
+SPENT = 16 << 20
+"""Maximum bytes of decoded chunks to keep after the kernel has read them, because requests may arrive out of order."""
+
+
+def check(options: Options) -> None:
+    """Raise OptionError if options contradict each other or `create` is invalid."""
+    from shardfs.formats.create_rules import parse
+
+    loading.check(options)
+    try:
+        parse(options.create or "")
+    except ValueError as e:
+        raise parsers.OptionError(f"create: {e}") from None
+
+
+def open_source(source: str, options: Options, **hooks: Any) -> Tree:
+    """Open the tree of a source. Errors of the store become errors that name the source."""
+    from shardfs.vfs import tree
+
+    redact.add_secrets(source)
+    with opening(source):
+        return tree.open_with_options(source, options, **hooks)
+
+
+def open_for_mount(source: str, options: Options, **hooks: Any) -> Tree:
+    """Open the tree of a source as a mount with these options does."""
+    # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
+    spent = None if options.direct_io else SPENT
+    may_be_empty = options.rw and options.create is not None
+    return open_source(source, options, spent_bytes=spent, may_be_empty=may_be_empty, **hooks)
+
+
+def open_mounted(
+    source: str, mountpoint: str, options: Options, waiting: Callable[[], None]
+) -> tuple[ObservableTree, WriteTree | None]:
+    """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount."""
+    opened = open_for_mount(source, options, waiting=waiting)
+    if not options.rw:
+        return opened, None
+    from shardfs.write.open_rw import open_writable
+
+    writable = open_writable(opened, source, options, mountpoint=os.path.realpath(mountpoint), waiting=waiting)
+    return writable, writable
+
+
+@contextmanager
+def opening(source: str) -> Iterator[None]:
+    """Context manager that converts errors of a store to errors that name the source. Bugs pass unchanged."""
+    try:
+        yield
+    except OSError as e:
+        if e.filename or isinstance(e, BusyError):
+            raise
+        number = errno_of(e)  # a FileNotFoundError of fsspec has neither errno nor message
+        words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
+        raise OSError(number, words, public_name(source)) from e
+    except UnsupportedError as e:
+        raise type(e)(f"{public_name(source)}: {e}") from e
+    except Exception as e:
+        if isinstance(e, ImportError):
+            why = _missing_package(source, e)
+        elif isinstance(e, ValueError):  # fsspec does not know the protocol
+            why = f"cannot be opened: {e}"
+        elif is_expected(e) or is_bug(e):
+            raise
+        else:
+            why = f"cannot be opened: {type(e).__name__}: {e}"
+        raise OSError(errno.EIO, why, public_name(source)) from e
+
+
+def _missing_package(source: str, error: ImportError) -> str:
+    from shardfs.storage.store import install_command, package_for
+
+    package = package_for(source)
+    if not package:
+        return f"cannot be opened: {error}"
+    return f"needs the package {package} ({error}): {install_command(source)}"
