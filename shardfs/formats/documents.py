@@ -7,6 +7,7 @@ import math
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shardfs.model.bounded_json import load_json
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -15,11 +16,7 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
 
 MAX_DOCUMENT_BYTES = 64 << 20
-
-MAX_CONTAINERS = 500_000
-
-MAX_ITEMS = 1_000_000
-"""Documents beyond these limits count as damaged, because parsing could need more memory than the mount may use."""
+"""Documents beyond this limit, and beyond those of `load_json`, count as damaged."""
 
 MAX_PRETTY = 64 << 10
 
@@ -32,13 +29,7 @@ def parse_json(path: str, name: str, raw: bytes) -> Any:
     Raise CorruptShardError, with the reason, for invalid JSON, duplicate names, or a document beyond the limits.
     """
     try:
-        if len(raw) > MAX_DOCUMENT_BYTES:
-            raise ValueError(f"more than {MAX_DOCUMENT_BYTES} bytes")
-        if raw.count(b"{") + raw.count(b"[") > MAX_CONTAINERS or raw.count(b",") > MAX_ITEMS:
-            raise ValueError("too many members")
-        return json.loads(raw, object_pairs_hook=_without_duplicates)
-    except RecursionError:
-        raise CorruptShardError(path, name, "nested too deeply") from None
+        return load_json(raw, MAX_DOCUMENT_BYTES)
     except ValueError as e:
         raise CorruptShardError(path, name, f"cannot be read: {e}") from e
 
@@ -61,13 +52,6 @@ def require_same(written: Any, stored: Any, member: str) -> None:
             f"{member} is {stored!r:.200} and cannot become {written!r:.200}: stored chunks depend on it; "
             "keep its value, or write a new array"
         )
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        raise ValueError("a member occurs twice")
-    return out
 
 
 def print_json(document: Any) -> bytes:

@@ -29,8 +29,9 @@ from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage import syscalls
 from shardfs.storage.cache import ByteLRU, nothing
 from shardfs.storage.load_ahead import load_ahead
-from shardfs.storage.local import LocalStore, pread, require_file
+from shardfs.storage.local import LocalStore, pread
 from shardfs.storage.pack_state import DIRECTORY, PLAIN, SHARDED
+from shardfs.storage.regular_files import open_or_create, open_regular, require_file
 from shardfs.storage.writers.common import AT_A_TIME, is_temporary
 from shardfs.storage.writers.files import identity_in
 from shardfs.storage.writers.local import LocalWriter
@@ -173,9 +174,8 @@ class MixedDataset(Packing):
 
         A file that this job has `written` is read from the disk.
         """
-        with self.source.opened(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+        with self.source.opened(key, os.O_RDONLY | os.O_NOFOLLOW) as fd:
             info = os.fstat(fd)
-            require_file(info, key)
             if written:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             data = pread(fd, info.st_size + 1, 0, nothing)
@@ -335,7 +335,7 @@ def take_over(root: str, run: int) -> None:
 
     A process of an earlier run may have survived its main process.
     """
-    fd = syscalls.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CREAT)
+    fd = open_or_create(os.path.join(root, LOCK), os.O_RDWR, 0o600, inside=root)
     try:
         syscalls.lock(fd, wait=LOCK_S)
         syscalls.ftruncate(fd, 0)
@@ -347,7 +347,7 @@ def take_over(root: str, run: int) -> None:
 @contextmanager
 def working(root: str, run: int) -> Iterator[MixedDataset]:
     """The dataset, for one task of a run. Raise BusyError if another run has begun."""
-    fd = os.open(os.path.join(root, LOCK), os.O_RDWR | os.O_CLOEXEC)
+    fd = open_regular(os.path.join(root, LOCK), os.O_RDWR, inside=root)
     try:
         syscalls.lock(fd, exclusive=False, wait=LOCK_S)
         if os.pread(fd, 100, 0) != b"%d" % run:

@@ -91,7 +91,7 @@ class JobTarget(NamedTuple):
                     why = "is empty here; the target must have the same path or URL for all workers"
                     raise FileNotFoundError(errno.ENOENT, why, target.url)
                 return [state]
-            if bytes_of([ByteRange(0, old.stat().size)], old) != state:
+            if old.stat().size != len(state) or bytes_of([ByteRange(0, len(state))], old) != state:
                 why = "has an unfinished job of another source or with other options; repeat that one, or delete it"
                 raise FileExistsError(errno.EEXIST, why, target.url)
             return unchanged(len(state))

@@ -10,7 +10,7 @@ import os
 import time
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from shardfs.model.blobs import Stat, Suffix
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shardfs.model.values import Version
     from shardfs.storage.disk_cache import DiskCache
     from shardfs.storage.remote import FsspecBlob, FsspecStore
+
+T = TypeVar("T")
 
 ANSWER = bytes(TAG_BYTES)
 """The tag of entries that have no version: answers that are kept for `offline`."""
@@ -95,20 +97,24 @@ class CachedStore:
         self.inner.reopen_below(key)
 
     def entry(self, key: str) -> DirEntry:
-        return _entry(self.answer("entry", self._name(key), lambda: self.inner.entry(key)))
+        return self.answer("entry", self._name(key), lambda: self.inner.entry(key), _entry)
 
     def scan(self, key: str) -> Iterator[DirEntry]:
-        return map(_entry, self.answer("scan", self._name(key), lambda: [*self.inner.scan(key)]))
+        return iter(self.answer("scan", self._name(key), lambda: [*self.inner.scan(key)], _entries))
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
         def ask() -> dict[str, str]:
             return {n: data.decode("latin-1") for n, data in self.inner.documents(directory, names, limit).items()}
 
-        found = self.answer("\0".join(("documents", *names)), self._name(directory), ask)
-        return {name: text.encode("latin-1") for name, text in found.items()}
+        return self.answer("\0".join(("documents", *names)), self._name(directory), ask, _documents)
 
-    def answer(self, question: str, name: str, ask: Callable[[], Any]) -> Any:
-        """Return the answer of `ask`, which is kept as JSON; if offline, the answer kept last."""
+    def answer(self, question: str, name: str, ask: Callable[[], Any], convert: Callable[[Any], T]) -> T:
+        """Return the answer of `ask`, which is kept as JSON; if offline, the answer kept last.
+
+        Args:
+            convert: makes the result of the JSON value, and of what `ask` returns. Raises ValueError, TypeError or
+                AttributeError for JSON of another form: a damaged answer counts as none.
+        """
         if not self.offline:
             try:
                 found = ask()
@@ -116,15 +122,18 @@ class CachedStore:
                 self.keep(question, name, None)
                 raise
             self.keep(question, name, found)
-            return found
+            return convert(found)
         self.waiting()
         kept = self.cache.get(_digest(f"{name}\0{question}", NAME_BYTES))
         if kept is None:
             raise self.unreachable()
-        found = json.loads(kept[1])
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return found
+        try:
+            found = json.loads(kept[1])
+            if found is not None:
+                return convert(found)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise self.unreachable() from None
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def keep(self, question: str, name: str, found: Any) -> None:
         """Keep an answer; None if there is no such object."""
@@ -172,7 +181,7 @@ class CachedBlob:
     def stat(self) -> Stat:
         if self._stat is None:
             self._asked |= self._inner.known is None
-            self._stat = _stat(self._store.answer("stat", self._name, self._inner.stat))
+            self._stat = self._store.answer("stat", self._name, self._inner.stat, _stat)
         return self._stat
 
     def _known(self) -> Stat | None:
@@ -269,13 +278,25 @@ class CachedBlob:
 def _stat(found: Any) -> Stat:
     """Convert the JSON form of a `Stat`, or the `Stat` itself."""
     size, mtime_ns, version = found
+    if not (type(size) is int and size >= 0 and type(mtime_ns) is int and isinstance(version, list | tuple)):
+        raise ValueError("is no size, time and version")
     return Stat(size, mtime_ns, tuple(version))
 
 
 def _entry(found: Any) -> DirEntry:
     """Convert the JSON form of a `DirEntry`, or the entry itself."""
     name, directory, stat, page = found
+    if not (isinstance(name, str) and isinstance(directory, bool)):
+        raise ValueError("is no entry of a directory")
     return DirEntry(name, directory, None if stat is None else _stat(stat), page)
+
+
+def _entries(found: Any) -> list[DirEntry]:
+    return [_entry(entry) for entry in found]
+
+
+def _documents(found: Any) -> dict[str, bytes]:
+    return {name: text.encode("latin-1") for name, text in found.items()}
 
 
 def _start(request: ByteRequest) -> int:

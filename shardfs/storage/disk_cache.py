@@ -27,6 +27,7 @@ import google_crc32c
 
 from shardfs.model.errors import message
 from shardfs.storage import syscalls
+from shardfs.storage.regular_files import read_all, require_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,10 @@ TOUCH_S = 600.0
 """Seconds after which another use of an entry is recorded."""
 
 MAX_PENDING = 64 << 20
-"""Bytes that may wait to be written. Beyond that, bytes are not cached: a slow disk must not fill the memory."""
+"""Bytes that may wait to be written. Beyond that, bytes are not cached: a slow disk must not fill the memory.
+
+So no entry is larger, either.
+"""
 
 SHARE = 16
 """A part of `1/SHARE` of the limit is evicted at once, and written before the directory is looked through again."""
@@ -134,22 +138,25 @@ class DiskCache:
     def _read(self, name: bytes) -> tuple[bytes, bytes] | None:
         path = _path(name)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root)
+            # One call instead of `open_regular`: no other user can make a device in this directory.
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root)
         except FileNotFoundError:
             return None
         except OSError as e:
             self._failed(e)
             return None
+        header = data = b""
         try:
             info = os.fstat(fd)
-            header, data = os.read(fd, _HEADER.size), os.read(fd, info.st_size)
-        except OSError as e:
-            self._failed(e)
-            header = data = b""
-        else:
+            require_file(info, path)
+            header, data = os.pread(fd, _HEADER.size, 0), read_all(fd, MAX_PENDING, _HEADER.size)
             if abs(time.time() - info.st_mtime) > TOUCH_S:
                 with suppress(OSError):
                     syscalls.utime(fd, time.time_ns(), time.time_ns())
+        except OSError as e:
+            self._failed(e)
+        except ValueError as e:
+            log.warning("the cache %s: %s %s; it is removed", self.directory, path, e)
         finally:
             os.close(fd)
         if len(header) == _HEADER.size:

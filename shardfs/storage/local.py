@@ -15,6 +15,7 @@ from shardfs.model.blobs import ByteRange, ByteRequest, Stat
 from shardfs.model.errors import DanglingLinkError
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.cache import nothing
+from shardfs.storage.regular_files import is_directory, reopened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,14 +144,24 @@ class LocalStore:
             raise PermissionError(errno.EACCES, why, key)
 
     def descriptor(self, key: str, flags: int) -> int:
-        """Open a file or directory; raise PermissionError if it is outside the source. The caller closes it."""
-        fd = os.open(self.path(key), flags | os.O_CLOEXEC)
+        """Open a regular file or directory, or anything with O_PATH. The caller closes it.
+
+        Raise PermissionError if it is outside the source, or if it is a device, a pipe or a socket. Such a file is not
+        opened, because that may have effects.
+        """
+        harmless = flags & (os.O_PATH | os.O_DIRECTORY)
+        only = os.O_PATH | flags & os.O_NOFOLLOW
+        fd = os.open(self.path(key), (flags if harmless else only) | os.O_CLOEXEC)
         try:
             self.confined(fd, key)
+            if harmless:
+                return fd
+            file = reopened(fd, flags & ~os.O_NOFOLLOW, key)
         except BaseException:
             os.close(fd)
             raise
-        return fd
+        os.close(fd)
+        return file
 
     @contextmanager
     def opened(self, key: str, flags: int) -> Iterator[int]:
@@ -184,16 +195,10 @@ class LocalStore:
         return blob
 
     def _open(self, key: str) -> LocalBlob:
-        return self._blob(self.descriptor(key, os.O_RDONLY | os.O_NONBLOCK), key)  # opening a FIFO must not block
+        return self._blob(self.descriptor(key, os.O_RDONLY))
 
-    def _blob(self, fd: int, key: str) -> LocalBlob:
-        try:
-            info = os.fstat(fd)
-            require_file(info, key)
-            return LocalBlob(fd, info, self._waiting)
-        except BaseException:
-            os.close(fd)
-            raise
+    def _blob(self, fd: int) -> LocalBlob:
+        return LocalBlob(fd, os.fstat(fd), self._waiting)
 
     def open_once(self, key: str) -> LocalBlob:
         """Open a file that the store does not keep open. Its directory stays open, for the next files in it.
@@ -208,14 +213,17 @@ class LocalStore:
                 self._directories.clear()  # a thread that uses one of them keeps it open
             self._directories[parent] = directory
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
+            named = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
         except OSError as e:
-            if e.errno != errno.ELOOP:
-                raise OSError(e.errno, e.strerror, key) from e
-            blob = self.open(key)
-            self.reopen(key)
-            return blob
-        return self._blob(fd, key)
+            raise OSError(e.errno, e.strerror, key) from e
+        try:
+            if not stat_module.S_ISLNK(os.fstat(named).st_mode):
+                return self._blob(reopened(named, os.O_RDONLY, key))
+        finally:
+            os.close(named)
+        blob = self.open(key)
+        self.reopen(key)
+        return blob
 
     def _dangling(self, key: str) -> str | None:
         """Return the key of a dangling symbolic link in the path of `key`; None if there is none."""
@@ -293,19 +301,6 @@ class LocalStore:
 
     def statvfs(self) -> os.statvfs_result:
         return os.statvfs(self.root)
-
-
-def is_directory(info: os.stat_result, key: str) -> bool:
-    """Return whether it is a directory, not a file. Raise PermissionError for a device, a socket or a pipe."""
-    if not stat_module.S_ISDIR(info.st_mode) and not stat_module.S_ISREG(info.st_mode):
-        raise PermissionError(errno.EACCES, "is neither a file nor a directory", key)
-    return stat_module.S_ISDIR(info.st_mode)
-
-
-def require_file(info: os.stat_result, key: str) -> None:
-    """Raise OSError unless it is a regular file."""
-    if is_directory(info, key):
-        raise IsADirectoryError(errno.EISDIR, "is a directory", key)
 
 
 def stat_of(info: os.stat_result) -> Stat:

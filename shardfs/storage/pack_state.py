@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-from dataclasses import asdict, dataclass
+import stat
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
 from shardfs.model.errors import BusyError
+from shardfs.storage.regular_files import parse_object, read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +28,9 @@ PLAIN = f"{DIRECTORY}/plain"
 
 SHARDED = f"{DIRECTORY}/sharded"
 """The documents of the sharded dataset and its finished shards, under the names that they have in the source."""
+
+MAX_STATE = 64 << 20
+"""Most bytes of `STATE`."""
 
 PACK, UNPACK = "pack", "unpack"
 """Commands, and directions of a job."""
@@ -46,6 +52,10 @@ class Stage(StrEnum):
     SHARDED = "sharded"
     DONE = "done"
 
+
+_LISTS: Mapping[str, type] = {"chunks_per_shard": int, "arrays": str}
+_VALUES: Mapping[str, type] = {"shard_bytes": int, "format": str, "transcode": bool, "layout": str}
+"""The options of `PackState`, and the types of their values, or of the items of lists."""
 
 ROUTES: Mapping[str, list[Stage]] = {
     PACK: [Stage.BEGUN, Stage.PLAIN, Stage.MIXED, Stage.SHARDED, Stage.DONE],
@@ -84,22 +94,65 @@ class PackState:
     def read(cls, root: str) -> Self | None:
         """Return the state in the directory of a source; None if there is none.
 
-        Raise FileExistsError if the file describes another kind of job, or is missing although `DIRECTORY` exists.
+        Raise FileExistsError if the file describes another kind of job, is damaged, or is missing although `DIRECTORY`
+        exists; PermissionError if it or a directory of the job is a link or a special file.
         """
+        for name in (DIRECTORY, PLAIN, SHARDED):
+            _require_directory(os.path.join(root, name))
         try:
-            with open(os.path.join(root, STATE), "rb") as file:
-                found = json.loads(file.read())
+            document = parse_object(read_regular(os.path.join(root, STATE), MAX_STATE), MAX_STATE)
         except FileNotFoundError:
             if os.path.lexists(os.path.join(root, DIRECTORY)):
                 why = f"contains {DIRECTORY} of a job in place, but {STATE} is missing: bring that file back"
                 raise FileExistsError(errno.EEXIST, why, root) from None
             return None
         except ValueError as e:
-            raise FileExistsError(errno.EEXIST, f"{STATE} is damaged ({e}): bring back the file", root) from e
-        if not isinstance(found, dict) or "stage" not in found:
+            raise _damaged(root, str(e)) from e
+        if "stage" not in document:
             why = "is the target of an unfinished pack or unpack; repeat that command first"
             raise FileExistsError(errno.EEXIST, why, root)
-        return cls(**{**found, "stage": Stage(found["stage"])})
+        return cls._checked(root, document)
+
+    @classmethod
+    def _checked(cls, root: str, document: dict[str, Any]) -> Self:
+        """The state that a file describes. Other programs may have written it, so each member is checked."""
+        if document.keys() != {field.name for field in fields(cls)}:
+            raise _damaged(root, "members are missing or unknown")
+        if document["command"] not in list(ROUTES) or document["direction"] not in list(ROUTES):
+            raise _damaged(root, "the command or the direction is unknown")
+        if document["stage"] not in list(Stage):
+            raise _damaged(root, "the stage is unknown")
+        for keys in (document["plain"], document["sharded"]):
+            if not isinstance(keys, list) or not all(map(_is_inside, keys)):
+                raise _damaged(root, "a list should have the paths of documents in the source")
+        options = document["options"]
+        if not isinstance(options, dict) or not all(map(_is_option, options, options.values())):
+            raise _damaged(root, "the options of the command are unknown or have other types")
+        return cls(**{**document, "stage": Stage(document["stage"])})
+
+
+def _damaged(root: str, why: str) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, f"{STATE} is damaged ({why}): bring back the file", root)
+
+
+def _is_inside(key: Any) -> bool:
+    """Return whether it is the path of a file in the source, without parts that lead out of it."""
+    return isinstance(key, str) and "\0" not in key and not {"", ".", ".."} & set(key.split("/"))
+
+
+def _is_option(name: str, value: Any) -> bool:
+    """Return whether an option of pack or unpack has its type."""
+    if isinstance(value, list):
+        return name in _LISTS and all(type(item) is _LISTS[name] for item in value)
+    return name in _VALUES and type(value) is _VALUES[name]
+
+
+def _require_directory(path: str) -> None:
+    """Raise PermissionError if there is something else than a directory. A link could lead out of the source."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            why = "should be a directory of a job in place, and is none; move it out of the source"
+            raise PermissionError(errno.EACCES, why, path)
 
 
 def require_settled(root: str, path: str) -> None:

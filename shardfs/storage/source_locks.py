@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardfs.model.errors import BusyError
 from shardfs.model.redact import public_name
 from shardfs.storage.mount_table import topmost
+from shardfs.storage.regular_files import parse_object, read_regular
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_RECORD = 1 << 16
+"""Most bytes of an owner record."""
+
+_TEXTS, _NUMBERS = frozenset({"host", "boot", "mountpoint", "job"}), frozenset({"pid", "since"})
+_LISTS: Mapping[str, type] = {"sources": str, "started": str, "journal": int}
+"""The members of an owner record, and the items of those that are lists."""
+
+_MOST = 1 << 40
+"""Numbers in an owner record are below this: no time and no process number is larger."""
 
 LOCK = "lock"
 
@@ -66,18 +79,27 @@ def names(source: str) -> list[str]:
 def read_owner(path: str) -> dict[str, Any]:
     """Return the record that the last owner wrote into a lock file; empty if the file is unreadable."""
     try:
-        return owner_in(Path(path).read_bytes())
-    except OSError:
+        return owner_in(read_regular(path, MAX_RECORD))
+    except (OSError, ValueError):
         return {}
 
 
 def owner_in(raw: bytes) -> dict[str, Any]:
-    """Return the owner record in the bytes of a lock; empty if they hold none."""
+    """Return the owner record in the bytes of a lock, without members of other types; empty if they hold none."""
     try:
-        record = json.loads(raw)
+        record = parse_object(raw, MAX_RECORD)
     except ValueError:
         return {}
-    return record if isinstance(record, dict) else {}
+    return {name: value for name, value in record.items() if _is_fit(name, value)}
+
+
+def _is_fit(name: str, value: Any) -> bool:
+    """Return whether a member of an owner record, which another program may have written, has its type."""
+    if isinstance(value, list):
+        return name in _LISTS and all(isinstance(item, _LISTS[name]) for item in value)
+    if type(value) is int:
+        return name in _NUMBERS and 0 <= value < _MOST
+    return name in _TEXTS and isinstance(value, str)
 
 
 def busy(owner: dict[str, Any], source: str = "", other: str = "") -> BusyError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
 from shardfs.storage import syscalls
+from shardfs.storage.regular_files import open_regular
 from shardfs.vfs.inodes import ROOT
 from shardfs.write.files import shown_mode, split
 from shardfs.write.names import keep
@@ -158,7 +159,7 @@ class FileMetadata:
         with self._on_disk(number) as there:
             if there is None:
                 return False
-            fd = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(there, follow=True)
         try:
             self._writer.copy(fd, path)
         finally:

@@ -17,6 +17,7 @@ from shardfs.config.options import Options
 from shardfs.config.parsers import OptionError
 from shardfs.formats import documents, zarr3, zarr_arrays
 from shardfs.formats.precomputed import parts
+from shardfs.model.bounded_json import MAX_CONTAINERS, MAX_ITEMS
 from shardfs.shards.byte_layouts import single_page
 from shardfs.vfs import chunk_trees
 
@@ -249,7 +250,7 @@ def test_a_log_file_does_not_depend_on_the_directory(tmp_path: Path, monkeypatch
 def test_the_limits_in_the_documents_are_those_of_the_code() -> None:
     text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
     for told in (
-        f"{documents.MAX_DOCUMENT_BYTES >> 20} MiB, {documents.MAX_ITEMS} members, {documents.MAX_CONTAINERS} objects",
+        f"{documents.MAX_DOCUMENT_BYTES >> 20} MiB, {MAX_ITEMS} members, {MAX_CONTAINERS} objects",
         f"decoded | {single_page.MAX_INDEX_BYTES >> 20} MiB",
         f"must be decoded | {zlib_streams.MAX_DECODED >> 20} MiB",
         f"of one array | 2^{chunk_trees.MAX_NODES.bit_length() - 1} ",

@@ -194,7 +194,7 @@ def test_symbolic_links_are_refused(tmp_path: Path) -> None:
     open_journal(tmp_path / "real" / "j").close(clean=True)
     (tmp_path / "real" / "j").mkdir(mode=0o700)
     (tmp_path / "real" / "j" / "0000000000000001.wal").symlink_to("/etc/passwd")
-    with pytest.raises(OSError, match="Too many levels"):
+    with pytest.raises(OSError, match="neither a file"):
         open_journal(tmp_path / "real" / "j")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,7 +13,8 @@ from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.write_plan import piece_size
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
-from shardfs.storage.local import LocalBlob, require_file
+from shardfs.storage.local import LocalBlob
+from shardfs.storage.regular_files import open_regular, reopened
 from shardfs.storage.writers.common import is_temporary, require_inside
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ class TemporaryFiles:
 def _removed(name: str, at: int) -> bool:
     """Remove a temporary file, unless its writer still holds its lock; return whether it was removed."""
     try:
-        fd = syscalls.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, at=at)
+        fd = open_regular(name, os.O_RDWR, at=at)
     except OSError:
         return False
     try:
@@ -172,21 +174,22 @@ class Old(NamedTuple):
 
 def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = False) -> Old:
     """Open an object that an update will replace. Raise OSError if the update must not replace it."""
-    flags, link = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, None
     try:
-        fd = os.open(place.name, flags | os.O_NOFOLLOW, dir_fd=place.at)
+        named = os.open(place.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.at)
     except FileNotFoundError:
         return Old(None, None)
-    except OSError as e:
-        if e.errno != errno.ELOOP:
-            raise
-        # Read the identity of the link before opening the file, because another program may replace the link meanwhile.
-        link = identity_at(place.name, place.at)
-        fd = _open_linked(place, flags, replace_links=replace_links)
-    blob = LocalBlob(fd, info := os.fstat(fd), nothing)  # closes the file if a check below fails
-    if link is not None:
-        store.confined(fd, place.key)
-    require_file(info, place.key)
+    try:
+        # Read the identity of a link before opening the file, because another program may replace the link meanwhile.
+        info = os.fstat(named)
+        link = identity_in(info) if stat.S_ISLNK(info.st_mode) else None
+        if link is None:
+            fd = reopened(named, os.O_RDONLY, place.key)
+        else:
+            fd = _open_linked(store, place, replace_links=replace_links)
+    finally:
+        os.close(named)
+    info = os.fstat(fd)
+    blob = LocalBlob(fd, info, nothing)  # closes the file if a check below fails
     # The directory's permissions would allow replacing a write-protected file. An update never changes the target of a
     # link, so the target may be write-protected.
     if link is None and not os.access(f"/proc/self/fd/{fd}", os.W_OK):
@@ -194,15 +197,20 @@ def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = Fal
     return Old(blob, link or identity_in(info), link is not None)
 
 
-def _open_linked(place: ObjectPlace, flags: int, *, replace_links: bool) -> int:
+def _open_linked(store: LocalStore, place: ObjectPlace, *, replace_links: bool) -> int:
     if not replace_links:
         why = "is a symbolic link, and -o linked_shards=replace, which puts a file in its place, was not given"
         raise OSError(errno.EROFS, why, place.key)
     try:
-        return os.open(place.name, flags, dir_fd=place.at)
+        named = os.open(place.name, os.O_PATH | os.O_CLOEXEC, dir_fd=place.at)
     except FileNotFoundError:
         why = "is a symbolic link that leads nowhere; fetch its target (git-annex: git annex get), or remove the link"
         raise OSError(errno.EROFS, why, place.key) from None
+    try:
+        store.confined(named, place.key)
+        return reopened(named, os.O_RDONLY, place.key)
+    finally:
+        os.close(named)
 
 
 def identity_at(name: str, at: int) -> list[int] | None:

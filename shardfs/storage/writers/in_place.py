@@ -8,8 +8,8 @@ No atomic exchange reveals a concurrent writer. Instead, the file's identity is 
 
 from __future__ import annotations
 
-import errno
 import os
+import stat as stat_module
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ from shardfs.model.write_plan import size_of
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
+from shardfs.storage.regular_files import open_regular
 from shardfs.storage.writers.common import Begun, PlannedBlob
 from shardfs.storage.writers.files import fill, identity_at, identity_in
 
@@ -106,12 +107,10 @@ def changed(
 
 def _opened(place: ObjectPlace) -> int | None:
     """Open the file for reading and writing; return None if no regular file has this name any more."""
-    try:
-        return syscalls.open(place.name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, at=place.at)
-    except OSError as e:
-        if e.errno not in (errno.ENOENT, errno.ELOOP, errno.EISDIR):
-            raise
-        return None
+    with suppress(FileNotFoundError):
+        if stat_module.S_ISREG(os.stat(place.name, dir_fd=place.at, follow_symlinks=False).st_mode):
+            return open_regular(place.name, os.O_RDWR, at=place.at)
+    return None
 
 
 def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], None]) -> os.stat_result:

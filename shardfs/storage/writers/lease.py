@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import BusyError, message
-from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, describe, owner_in, read_owner
+from shardfs.storage.source_locks import LOCK, MAX_RECORD, SOURCE_LOCK, busy, describe, owner_in, read_owner
 from shardfs.storage.writers.common import Changed, PlannedBlob
 from shardfs.storage.writers.objects import PAUSE_S, Known, put_once, remove_once
 
@@ -43,9 +43,6 @@ EXPIRED_S = 2 * LEASE_S
 
 The store's clock gives both times, so clocks of different machines are never compared.
 """
-
-MAX_RECORD = 1 << 16
-"""Most bytes of a lock object that are read."""
 
 
 class Lease:

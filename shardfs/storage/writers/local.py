@@ -17,6 +17,7 @@ from shardfs.model.write_plan import is_same, pieces_of, size_of
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
+from shardfs.storage.regular_files import open_or_create, reopened
 from shardfs.storage.writers import in_place as in_its_place
 from shardfs.storage.writers.common import FIRST, Begun, Changed, Make, Writer, nobody, repeated, temporary_name
 from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, fill, identity_at, open_old
@@ -192,7 +193,7 @@ class LocalWriter(Writer):
         key, content = file
         with self._directories.changing(self._directories.locate(key, make=True)) as place:
             # Not truncated first: another process may have written the same bytes, and may be killed after this.
-            fd = syscalls.open(place.name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666, place.at)
+            fd = open_or_create(place.name, os.O_WRONLY, 0o666, at=place.at)
             try:
                 fill(fd, None, pieces_of(content))
                 syscalls.ftruncate(fd, size_of(content))
@@ -243,12 +244,8 @@ class LocalWriter(Writer):
         return fd
 
     def _open_existing(self, key: str, flags: int) -> int:
-        with self.named(key) as fd:  # check the type before opening for writing
-            mode = os.fstat(fd).st_mode
-            if not stat_module.S_ISREG(mode):
-                number = errno.EISDIR if stat_module.S_ISDIR(mode) else errno.EACCES
-                raise OSError(number, os.strerror(number), key)
-            return syscalls.open(f"/proc/self/fd/{fd}", flags & ~os.O_NOFOLLOW)
+        with self.named(key) as fd:
+            return reopened(fd, flags & ~os.O_NOFOLLOW, key)
 
     def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
         return self._store.opened(key, os.O_PATH | (0 if follow else os.O_NOFOLLOW))

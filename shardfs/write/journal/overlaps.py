@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.storage import source_locks, syscalls
 from shardfs.storage.mount_table import FS_TYPE, entries
+from shardfs.storage.regular_files import open_regular, read_all
 from shardfs.write.journal import places
 
 if TYPE_CHECKING:
@@ -59,12 +60,12 @@ def _nested(one: str, other: str) -> bool:
 def _owners() -> Iterator[dict[str, Any]]:
     """Yield the owner entries in the journal locks of running writers whose processes this user may inspect."""
     for link in iglob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             if _JOURNAL_LOCK.search(os.readlink(link)) is None:
                 continue
-            fd = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(link, follow=True)
             try:
                 if syscalls.is_locked(fd):
-                    yield source_locks.read_owner(link)
+                    yield source_locks.owner_in(read_all(fd, source_locks.MAX_RECORD))
             finally:
                 os.close(fd)

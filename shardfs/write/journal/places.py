@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.storage import syscalls
 from shardfs.storage.mount_table import topmost
+from shardfs.storage.regular_files import open_or_create, open_regular
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, owner_record, read_owner
 
 if TYPE_CHECKING:
@@ -135,10 +136,15 @@ def purge(directory: Path) -> None:
     for path in [*directory.iterdir(), *(directory / LOST).glob("*")]:
         aside = path.suffix in (".torn", ".damaged") or path.parent.name == LOST or path.name.startswith(DISCARDED)
         with suppress(OSError):
-            if aside and path.lstat().st_mtime < time.time() - KEPT_S:
-                for below in path.iterdir() if path.is_dir() else ():
-                    syscalls.unlink(str(below))
-                (syscalls.rmdir if path.is_dir() else syscalls.unlink)(str(path))
+            info = path.lstat()
+            if not aside or info.st_mtime >= time.time() - KEPT_S:
+                continue
+            if not stat.S_ISDIR(info.st_mode):
+                syscalls.unlink(str(path))
+                continue
+            for below in path.iterdir():
+                syscalls.unlink(str(below))
+            syscalls.rmdir(str(path))
 
 
 class Lock:
@@ -163,9 +169,8 @@ class Lock:
 
         `free` unlinks the file of a `fleeting` lock. `job` says what the owner does, if it is no mount.
         """
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         while True:
-            fd = syscalls.open(path, flags, mode)
+            fd = open_or_create(path, os.O_RDWR, mode)
             try:
                 syscalls.lock(fd)
                 if is_at(fd, path):  # else the previous owner unlinked the file after this open
@@ -223,7 +228,7 @@ def lock_source(source: str, mountpoint: str) -> list[Lock]:
 def is_locked(path: str) -> bool:
     """Return whether another process holds the lock at `path`. Nothing is changed."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_regular(path)
     except FileNotFoundError:
         return False
     try:

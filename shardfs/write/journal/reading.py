@@ -242,11 +242,15 @@ class _Judge:
         self._reading.problems.append(text)
 
     def _missing(self) -> None:
-        numbers = {_own_number(file) for file in self._files}
-        for number in range(self._reading.oldest or min(numbers, default=0), max(numbers, default=0)):
-            if number not in numbers:
+        numbers = sorted({_own_number(file) for file in self._files})
+        first = self._reading.oldest or min(numbers, default=0)
+        for number in numbers:
+            if number > first:
                 self._paths[""] = None
-                self._reading.problems.append(f"{segment_name(number)} is missing")
+                last = number - 1  # a file with a forged number may leave out very many
+                names = segment_name(first) if first == last else f"{segment_name(first)} to {segment_name(last)}"
+                self._reading.problems.append(f"{names} {'is' if first == last else 'are'} missing")
+            first = number + 1
 
 
 def _begins(file: SegmentFile) -> tuple[int, int] | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google_crc32c import extend as crc32c_extend
 
+from shardfs.storage.regular_files import open_regular
 from shardfs.write.journal import records
 from shardfs.write.journal.records import HEADER_SIZE, RecordHead, SegmentHeader
 
@@ -98,10 +98,10 @@ class SegmentFile:
 def open_segment(directory: Path, name: str, source_id: bytes | None, *, write: bool) -> SegmentFile:
     """Open and scan one segment file. Its `number` is not set yet. Raise the errors of `reading.read`."""
     path = str(directory / name)
-    fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = open_regular(path, os.O_RDWR if write else os.O_RDONLY)
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or (write and info.st_uid != os.geteuid()):
+        if write and info.st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "a segment of the journal is not a file of its user", path)
         header = records.decode_header(os.pread(fd, HEADER_SIZE, 0))
         if header and source_id is not None and header.source_id != source_id:

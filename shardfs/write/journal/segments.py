@@ -11,6 +11,7 @@ from google_crc32c import extend as crc32c_extend
 
 from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
+from shardfs.storage.regular_files import open_regular
 from shardfs.write.journal import places, records
 from shardfs.write.journal.records import HEADER_SIZE, RecordHead, SegmentHeader
 from shardfs.write.journal.scanning import segment_name
@@ -68,7 +69,7 @@ class Segment:
         """
         spare, path = str(directory / SPARE), str(directory / segment_name(header.number))
         try:
-            fd = syscalls.open(spare, os.O_RDWR | os.O_NOFOLLOW)
+            fd = open_regular(spare, os.O_RDWR)
         except FileNotFoundError:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory)) from None
         try:
