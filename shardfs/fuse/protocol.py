@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Opcodes
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, GETXATTR, LISTXATTR = 1, 2, 3, 14, 15, 17, 18, 22, 23
 INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, IOCTL, BATCH_FORGET, READDIRPLUS = 26, 27, 28, 29, 36, 39, 42, 44
-SETATTR, READLINK, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 5, 6, 8, 9, 10, 11, 12, 13, 16
+SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, WRITE = 4, 6, 8, 9, 10, 11, 12, 13, 16
 FSYNC, FLUSH, FSYNCDIR = 20, 25, 30
 SETXATTR, REMOVEXATTR, CREATE, FALLOCATE, RENAME2, COPY_FILE_RANGE, TMPFILE = 21, 24, 35, 43, 45, 47, 51
 
@@ -43,7 +43,7 @@ NAMES = {
     BATCH_FORGET: "batch_forget", READDIRPLUS: "readdirplus", SETATTR: "setattr", SYMLINK: "symlink", MKNOD: "mknod",
     MKDIR: "mkdir", UNLINK: "unlink", RMDIR: "rmdir", RENAME: "rename", LINK: "link", WRITE: "write",
     SETXATTR: "setxattr", REMOVEXATTR: "removexattr", CREATE: "create", FALLOCATE: "fallocate", RENAME2: "rename2",
-    COPY_FILE_RANGE: "copy_file_range", TMPFILE: "tmpfile", READLINK: "readlink", FSYNC: "fsync", FLUSH: "flush",
+    COPY_FILE_RANGE: "copy_file_range", TMPFILE: "tmpfile", FSYNC: "fsync", FLUSH: "flush",
     FSYNCDIR: "fsyncdir", 31: "getlk", 32: "setlk", 33: "setlkw", 34: "access", 37: "bmap", 38: "destroy", 40: "poll",
     46: "lseek", 52: "statx",
 }  # fmt: skip
@@ -315,9 +315,6 @@ class Encoder:
         words[:, :_NAME] = self._rows[0]
         if batch.directories.any():
             words[batch.directories, :_NAME] = self._rows[1]
-        if batch.links is not None:
-            words.view(np.uint32)[batch.links, _LISTED_MODE] = stat.S_IFLNK | 0o777
-            words.view(np.uint32)[batch.links, _DIRENT_TYPE] = stat.S_IFLNK >> 12
         words[:, _NODE], words[:, _INO], words[:, _DIRENT_INO] = nodes, batch.numbers, batch.numbers
         sizes = np.maximum(batch.sizes, 0)
         words[:, _SIZE], words[:, _BLOCKS], words[:, _DIRENT_OFFSET] = sizes, (sizes + 511) >> 9, offsets

@@ -213,4 +213,4 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
     hooks = tree.hooks
     hooks.reshaped = reshaped
     hooks.invalidate, hooks.invalidate_all, hooks.invalidate_content = invalidate, invalidate_all, invalidate_content
-    hooks.drop_content, hooks.shows_links = drop_content, True
+    hooks.drop_content = drop_content

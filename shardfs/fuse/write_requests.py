@@ -94,12 +94,6 @@ class WritableTree(FileTree, Protocol):
     def sync_directory(self, number: int) -> None:
         """Return when the names in the directory are on disk."""
 
-    def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
-        """Make a symbolic link. EPERM if its target is not on the mount."""
-
-    def read_link(self, number: int) -> bytes:
-        """The target of a symbolic link, which is on the mount. EINVAL if the file is no symbolic link."""
-
     def set_xattr(self, number: int, name: str, value: bytes, flags: int) -> None:
         """Set an extended attribute; `flags` are those of setxattr(2). EOPNOTSUPP if it cannot be set.
 
@@ -284,7 +278,7 @@ class NameRequests:
             protocol.SYMLINK: self._symlink,
         }
         change_handlers = {opcode: self._change_handler(change) for opcode, change in changes.items()}
-        return {**change_handlers, protocol.CREATE: self._create, protocol.READLINK: self._readlink}
+        return {**change_handlers, protocol.CREATE: self._create}
 
     def _change_handler(self, change: Callable[[int, int], Attributes | None]) -> Handler:
         """A handler that calls `change` with the request's node number and size.
@@ -327,7 +321,7 @@ class NameRequests:
         mode, _, _ = protocol.MKNOD_IN.unpack_from(self._request, protocol.BODY)
         name = self._name(parent, protocol.BODY + protocol.MKNOD_IN.size, size - 1)
         if not stat.S_ISREG(mode):
-            raise PermissionError(errno.EPERM, "a mount holds only files, directories and symbolic links", name)
+            raise PermissionError(errno.EPERM, "a mount holds only files and directories", name)
         found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
         self._tree.flush(handle)
         self._tree.release(handle)
@@ -367,12 +361,7 @@ class NameRequests:
         name = self._name(new_parent, protocol.BODY + protocol.LINK_IN.size, size - 1)
         return self._tree.link(number, new_parent, name)
 
-    def _symlink(self, parent: int, size: int) -> Attributes:
-        name, _, target = bytes(self._request[protocol.BODY : size - 1]).partition(b"\0")
-        return self._tree.symlink(parent, self._name(parent, protocol.BODY, protocol.BODY + len(name)), target)
-
-    def _readlink(self, unique: int, number: int, _size: int) -> None:
-        if number >= control.DIRECTORY:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), control.NAME)
-        target = self._tree.read_link(number)
-        self._send(protocol.data(unique, len(target)) + target)
+    def _symlink(self, _parent: int, size: int) -> Attributes:
+        name, _, _ = bytes(self._request[protocol.BODY : size - 1]).partition(b"\0")
+        why = "a mount has no symbolic links of its own; make the link in the source, and the mount follows it"
+        raise PermissionError(errno.EPERM, why, os.fsdecode(name))

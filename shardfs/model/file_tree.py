@@ -83,7 +83,6 @@ class KernelHooks:
             nor `invalidate` blocks; both may be called anywhere.
         drop_content: as `invalidate_content`, but the kernel has dropped the pages when this returns. May block until
             running requests are answered: not to be called in a request, nor with a lock that a request may need.
-        shows_links: the tree shows symbolic links as links (`Attributes.mode`), not as their targets.
     """
 
     resized: Callable[[U64], None] = lambda numbers: None
@@ -92,4 +91,3 @@ class KernelHooks:
     invalidate_all: Callable[[int, Iterable[bytes]], None] = lambda parent, names: None
     invalidate_content: Callable[[int], None] = lambda number: None
     drop_content: Callable[[int], None] = lambda number: None
-    shows_links: bool = False

@@ -32,7 +32,6 @@ class Batch(NamedTuple):
         sizes: -1 where the size is unknown without further I/O; such an entry is listed by name only.
         cookies: positions; `scan(cookie)` continues after that entry. Strictly ascending, below 2**62.
         by_name: whether to send the kernel only names, because it would otherwise keep too many inodes.
-        links: which entries are symbolic links, with `directories` not set; None if there are none.
     """
 
     names: npt.NDArray[np.bytes_]
@@ -42,7 +41,6 @@ class Batch(NamedTuple):
     mtimes_ns: npt.NDArray[np.int64]
     cookies: U64
     by_name: bool = False
-    links: Bool | None = None
 
     @classmethod
     def of(
@@ -82,5 +80,4 @@ class Batch(NamedTuple):
             sizes=self.sizes[which],
             mtimes_ns=self.mtimes_ns[which],
             cookies=self.cookies[which],
-            links=None if self.links is None else self.links[which],
         )

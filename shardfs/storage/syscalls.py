@@ -171,11 +171,6 @@ def link(old: str, new: str, at: int | None = None, new_at: int | None = None) -
     call("link", lambda o, n, a, b: os.link(o, n, src_dir_fd=a, dst_dir_fd=b, **_NO_FOLLOW), old, new, at, new_at)
 
 
-def symlink(target: str, path: str, at: int | None = None) -> None:
-    """Create a symbolic link. Raise FileExistsError if the name exists."""
-    call("symlink", lambda t, p, d: os.symlink(t, p, dir_fd=d), target, path, at)
-
-
 def unlink(path: str, at: int | None = None) -> None:
     """Remove a name. Open descriptors of the file stay valid."""
     call("unlink", lambda p, d: os.unlink(p, dir_fd=d), path, at)

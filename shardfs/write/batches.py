@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,15 +17,7 @@ if TYPE_CHECKING:
 
 def batch_of(entries: list[tuple[bytes, Attributes]], cookie: int) -> Batch:
     """Return the entries behind the position `cookie` as one page."""
-    entries = entries[cookie:]
-    links = np.array([stat.S_ISLNK(found.mode) for _, found in entries], np.bool_)
-    return Batch.of_entries(entries, cookie)._replace(links=links)
-
-
-def with_links(batch: Batch, names: list[bytes]) -> Batch:
-    """Return the batch with these names marked as symbolic links, instead of as the files that they lead to."""
-    links = np.isin(batch.names, np.array(names, "S")) & (batch.cookies >= np.uint64(REST))
-    return batch._replace(links=links, directories=batch.directories & ~links, sizes=np.where(links, -1, batch.sizes))
+    return Batch.of_entries(entries[cookie:], cookie)
 
 
 def asked_singly(batch: Batch, numbers: set[int]) -> Batch:

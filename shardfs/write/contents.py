@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -69,11 +68,8 @@ class FileContents:
         if info is None:
             if file.path is None:
                 raise stale(file.number)
-            info = local.stat(file.path, follow=not file.is_link)
-        if file.is_link and not stat.S_ISLNK(info.st_mode):
-            raise stale(file.number)
-        mode = info.st_mode if file.is_link else shown_mode(info.st_mode)
-        return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, mode)
+            info = local.stat(file.path)
+        return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, shown_mode(info.st_mode))
 
     def whole(self, file: WritableFile) -> bytes:
         """Return all bytes of a file."""

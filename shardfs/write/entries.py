@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.directories import Directories
-    from shardfs.write.links import Links
     from shardfs.write.metadata import FileMetadata
     from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
@@ -39,14 +38,13 @@ class Entries:
         contents: FileContents,
         overlay: Overlay,
         directories: Directories,
-        links: Links,
         open_files: OpenFiles,
         descriptions: Descriptions,
         saving: Saving,
         metadata: FileMetadata,
         backing: Backing,
     ) -> None:
-        self._contents, self._overlay, self._directories, self._links = contents, overlay, directories, links
+        self._contents, self._overlay, self._directories = contents, overlay, directories
         self._open_files, self._descriptions = open_files, descriptions
         self._saving, self._metadata = saving, metadata
         self._writer, self._pending, self._documents = backing
@@ -97,6 +95,7 @@ class Entries:
         require_passed_through(meaning.kind, path)
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
+        self.require_own_name(path, meaning)
         if meaning.kind is not NameKind.PLAIN:
             self._open_files.keep(found.number)
             if meaning.kind is NameKind.DOCUMENT:
@@ -117,6 +116,17 @@ class Entries:
             self._base.changed(path)
         if is_document(os.fsdecode(name)):
             self._descriptions.describe_anew(directory)
+
+    def require_own_name(self, path: str, meaning: NameMeaning) -> None:
+        """Raise OSError (EROFS) if the source has the file below a symbolic link to a directory.
+
+        A program that removes a directory that is a link would otherwise empty the directory to which the link leads.
+        """
+        if meaning.target is not None:
+            shards = meaning.target.tree.shards
+            self._writer.require_own_name(shards.key(shards.number_of(meaning.target.coords)))
+        elif meaning.kind in (NameKind.PLAIN, NameKind.DOCUMENT):
+            self._writer.require_own_name(path)
 
     def _remove(self, directory: str, name: bytes, meaning: NameMeaning) -> None:
         """Remove a name. Open handles keep the bytes of the file."""
@@ -173,9 +183,6 @@ class Entries:
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
         """Create a copy of a file under another name: files here have one name each."""
-        source = self._files.by_number.get(number)
-        if source is not None and source.is_link:
-            return self.symlink(new_parent, new_name, self._links.target_of(number))
         directory = self._unused(new_parent, new_name)
         self._names.waiting()
         meaning, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
@@ -210,20 +217,6 @@ class Entries:
             self._contents.supersede(file)
         if found.mode and meaning.kind is NameKind.PLAIN:
             self._metadata.set_mode(file.number, found.mode)
-        return self._contents.attributes(file)
-
-    def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
-        """Create a symbolic link to a path in the source. Raise OSError (EPERM) where links cannot be shown."""
-        directory, leads_to = self._unused(parent, name), os.fsdecode(target)
-        path = join(directory, name)
-        self._names.waiting()
-        meaning, described = self._open_files.classify_to_write(directory, name), self._descriptions.describes(name)
-        self._links.require(directory, name, meaning, leads_to, described=described)
-        with self._names.renaming():
-            self._writer.make_link(path, leads_to)
-            with self._names.lock:
-                file = self._links.add(directory, name)
-            self._base.changed(path)
         return self._contents.attributes(file)
 
     # ---- directories ----
@@ -263,6 +256,7 @@ class Entries:
         if not found.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         self._names.waiting()
+        self._writer.require_own_name(f"{path}/")  # the directory itself may be a link, too
         self.remove_directory(found.number, path)
 
     def remove_directory(self, number: int, path: str) -> None:

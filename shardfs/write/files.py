@@ -31,7 +31,6 @@ class WritableFile:
     Attributes:
         twin: the file with the compressed bytes of this chunk. The file with a twin is readable, but unlisted and
             unnamed.
-        is_link: a symbolic link in the source, passed through; it is never open.
         dirty: the buffer has bytes that are neither in the journal nor in the store.
         refused: these bytes could not be saved, and the writer got the error.
         merged: the source's document differs from the one written here or cached by the kernel; `frozen` has the
@@ -42,7 +41,7 @@ class WritableFile:
     """
 
     __slots__ = (
-        "base", "buffer", "dirty", "fd", "frozen", "handles", "is_link", "kind", "known_size", "lookups", "merged",
+        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "merged",
         "mode", "mtime_ns", "name", "number", "parent", "refused", "spent", "target", "twin", "version", "writers",
     )  # fmt: skip
 
@@ -57,7 +56,7 @@ class WritableFile:
         self.version: Version | None = None
         self.fd, self.base = -1, 0
         self.spent: list[int] = []
-        self.dirty = self.refused = self.is_link = self.merged = False
+        self.dirty = self.refused = self.merged = False
         self.handles = self.writers = self.lookups = 0
 
     @property

@@ -58,16 +58,10 @@ class FileMetadata:
                 self._writer.set_mode(path, mode)
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
-        """Set the modification time (None: now). That of a chunk is kept until the end of the mount.
-
-        For a symbolic link, set the time of the link itself.
-        """
+        """Set the modification time (None: now). That of a chunk is kept until the end of the mount."""
         when = time.time_ns() if mtime_ns is None else mtime_ns
         file = self._file(number)
-        if file is not None and file.is_link:
-            if file.path is not None:
-                self._writer.set_times(file.path, when, follow=False)
-        elif file is not None and file.fd >= 0:
+        if file is not None and file.fd >= 0:
             syscalls.utime(file.fd, when, when)
         elif (path := self._stored_path(number)) is not None:
             self._writer.set_times(path, when)
@@ -100,7 +94,7 @@ class FileMetadata:
             return None
         file = self._files.by_number.get(number)
         if file is not None:
-            return file.path if file.kind is kind and not file.is_link else None
+            return file.path if file.kind is kind else None
         if number == ROOT or self._base.is_virtual(number):
             return None
         path = self._names.path_of(number)
@@ -116,9 +110,6 @@ class FileMetadata:
         shardfs adds attributes to a directory of the source. A file gets none, so that programs can copy all its
         attributes.
         """
-        file = self._files.by_number.get(number)
-        if file is not None and file.is_link:
-            return {}
         with self._on_disk(number) as path:
             if path is None:
                 return self._overlay.xattrs(number)

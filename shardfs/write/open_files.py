@@ -157,8 +157,6 @@ class OpenFiles:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
         if file.twin is not None:
             self._contents.promote(file)
-        if file.is_link and flags is not None:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), file.path)
         if file.kind is NameKind.PLAIN and self._writer.local and flags is not None:
             self._open_on_disk(file, flags)
         return file
@@ -212,7 +210,7 @@ class OpenFiles:
         if file is None:
             return
         if file.kind is NameKind.PLAIN and self._writer.local:
-            if file.handles or (replaced and file.lookups and not file.is_link):
+            if file.handles or (replaced and file.lookups):
                 self.adopt(number, os.O_RDONLY)
         elif file.handles:
             self._contents.load(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import OWN, NameKind, is_scratch
 from shardfs.model.listing import REST
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
-from shardfs.write.batches import asked_singly, batch_of, with_links, without
+from shardfs.write.batches import asked_singly, batch_of, without
 from shardfs.write.files import join, shown_mode, split, stale
 from shardfs.write.names import JOURNALED
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from shardfs.write.contents import FileContents
     from shardfs.write.directories import Directories
     from shardfs.write.files import WritableFile
-    from shardfs.write.links import Links
 
 MAX_NAME = 255
 
@@ -38,10 +36,9 @@ OVERLAID = 1 << 61
 class Overlay:
     """The read side of a mount with changes. Thread-safe. It has the methods of `Tree`, which are documented there."""
 
-    def __init__(self, contents: FileContents, directories: Directories, links: Links) -> None:
+    def __init__(self, contents: FileContents, directories: Directories) -> None:
         self._contents = contents
         self._directories = directories
-        self._links = links
         self._names, self._pending, self._local = contents.names, contents.pending, contents.local
         self._files, self._base = self._names.files, self._names.base
         self.cut: set[str] = set()  # arrays that had another shape before
@@ -123,9 +120,8 @@ class Overlay:
         """Return the attributes of a name in the source; None if hidden. Raise FileNotFoundError if there is none."""
         if self._local is None and self._is_scratch(directory, name):
             return None  # hidden even if a crashed program has left it in the store, so nothing needs to be asked
-        path, found = join(directory, name), self._stored_or_link(directory, number, name)
-        if stat.S_ISLNK(found.mode):
-            return found
+        path = join(directory, name)
+        found = self._base.lookup(number, name)
         if self._directories.hides(found, number, path) or self._is_foreign_scratch(found, directory, name):
             return None
         found = self.with_mode(found, path)
@@ -139,24 +135,6 @@ class Overlay:
                 file.known_size, file.mtime_ns, file.mode = found.size, found.mtime_ns, found.mode
                 return self._contents.attributes(file)
         return self.find(directory, name)  # written or hidden in the meantime
-
-    def _stored_or_link(self, directory: str, number: int, name: bytes) -> Attributes:
-        """Return the attributes of a name in the source, including symbolic links that are dangling or circular."""
-        failure: OSError | None = None
-        try:
-            found = self._base.lookup(number, name)
-            if found.number >= TABLE_END:
-                return found
-        except OSError as e:
-            if e.errno not in (errno.ENOENT, errno.EACCES, errno.ELOOP):
-                raise
-            failure = e
-        link = self._links.find(directory, number, name)
-        if link is not None:
-            return self._contents.attributes(link)
-        if failure is not None:
-            raise failure
-        return found
 
     def _is_foreign_scratch(self, found: Attributes, directory: str, name: bytes) -> bool:
         """Return whether a name is a temporary file of another program in the source, or a lock of our own."""
@@ -288,13 +266,10 @@ class Overlay:
         if base is None:
             return
         has_scratch = self._names.has_scratch(path)
-        links = self._links.in_directory(path, base)
         for batch in self._base.scan(base, max(cookie - OVERLAID, 0)):
             others = batch.cookies >= np.uint64(REST)
             if self._local is not None and others.any():  # files on a disk have a mode each
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
-            if links:
-                batch = with_links(batch, links)
             batch = without(batch, names, has_scratch=has_scratch, local=self._local is not None)
             shown = self._directories.only_shown(batch, base, path)
             if len(shown.names):

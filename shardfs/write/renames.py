@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from shardfs.write.encoding import Encoded
     from shardfs.write.entries import Entries
     from shardfs.write.files import WritableFile
-    from shardfs.write.links import Links
     from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.saving import Saving
@@ -37,14 +35,13 @@ class Renames:
         self,
         contents: FileContents,
         overlay: Overlay,
-        links: Links,
         open_files: OpenFiles,
         descriptions: Descriptions,
         saving: Saving,
         entries: Entries,
         backing: Backing,
     ) -> None:
-        self._contents, self._overlay, self._links = contents, overlay, links
+        self._contents, self._overlay = contents, overlay
         self._open_files, self._descriptions, self._saving, self._entries = open_files, descriptions, saving, entries
         self._writer, self._pending, self._documents = backing
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
@@ -115,10 +112,8 @@ class Renames:
         (source, name), (directory, new_name) = split(old), split(new)
         if there is not None:
             meaning = self._entries.classify(directory, new_name, there)
-        if stat.S_ISLNK(found.mode):
-            target, described = os.fsdecode(self._links.target_of(found.number)), self._descriptions.describes(new_name)
-            self._links.require(directory, new_name, meaning, target, described=described)
         was = self._entries.classify(source, name, found)
+        self._entries.require_own_name(old, was)
         kinds = {meaning.kind, was.kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
             if there is not None:
@@ -244,6 +239,7 @@ class Renames:
             require_passed_through(known, old)
         if kind is NameKind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), new)
+        self._writer.require_own_name(old)
         if NameKind.DIRECTORY in (was, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
         if there is not None:

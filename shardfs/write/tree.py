@@ -20,7 +20,6 @@ from shardfs.write.directories import Directories
 from shardfs.write.documents import Documents
 from shardfs.write.entries import Entries
 from shardfs.write.file_calls import FileCalls
-from shardfs.write.links import Links
 from shardfs.write.metadata import FileMetadata
 from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names
@@ -61,15 +60,15 @@ class WriteTree:
         self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
         names, backing = Names(base, documents, waiting), Backing(writer, pending, documents)
         contents = FileContents(names, pending, writer if writer.local else None, budget)
-        directories, links = Directories(names, local=writer.local), Links(names, writer)
-        view = Overlay(contents, directories, links)
+        directories = Directories(names, local=writer.local)
+        view = Overlay(contents, directories)
         opened = OpenFiles(contents, backing)
         descriptions = Descriptions(contents, view, opened, backing)
         saving = Saving(contents, descriptions, backing)
         calls = FileCalls(contents, view, opened, descriptions, saving, backing)
         metadata = FileMetadata(names, view, opened, saving, backing)
-        entries = Entries(contents, view, directories, links, opened, descriptions, saving, metadata, backing)
-        renames = Renames(contents, view, links, opened, descriptions, saving, entries, backing)
+        entries = Entries(contents, view, directories, opened, descriptions, saving, metadata, backing)
+        renames = Renames(contents, view, opened, descriptions, saving, entries, backing)
         self._handles, self._descriptions = opened.handles, descriptions
         self.hooks, self.store, self.retry, self.caches = names.hooks, base.store, base.retry, base.caches
         self.note = None
@@ -92,7 +91,6 @@ class WriteTree:
 
         self.unlink, self.link, self.rename = entries.unlink, entries.link, renames.rename
         self.mkdir, self.rmdir, self.sync_directory = entries.mkdir, entries.rmdir, entries.sync_directory
-        self.symlink, self.read_link = entries.symlink, links.target_of
 
         self.state, self.left = pending.state, pending.left
         descriptions.publish_chosen()

@@ -64,3 +64,32 @@ def test_a_read_only_mount_shows_the_source_and_names_what_is_unpublished(tmp_pa
         assert "`shardfs recover --apply`" in done.stderr
         assert shardfs("recover", "--apply", "-o", f"journal={mount.journal}", source).returncode == 0
     assert run(sys.executable, "-m", "shardfs", "cat", source, "c/0/0") == "new."
+
+
+REPLACE = """
+import sys, zarr
+zarr.open_group(sys.argv[1], mode="w")
+"""
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+def test_links_are_followed_and_cannot_be_made_or_emptied(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    handmade.write_json(source / "a/zarr.json", handmade.zarr_metadata((4, 4), (4, 4), (2, 2)))
+    handmade.write_files(source, {"a/c/0/0": handmade.zarr_shard([b"kept", None, None, None])})
+    handmade.write_files(
+        source, {"notes/text": b"kept", "group/zarr.json": b'{"zarr_format": 3, "node_type": "group"}'}
+    )
+    (source / "latest").symlink_to("a")
+    (source / "group/notes").symlink_to("../notes")
+    with writable(source, tmp_path) as mount:
+        mount.mount()
+        assert (mount.path / "latest/c/0/0").read_bytes() == b"kept"
+        assert "Operation not permitted" in attempt("ln", "-s", "a", mount.path / "newest").stderr
+        for name in ("latest", "group/notes"):
+            assert "Read-only file system" in attempt("rm", "-r", mount.path / name).stderr
+        assert attempt(sys.executable, "-c", REPLACE, mount.path / "group").returncode == 1
+        assert mount.umount().returncode == 0
+    assert (source / "notes/text").read_bytes() == b"kept"
+    assert run(sys.executable, "-m", "shardfs", "cat", source, "a/c/0/0") == "kept"

@@ -44,10 +44,9 @@ class Inode:
     opened: int = 0
     known: int = 0
     xattrs: dict[str, bytes] = field(default_factory=dict)
-    link: bool = False
 
     def attributes(self) -> Attributes:
-        mode = self.mode | (stat.S_IFDIR if self.directory else stat.S_IFLNK if self.link else stat.S_IFREG)
+        mode = self.mode | (stat.S_IFDIR if self.directory else stat.S_IFREG)
         return Attributes(self.number, self.directory, len(self.data), self.mtime_ns, None, mode)
 
 
@@ -142,7 +141,6 @@ class MemoryTree:
                 np.array([a.size if stat.S_IMODE(a.mode) == _usual(a) else -1 for a in told], np.int64),
                 np.array([a.mtime_ns for a in told], np.int64),
                 np.array([cookie for _, _, cookie in part], np.uint64),
-                links=np.array([inode.link for _, inode, _ in part], np.bool_),
             )
 
     # ---- names
@@ -216,27 +214,9 @@ class MemoryTree:
             if new_name in around.names:
                 raise error(errno.EEXIST, new_name)
             data = bytearray(source.data)
-            made = Inode(next(self._numbers), False, source.mode, source.mtime_ns, data, link=source.link)
+            made = Inode(next(self._numbers), False, source.mode, source.mtime_ns, data)
             self._add(around, new_name, made)
             return made.attributes()
-
-    def symlink(self, parent: int, name: bytes, target: bytes) -> Attributes:
-        with self._lock:
-            around = self._directory(parent)
-            if name in around.names:
-                raise error(errno.EEXIST, name)
-            if target.startswith(b"/"):
-                raise error(errno.EPERM, name)
-            made = Inode(next(self._numbers), False, 0o777, data=bytearray(target), link=True)
-            self._add(around, name, made)
-            return made.attributes()
-
-    def read_link(self, number: int) -> bytes:
-        with self._lock:
-            found = self._inode(number)
-            if not found.link:
-                raise error(errno.EINVAL)
-            return bytes(found.data)
 
     def sync_directory(self, number: int) -> None:
         self._directory(number)

@@ -454,7 +454,6 @@ def test_a_hierarchy_of_the_draft_in_a_directory(tmp_path: Path) -> None:
 DRAFT_CALLS: dict[str, Callable[[TreeFiles, str], object]] = {
     "create": lambda files, at: files.write(f"{at}/new", b"x"),
     "mkdir": lambda files, at: files.tree.mkdir(*files._parent(f"{at}/new"), 0o755),
-    "symlink": lambda files, at: files.tree.symlink(*files._parent(f"{at}/new"), b"notes"),
     "a document": lambda files, at: files.write(f"{at}/.zgroup2", b"{}"),
     "unlink": lambda files, at: files.unlink("h/g/notes"),
     "truncate": lambda files, at: files.write("h/g/notes", b"y"),

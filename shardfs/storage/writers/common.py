@@ -169,8 +169,11 @@ class Writer(Protocol):
     def remove_directory(self, key: str) -> None:
         """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
 
-    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
-        """Rename a file, or a directory with its contents. `noreplace`: raise FileExistsError if `new` exists."""
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, or a directory with its contents.
+
+        On a local disk, raise PermissionError for a symbolic link.
+        """
 
     def sync_directory(self, key: str) -> None:
         """Flush a directory: names created, renamed or removed in it survive a power failure after the return.
@@ -183,29 +186,21 @@ class Writer(Protocol):
         """Return a descriptor, as `os.open` does, but with exactly this `mode` whatever the umask is."""
         raise _only_local(key)
 
-    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
-        """Return the attributes of a file or directory; without `follow`, of a symbolic link itself."""
+    def stat(self, key: str) -> os.stat_result:
+        """Return the attributes of a file or directory."""
         raise _only_local(key)
 
     def set_mode(self, key: str, mode: int) -> None:
         """Set the permission bits of a file or directory."""
         raise _only_local(key)
 
-    def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
-        """Set the modification time of a file or directory; without `follow`, of a symbolic link itself."""
+    def set_times(self, key: str, mtime_ns: int) -> None:
+        """Set the modification time of a file or directory."""
         raise _only_local(key)
 
-    def make_link(self, key: str, target: str) -> None:
-        """Create a symbolic link to `target`. Raise FileExistsError."""
-        raise _only_local(key)
-
-    def link_target(self, key: str) -> str | None:
-        """Return the target of a symbolic link; None if `key` is not one."""
-        return None
-
-    def links(self, key: str) -> dict[str, str]:
-        """Return the targets of the symbolic links in a directory, by name."""
-        return {}
+    def require_own_name(self, key: str) -> None:
+        """Raise OSError (EROFS) if `key` is below a symbolic link to a directory, so that its file has another name."""
+        return
 
     def copy(self, fd: int, key: str) -> None:
         """Create a file with the bytes, mode, times and extended attributes of the open file `fd`.
@@ -214,13 +209,13 @@ class Writer(Protocol):
         """
         raise _only_local(key)
 
-    def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
+    def named(self, key: str) -> AbstractContextManager[int]:
         """Open a file or directory with O_PATH (open(2)): to call `fstat`, or to use its path in /proc/self/fd."""
         raise _only_local(key)
 
 
 def _only_local(key: str) -> UnsupportedError:
-    why = "an object of a remote store has no descriptor, mode, owner or links of its own"
+    why = "an object of a remote store has no descriptor, mode or owner of its own"
     return UnsupportedError(f"{key}: {why}; use a local copy of the source for this")
 
 

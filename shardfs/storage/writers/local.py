@@ -220,9 +220,19 @@ class LocalWriter(Writer):
         with self._place(key) as place:
             syscalls.rmdir(place.name, place.at)
 
-    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+    def rename(self, old: str, new: str) -> None:
         with self._place(old) as a, self._place(new) as b:
-            (syscalls.rename_new if noreplace else syscalls.rename)(a.name, b.name, a.at, b.at)
+            if stat_module.S_ISLNK(os.stat(a.name, dir_fd=a.at, follow_symlinks=False).st_mode):
+                why = "is a symbolic link, which may lead elsewhere from another directory; rename it in the source"
+                raise PermissionError(errno.EPERM, why, old)
+            syscalls.rename(a.name, b.name, a.at, b.at)
+
+    def require_own_name(self, key: str) -> None:
+        directory = key.rpartition("/")[0]
+        with suppress(FileNotFoundError), self.named(directory) as fd:
+            if (real := os.readlink(f"/proc/self/fd/{fd}")) != self._store.path(directory):
+                why = f"a symbolic link leads to {real}, so the file has another name; remove or rename it there"
+                raise OSError(errno.EROFS, why, key)
 
     def sync_directory(self, key: str) -> None:
         with self._store.opened(key, DIRECTORY) as at:
@@ -247,19 +257,19 @@ class LocalWriter(Writer):
         with self.named(key) as fd:
             return reopened(fd, flags & ~os.O_NOFOLLOW, key)
 
-    def named(self, key: str, *, follow: bool = True) -> AbstractContextManager[int]:
-        return self._store.opened(key, os.O_PATH | (0 if follow else os.O_NOFOLLOW))
+    def named(self, key: str) -> AbstractContextManager[int]:
+        return self._store.opened(key, os.O_PATH)
 
-    def stat(self, key: str, *, follow: bool = True) -> os.stat_result:
-        with self.named(key, follow=follow) as fd:
+    def stat(self, key: str) -> os.stat_result:
+        with self.named(key) as fd:
             return os.fstat(fd)
 
     def set_mode(self, key: str, mode: int) -> None:
         with self.named(key) as fd:
             syscalls.chmod(f"/proc/self/fd/{fd}", mode)
 
-    def set_times(self, key: str, mtime_ns: int, *, follow: bool = True) -> None:
-        with self.named(key, follow=follow) as fd:
+    def set_times(self, key: str, mtime_ns: int) -> None:
+        with self.named(key) as fd:
             syscalls.utime(f"/proc/self/fd/{fd}", mtime_ns, mtime_ns)
         self._store.reopen(key)
 
@@ -277,20 +287,3 @@ class LocalWriter(Writer):
                 raise
             finally:
                 os.close(new)
-
-    def make_link(self, key: str, target: str) -> None:
-        with self._place(key) as place:
-            syscalls.symlink(target, place.name, place.at)
-
-    def link_target(self, key: str) -> str | None:
-        with suppress(OSError), self.named(key, follow=False) as fd:
-            return os.readlink("", dir_fd=fd) if stat_module.S_ISLNK(os.fstat(fd).st_mode) else None
-        return None
-
-    def links(self, key: str) -> dict[str, str]:
-        found = {}
-        with suppress(OSError), self._store.opened(key, DIRECTORY) as at, os.scandir(at) as entries:
-            for name in (e.name for e in entries if e.is_symlink()):
-                with suppress(OSError):  # another program has removed the link meanwhile
-                    found[name] = os.readlink(name, dir_fd=at)
-        return found

@@ -349,7 +349,7 @@ class ObjectWriter(Writer):
         if next(iter(self._store.scan(key)), None) is not None:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), key)
 
-    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+    def rename(self, old: str, new: str) -> None:
         """Copy the object, then delete the old one. Raise OSError (EXDEV) for directories.
 
         This is not atomic. Another client may see both objects, or find neither with two separate look-ups.
@@ -357,8 +357,6 @@ class ObjectWriter(Writer):
         source, target = self._path(old), self._path(new)
         if self._store.entry(old).directory:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
-        if noreplace and self._objects.head(target) is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         run = self._store.retry.run
         with store_errors(source):
             syscalls.call("copy_object", run, "copy", self._store.fs.cp_file, source, target)

@@ -103,7 +103,7 @@ class ZipWriter(Writer):
     def remove_directory(self, key: str) -> None:
         raise _appends(key)
 
-    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+    def rename(self, old: str, new: str) -> None:
         raise _appends(old)
 
     def commit(self, comment: bytes, order: Callable[[str], tuple[bool, int, str]]) -> None:

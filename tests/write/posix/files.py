@@ -124,25 +124,6 @@ def _(d: Path) -> None:
         fails(errno.EEXIST, opened, path, CREATE | os.O_EXCL)
 
 
-@case("open/O_EXCL on a symbolic link: EEXIST")
-def _(d: Path) -> None:
-    os.symlink("nowhere", d / "s")
-    fails(errno.EEXIST, opened, d / "s", CREATE | os.O_EXCL)
-
-
-@case("open/O_NOFOLLOW on a symbolic link: ELOOP")
-def _(d: Path) -> None:
-    os.symlink("f", d / "s")
-    fails(errno.ELOOP, opened, d / "s", os.O_RDONLY | os.O_NOFOLLOW)
-
-
-@case("open/a circle of symbolic links: ELOOP")
-def _(d: Path) -> None:
-    os.symlink("b", d / "a")
-    os.symlink("a", d / "b")
-    fails(errno.ELOOP, opened, d / "a")
-
-
 @case("open/O_DIRECTORY on a file: ENOTDIR")
 def _(d: Path) -> None:
     fails(errno.ENOTDIR, opened, file(d / "f"), os.O_RDONLY | os.O_DIRECTORY)

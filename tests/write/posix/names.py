@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import shutil
 import stat
 import tempfile
 from typing import TYPE_CHECKING
@@ -400,87 +399,6 @@ def _(d: Path) -> None:
 
 
 # ---- neither files nor directories
-
-
-@case("symlink/makes a symbolic link")
-def _(d: Path) -> None:
-    os.symlink("f", d / "s")
-    file(d / "f")
-    same((os.readlink(d / "s"), (d / "s").read_bytes()), ("f", b"content"))
-
-
-@case("symlink/unlink removes the link alone")
-def _(d: Path) -> None:
-    file(d / "f")
-    os.symlink("f", d / "s")
-    os.unlink(d / "s")
-    same(os.listdir(d), ["f"])
-
-
-@case("symlink/what is written through it is in the file, and seen by who has read it")
-def _(d: Path) -> None:
-    file(d / "f", b"old")
-    os.symlink("./f", d / "s")
-    same(((d / "f").read_bytes(), (d / "s").read_bytes()), (b"old", b"old"))
-    (d / "s").write_bytes(b"longer")
-    same(((d / "f").read_bytes(), (d / "s").read_bytes()), (b"longer", b"longer"))
-    same(os.stat(d / "s").st_ino, number_of(d / "f"))
-
-
-@case("symlink/to a directory, listed and described as a link")
-def _(d: Path) -> None:
-    (d / "x" / "y").mkdir(parents=True)
-    file(d / "x" / "f")
-    os.symlink("x", d / "s")
-    os.symlink("../f", d / "x" / "y" / "up")
-    with os.scandir(d) as entries:
-        same({e.name: (e.is_symlink(), e.is_dir(follow_symlinks=False)) for e in entries}["s"], (True, False))
-    found = os.lstat(d / "s")
-    same((stat.S_ISLNK(found.st_mode), found.st_size, stat.S_ISDIR(os.stat(d / "s").st_mode)), (True, 1, True))
-    same((sorted(os.listdir(d / "s")), (d / "s" / "y" / "up").read_bytes()), (["f", "y"], b"content"))
-    fails(errno.ENOTDIR, os.rmdir, d / "s")
-    shutil.rmtree(d / "x" / "y")
-    same(os.listdir(d / "x"), ["f"])
-
-
-@case("symlink/that leads nowhere, and to what is made through it")
-def _(d: Path) -> None:
-    os.symlink("f", d / "s")
-    fails(errno.ENOENT, os.stat, d / "s")
-    same((os.readlink(d / "s"), os.listdir(d)), ("f", ["s"]))
-    file(d / "s", b"made")
-    same(((d / "f").read_bytes(), sorted(os.listdir(d))), (b"made", ["f", "s"]))
-
-
-@case("symlink/renamed, linked, replaced, and given a time")
-def _(d: Path) -> None:
-    file(d / "f")
-    (d / "x").mkdir()
-    os.symlink("../x", d / "x" / "s")
-    os.rename(d / "x" / "s", d / "x" / "t")
-    os.link(d / "x" / "t", d / "x" / "u", follow_symlinks=False)
-    os.utime(d / "x" / "t", ns=(5, 7_000_000_001), follow_symlinks=False)
-    same((os.readlink(d / "x" / "t"), os.readlink(d / "x" / "u")), ("../x", "../x"))
-    same(os.lstat(d / "x" / "t").st_mtime_ns, 7_000_000_001)
-    os.rename(d / "f", d / "x" / "t")
-    same((sorted(os.listdir(d / "x")), (d / "x" / "t").read_bytes()), (["t", "u"], b"content"))
-
-
-@case("symlink/errors")
-def _(d: Path) -> None:
-    fails(errno.EEXIST, os.symlink, "x", file(d / "f"))
-    fails(errno.ENOENT, os.symlink, "x", d / "none" / "s")
-    fails(errno.ENOTDIR, os.symlink, "x", d / "f" / "s")
-    fails(errno.ENAMETOOLONG, os.symlink, "x", d / ("x" * 256))
-    fails(errno.ENOENT, os.symlink, "", d / "s")
-    fails(errno.EINVAL, os.readlink, d / "f")
-    same(os.listdir(d), ["f"])
-
-
-@case("symlink/to an absolute path")
-def _(d: Path) -> None:
-    os.symlink(file(d / "f"), d / "s")
-    same((d / "s").read_bytes(), b"content")
 
 
 @case("mkfifo/makes a pipe")
