@@ -259,7 +259,8 @@ class _Shard:
         if not valid.all():
             self._found_lost(page, slots[~valid], coords[~valid])
         leaves = leaving(starts, sizes, self._size)
-        broken = np.array([i - at for i in index.broken if at <= i < at + len(slots)], np.intp)
+        broken = index.broken
+        broken = broken[(broken >= at) & (broken < at + len(slots))] - at
         good = valid & ~leaves
         good[broken] = False
         leaves[broken] = False
@@ -267,7 +268,7 @@ class _Shard:
         def outside(i: int) -> str:
             return leaving_reason(starts[i], sizes[i], self._size)
 
-        self._found_all("entry", broken[valid[broken]], lambda i: index.broken[at + i], coords)
+        self._found_all("entry", broken[valid[broken]], lambda i: index.reason(at + i), coords)
         self._found_all("range", np.flatnonzero(leaves & valid), outside, coords)
         if self._innermost:
             self._verify_sizes(coords, sizes, good)

@@ -92,7 +92,8 @@ class ShardIndex:
     Args:
         slots: parallel to `starts` and `sizes`, ascending. None if slot i is entry i for all i: then an entry takes 8
             or 16 bytes of memory instead of 24.
-        broken: the reasons why entries are invalid, by position.
+        faults: for each entry 0, or the number of its reason in `reasons` if it is invalid. None if all are valid.
+        reasons: functions that return why the entry at a position is invalid; the first one has the number 1.
         checksum: given if a checksum follows the range of each entry. Only `ShardFormat.walk` sets it.
         repeated: slots with further entries, which readers do not find. `checked` drops it.
     """
@@ -100,7 +101,8 @@ class ShardIndex:
     slots: U64 | None
     starts: npt.NDArray[np.unsignedinteger[Any]]
     sizes: npt.NDArray[np.unsignedinteger[Any]]
-    broken: Mapping[int, str] = field(default_factory=dict)
+    faults: npt.NDArray[np.uint8] | None = None
+    reasons: tuple[Callable[[int], str], ...] = ()
     checksum: Checksum | None = None
     repeated: U64 | None = None
 
@@ -111,7 +113,8 @@ class ShardIndex:
 
     @property
     def nbytes(self) -> int:
-        return self.starts.nbytes + self.sizes.nbytes + (0 if self.slots is None else self.slots.nbytes)
+        optional = sum(array.nbytes for array in (self.slots, self.faults) if array is not None)
+        return self.starts.nbytes + self.sizes.nbytes + optional
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -142,15 +145,15 @@ class ShardIndex:
 
     def extent_at(self, i: int) -> tuple[int, int]:
         """Start and size of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
-        if self.broken and i in self.broken:
-            raise ValueError(self.broken[i])
+        if self.faults is not None and self.faults[i]:
+            raise ValueError(self.reason(i))
         return self.starts.item(i), self.sizes.item(i)
 
     def sizes_at(self, positions: npt.NDArray[np.intp]) -> Sizes:
         """Sizes of the entries at these positions; -1 for a broken entry."""
         sizes = self.sizes[positions].astype(np.int64)
-        if self.broken:
-            sizes[np.isin(positions, np.fromiter(self.broken, np.intp, len(self.broken)))] = -1
+        if self.faults is not None:
+            sizes[self.faults[positions] > 0] = -1
         return sizes
 
     def find(self, slot: int) -> tuple[int, int] | None:
@@ -159,48 +162,47 @@ class ShardIndex:
             slot = self.position(slot)
             if slot < 0:
                 return None
-        if self.broken:
+        if self.faults is not None:
             return self.extent_at(slot)
         return self.starts.item(slot), self.sizes.item(slot)
 
     def checked(self, object_size: int) -> ShardIndex:
         """The same index in 32-bit numbers if these suffice, with ranges that leave the object marked broken."""
         starts, sizes = self.starts, self.sizes
-        fits = len(starts) and not self.broken and int(starts.max()) + int(sizes.max()) <= object_size
+        fits = len(starts) and self.faults is None and int(starts.max()) + int(sizes.max()) <= object_size
         outside = leaving(starts, sizes, object_size) if not fits else np.zeros(0, np.bool_)
         if outside.any():
-            whole = ShardIndex(self.slots, starts, sizes, self.broken)
+            whole = ShardIndex(self.slots, starts, sizes, self.faults, self.reasons)
             return whole.with_broken(outside, lambda i: leaving_reason(starts[i], sizes[i], object_size))
-        if object_size < 2**32 and not self.broken:
+        if object_size < 2**32 and self.faults is None:
             starts, sizes = starts.astype(np.uint32), sizes.astype(np.uint32)
-        return ShardIndex(self.slots, starts, sizes, self.broken)
+        return ShardIndex(self.slots, starts, sizes, self.faults, self.reasons)
 
     def with_broken(self, bad: Bool, reason: Callable[[int], str]) -> ShardIndex:
         """The same index with the entries `bad` marked broken; `reason` explains an entry by its position.
 
-        Bad entries after the first `MAX_BROKEN` become absent, to limit the memory for the reasons.
+        An entry that was broken before keeps its reason.
         """
-        positions = np.flatnonzero(bad)
-        if not len(positions):
+        if not bad.any():
             return self
-        broken = {i: reason(i) for i in positions[:MAX_BROKEN].tolist()} | dict(self.broken)
-        if len(positions) <= MAX_BROKEN:
-            return replace(self, broken=broken)
-        keep = ~bad
-        keep[list(broken)] = True
-        moved = np.cumsum(keep) - 1
-        broken = {int(moved[i]): why for i, why in broken.items()}
-        slots, starts, sizes = self.all_slots()[keep], self.starts[keep], self.sizes[keep]
-        return replace(self, slots=slots, starts=starts, sizes=sizes, broken=broken)
+        faults = np.zeros(len(self), np.uint8) if self.faults is None else self.faults.copy()
+        faults[bad & (faults == 0)] = len(self.reasons) + 1
+        return replace(self, faults=faults, reasons=(*self.reasons, reason))
+
+    @property
+    def broken(self) -> npt.NDArray[np.intp]:
+        """The positions of invalid entries, ascending."""
+        return np.empty(0, np.intp) if self.faults is None else np.flatnonzero(self.faults)
+
+    def reason(self, i: int) -> str:
+        """Why the entry at position `i`, one of `broken`, is invalid."""
+        return "" if self.faults is None else self.reasons[self.faults.item(i) - 1](i)
 
     def live_bytes(self, behind: int = 0) -> int:
         """The number of bytes that valid entries cover, each with `behind` further bytes after its chunk."""
-        broken = list(self.broken)
+        broken = self.broken
         starts = np.delete(self.starts, broken).astype(np.uint64)
         return cover(starts, starts + np.delete(self.sizes, broken) + np.uint64(behind)).nbytes
-
-
-MAX_BROKEN = 100_000
 
 
 Leads: TypeAlias = Callable[[U64, U64], U64]

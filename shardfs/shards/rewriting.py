@@ -200,7 +200,7 @@ def replaces_all(collection: Collection, shard: int, old: Blob, changed: Set[Coo
             pages = layer.format.nonempty_pages(block, root).tolist()
             decode = partial(layer.format.decode_page, shard)
             for page, _, index in read_pages(layer.format, shard, pages, root, blob, decode, blob.stat().size):
-                if isinstance(index, ValueError) or (found := index.arrays()).broken:
+                if isinstance(index, ValueError) or len((found := index.arrays()).broken):
                     return False
                 cells, valid = layer.format.coords(shard, page, found.all_slots())
                 if not valid.all() or not changed >= set(map(tuple, cells.tolist())):

@@ -83,7 +83,7 @@ def test_a_half_empty_entry_is_empty_in_n5(entry: tuple[int, int]) -> None:
         .checked(100)
     )
     assert index.find(0) is None
-    assert not index.arrays().broken
+    assert not len(index.arrays().broken)
     assert index.find(1) == (0, 1)
 
 
@@ -111,15 +111,18 @@ def test_more_slots_than_numbers_are_refused() -> None:
         _format([ShardedAxis(2**40, 0, (0, 2**40)), ShardedAxis(3, 2**40)])
 
 
-def test_very_many_broken_entries_cost_no_list_of_them() -> None:
+@pytest.mark.parametrize("entry", [(10**9, 5), (handmade.ABSENT, 5)])
+def test_very_many_broken_entries_all_stay_damage_and_cost_a_byte_each(entry: tuple[int, int]) -> None:
     n = 300_000
     rows = np.empty((n, 2), "<u8")
-    rows[:] = (10**9, 5)
+    rows[:] = entry
     rows[7] = (1, 5)
     shards = _format([ShardedAxis(n, n)], index=IndexEncoding(crc32c=False))
     index = shards.decode_page(0, 0, rows.tobytes()).checked(1000).arrays()
-    assert len(index.broken) <= 100_000
-    assert index.extent_at(index.position(7)) == (1, 5)
-    assert index.position(n - 1) == -1
-    with pytest.raises(ValueError, match="leaves the object of 1000 bytes"):
-        index.extent_at(index.position(0))
+    assert index.find(7) == (1, 5)
+    for slot in (0, 8, n - 1):
+        with pytest.raises(ValueError, match=r"leaves the object of 1000 bytes|half-empty"):
+            index.find(slot)
+    assert len(index.broken) == n - 1
+    assert (index.sizes_at(index.broken) == -1).all()
+    assert index.nbytes <= 17 * n

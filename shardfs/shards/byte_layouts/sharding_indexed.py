@@ -399,9 +399,10 @@ class _Rows:
         slots = None if present.all() else np.flatnonzero(present).astype(np.uint64)
         kept = rows if slots is None else rows[present]
         index = ShardIndex(slots, kept[:, 0].copy(), kept[:, 1].copy())
-        half = (kept == np.uint64(MISSING)).any(axis=1)
+        starts, sizes = index.starts, index.sizes
         index = index.with_broken(
-            half, lambda i: f"half-empty index entry (offset {int(kept[i, 0]):#x}, nbytes {int(kept[i, 1]):#x})"
+            (kept == np.uint64(MISSING)).any(axis=1),
+            lambda i: f"half-empty index entry (offset {int(starts[i]):#x}, nbytes {int(sizes[i]):#x})",
         )
         return index if self._end >= MISSING - 1 else index.checked(self._end)
 

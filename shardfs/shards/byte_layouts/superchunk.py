@@ -261,9 +261,9 @@ class _PackRewriting:
 
         Raise ValueError if a chunk cannot be found, and UnsupportedError if the format cannot express the new file.
         """
-        lost = [why for i, why in self._index.broken.items() if i not in puts]
-        if lost or (self._index.slots is not None and len(self._index)):
-            raise ValueError(lost[0] if lost else "many chunks cannot be found")
+        lost = next((i for i in self._index.broken.tolist() if i not in puts), None)
+        if lost is not None:
+            raise ValueError(self._index.reason(lost))
         slots = sorted({*range(len(self._index)), *puts}.difference(drops))
         if slots != list(range(len(slots))):
             raise UnsupportedError("such a file has no gaps: a chunk can be removed only together with all later ones")
