@@ -157,7 +157,6 @@ class CachedBlob:
 
     __slots__ = (
         "__weakref__",
-        "_asked",
         "_first",
         "_hash",
         "_inner",
@@ -173,14 +172,12 @@ class CachedBlob:
         self.fd, self.base = -1, 0
         self._store, self._inner, self._name = store, inner, name
         self._hash = _hash(f"{name}\0", NAME_BYTES)
-        self._asked = False  # whether a request for the version was sent
         self._first: bytes | None = None
         self._used = 0.0
         self._stat: Stat | None = None
 
     def stat(self) -> Stat:
         if self._stat is None:
-            self._asked |= self._inner.known is None
             self._stat = self._store.answer("stat", self._name, self._inner.stat, _stat)
         return self._stat
 
@@ -196,8 +193,8 @@ class CachedBlob:
         entries = [
             store.cache.get(name) if requested_size(r) > 0 else None for name, r in zip(names, requests, strict=True)
         ]
-        # The version must be known before the bytes are read, or else they could be kept as those of a later version.
-        # If nothing is cached, and the answer to the request for the bytes names their version, that is enough.
+        # Without a version in the answers, the version must be known before the bytes are read and be the same after,
+        # or else the bytes could be kept as those of another version (see `_fetch`).
         if any(entries) or store.asks_for_versions or store.offline:
             self._ask_for_version()
         found = [self._usable(entry, request) for entry, request in zip(entries, requests, strict=True)]
@@ -231,22 +228,32 @@ class CachedBlob:
         """Return bytes from the source, and keep them under these names if their version is certain."""
         if self._store.offline:
             raise self._store.unreachable()
-        known = self._inner.known is not None
+        had_version = self._inner.known is not None
         try:
-            fetched = self._inner.read(requests)
+            fetched, is_certain = self._inner.read_version(requests)
         except FileNotFoundError:
             self._store.keep("stat", self._name, None)
             raise
-        if self._inner.known is None and not self._store.asks_for_versions:  # nobody knows which version these are of
-            self._store.asks_for_versions = known = True
+        if self._inner.known is None and not self._store.asks_for_versions:  # no answer names the version
+            self._store.asks_for_versions = had_version = True
             self._ask_for_version()
-            fetched = self._inner.read(requests)
-        if (tag := self._tag()) is not None and (known or not self._asked):
+            fetched, is_certain = self._inner.read_version(requests)
+        tag = self._tag()
+        if tag is not None and (is_certain or (had_version and self._is_current())):
             for name, data in zip(names, fetched, strict=True):
                 if data:
                     self._store.cache.put(name, tag, data)
             self.stat()
         return fetched
+
+    def _is_current(self) -> bool:
+        """Return whether bytes that were read after the version was known are certainly of this version.
+
+        Raise StaleShardError if the object was replaced.
+        """
+        with suppress(OSError):
+            return self._inner.is_current()
+        return False
 
     def _ask_for_version(self) -> None:
         try:

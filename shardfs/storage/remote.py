@@ -27,7 +27,7 @@ from shardfs.storage.store import OWN, DirEntry, read_merged
 class FsspecBlob:
     """One version of an object of an fsspec file system: that of the first answer. Creating it sends no request.
 
-    If the store has strong ETags, later reads raise StaleShardError for any other version.
+    Later reads raise StaleShardError if their answers are of another version (`same_version`).
     """
 
     __slots__ = ("__weakref__", "_known", "_lock", "_store", "base", "fd", "key")
@@ -49,19 +49,35 @@ class FsspecBlob:
         return cast("Stat", self._known)
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        tag = None if self._known is None else strong_tag(self._known)
-        data, found = self._store.read(self.key, requests, tag)
-        for stat in found:
-            self._note(stat)
-        return data
+        return self.read_version(requests)[0]
 
-    def _note(self, found: Stat) -> None:
-        """Note the version of an answer. Raise StaleShardError if an earlier answer was from another version."""
+    def read_version(self, requests: Sequence[ByteRequest]) -> tuple[list[bytes], bool]:
+        """Return the bytes of each request, and whether all answers name the version that is `known`."""
+        tag = None if self._known is None else strong_tag(self._known)
+        data, answers = self._store.read(self.key, requests, tag)
+        return data, all([self._note(answer) for answer in answers])
+
+    def is_current(self) -> bool:
+        """Return whether the store still has the version that is `known`, as far as it names versions. One request.
+
+        Raise StaleShardError for another version.
+        """
+        self._store.reopen(self.key)  # a cached listing may describe an older version
+        return self._note(self._store.stat(self.key))
+
+    def _note(self, answer: Stat | None) -> bool:
+        """Note the first answer. Return whether this answer names the same version; raise StaleShardError for another.
+
+        None stands for an answer that describes no version.
+        """
+        if answer is None:
+            return False
         with self._lock:
-            known = self._known = self._known or found
-        tags = strong_tag(known), strong_tag(found)
-        if known.size != found.size or (None not in tags and tags[0] != tags[1]):
+            known = self._known = self._known or answer
+        same = same_version(known, answer)
+        if same is False:
             raise replaced(self._store.path(self.key))
+        return same is True
 
 
 class FsspecStore:
@@ -116,18 +132,20 @@ class FsspecStore:
         path = self.path(key)
         return cast("Mapping[str, Any]", self.ask("stat", path, self.fs.info, path))
 
-    def read(self, key: str, requests: Sequence[ByteRequest], tag: str | None = None) -> tuple[list[bytes], list[Stat]]:
-        """Return the bytes of each request, and what the answers say about the object: nothing, with some clients.
+    def read(
+        self, key: str, requests: Sequence[ByteRequest], tag: str | None = None
+    ) -> tuple[list[bytes], list[Stat | None]]:
+        """Return the bytes of each request, and what each answer says about the object: None, with some clients.
 
         `tag`: a strong ETag. If the client can, it reads no other version.
         """
         self._waiting()
         path = self.path(key)
-        found: list[Stat] = []
+        found: list[Stat | None] = []
 
         def fetch(wanted: Sequence[ByteRequest]) -> list[bytes | memoryview]:
             answers = self._fetch(path, wanted, tag)
-            found.extend(stat_of_info(a.info) for a in answers if a.info.get("size") is not None)
+            found.extend(None if a.info.get("size") is None else stat_of_info(a.info) for a in answers)
             return [a.data for a in answers]
 
         if len(requests) == 1:
@@ -332,6 +350,32 @@ def strong_tag(stat: Stat) -> str | None:
     """
     tag = stat.version[0] if isinstance(stat.version, tuple) else None
     return tag if isinstance(tag, str) and tag.startswith('"') else None
+
+
+def same_version(a: Stat, b: Stat) -> bool | None:
+    """Return whether two answers are of the same version of an object; None if they leave that open.
+
+    Tags are compared with tags of the same strength. Without strong tags, equal versions have equal times.
+    """
+    if a.size != b.size:
+        return False
+    tag, other = _tag(a), _tag(b)
+    if tag and other and tag.startswith("W/") == other.startswith("W/"):
+        if tag != other:
+            return False
+        if not tag.startswith("W/"):
+            return True
+    if not a.mtime_ns or not b.mtime_ns:
+        return None
+    if a.mtime_ns != b.mtime_ns:
+        return False
+    return True if tag == other else None
+
+
+def _tag(stat: Stat) -> str:
+    """Return the ETag without quotes, which some listings omit; "" if there is none."""
+    tag = stat.version[0] if isinstance(stat.version, tuple) else None
+    return "" if tag is None else str(tag).replace('"', "")
 
 
 SETTLED_S = 60.0

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -400,13 +400,20 @@ class _Object:
             self.known = self._source.stat()
         return self.known
 
-    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
+    def read_version(self, requests: Sequence[ByteRequest]) -> tuple[list[bytes], bool]:
         self._source.reads += requests
-        if self._source.tells and self._source.stat_error is None:
+        tells = self._source.tells and self._source.stat_error is None
+        if tells:
             self.known = self.known or self._source.stat()
-            if self.known != self._source.stat():
-                raise StaleShardError("as told")
-        return [self._source.data[slice(*absolute(r, len(self._source.data)))] for r in requests]
+            self.is_current()
+        return [self._source.data[slice(*absolute(r, len(self._source.data)))] for r in requests], tells
+
+    def is_current(self) -> bool:
+        if self._source.stat_error is not None:
+            raise self._source.stat_error
+        if self.known != self._source.stat():
+            raise StaleShardError("as told")
+        return True
 
 
 def over(source: Source, cache: DiskCache, url: str = "s3://bucket/a", **options: Any) -> CachedStore:
@@ -519,19 +526,84 @@ def test_bytes_are_never_kept_as_those_of_a_later_version(asks: bool, source: So
     source.tells = False
     store = over(source, cache)
     blob = store.open("k")
-    inner, read = blob._inner, blob._inner.read
+    inner, read = blob._inner, blob._inner.read_version
 
-    def then_replaced(requests: Sequence[ByteRequest]) -> list[bytes]:
-        data = read(requests)
+    def then_replaced(requests: Sequence[ByteRequest]) -> tuple[list[bytes], bool]:
+        result = read(requests)
         source.replace(bytes(100))
         blob.stat()
-        return data
+        return result
 
-    inner.read = then_replaced  # type: ignore[method-assign]
+    inner.read_version = then_replaced  # type: ignore[method-assign]
     store.asks_for_versions = asks
-    blob.read([ByteRange(0, 10)])
+    with pytest.raises(StaleShardError) if asks else nullcontext():
+        blob.read([ByteRange(0, 10)])
     cache.flush(60)
     assert over(source, cache).open("k").read([ByteRange(0, 10)]) == [bytes(10)]
+
+
+class Describing(RangeHandler):
+    """Sends these headers with whole objects, and those with byte ranges."""
+
+    with_object: tuple[str, ...] = ()
+    with_range: tuple[str, ...] = ()
+
+    def end_headers(self) -> None:
+        mtime = Path(self.translate_path(self.path)).stat().st_mtime
+        fields = {"weak": ("ETag", f'W/"{mtime}"'), "strong": ("ETag", f'"{mtime}"')}
+        fields["time"] = "Last-Modified", self.date_time_string(mtime)
+        for name in self.with_range if "Range" in self.headers else self.with_object:
+            super().send_header(*fields[name])
+        super().end_headers()
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword != "Last-Modified":  # sent by the base class with whole objects only
+            super().send_header(keyword, value)
+
+
+@pytest.mark.parametrize("with_range", [(), ("time",), ("weak",), ("weak", "time")], ids=str)
+@pytest.mark.parametrize("with_object", [("time",), ("weak", "time"), ("strong",)], ids=str)
+def test_bytes_are_never_kept_as_those_of_an_earlier_version(
+    with_object: tuple[str, ...], with_range: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The object is replaced by one of the same size after its version was reported, and restored later."""
+    path, handler = tmp_path / "files" / "k", type("Handler", (Describing,), {})
+    handler.with_object, handler.with_range = with_object, with_range  # type: ignore[attr-defined]
+    given: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 24}
+
+    def replace(data: bytes, when: int) -> None:
+        write_files(tmp_path / "files", {"k": data})
+        os.utime(path, (when, when))
+
+    with http_server(tmp_path / "files", handler) as (url, _):
+        replace(b"1" * 100, 10**9)
+        store = open_store(url, **given)
+        assert isinstance(store, CachedStore)
+        blob = store.open("k")
+        blob.stat()
+        replace(b"2" * 100, 10**9 + 60)
+        with suppress(StaleShardError):
+            blob.read([ByteRange(10, 20)])
+        store.cache.flush(60)
+        replace(b"1" * 100, 10**9)
+        for _ in range(2):
+            store = open_store(url, **given)
+            assert isinstance(store, CachedStore)
+            assert store.open("k").read([ByteRange(10, 20)]) == [b"1" * 10]
+            store.cache.flush(60)
+        assert store.retry.counters.snapshot()["disk_cache_hits"] == (with_object == with_range)
+
+
+def test_a_client_that_reports_no_versions_keeps_no_bytes_of_another_version(source: Source, cache: DiskCache) -> None:
+    source.tells = False
+    data, blob = source.data, over(source, cache).open("k")
+    blob.read([ByteRange(0, 10)])
+    source.replace(bytes(len(data)))
+    with pytest.raises(StaleShardError):
+        blob.read([ByteRange(20, 30)])
+    cache.flush(60)
+    source.data, source.version = data, source.version - 1
+    assert over(source, cache).open("k").read([ByteRange(20, 30)]) == [data[20:30]]
 
 
 def test_after_a_remount_only_the_version_is_asked_for(source: Source, cache: DiskCache) -> None:
