@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs.sandbox import SANDBOX, Crash
+from shardfs.codecs.sandbox import SANDBOXES, Crash
 from shardfs.codecs.zlib_streams import MAX_DECODED
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ class Encoding(NamedTuple):
             library changes some random elements, and writes beyond its buffer.
         types: supported element types, in numpy's notation without byte order.
         channels: supported numbers of channels.
-        module: the module that decodes.
+        module: the module that decodes; in a sandbox process if it is one of `SANDBOXES`.
         package: the name under which pip installs the module.
-        crashes: whether damaged data can crash the module, so that it must run in the sandbox process.
     """
 
     decode: Callable[[Any, bytes, ImageShape], Elements]
@@ -79,7 +78,6 @@ class Encoding(NamedTuple):
     channels: Sequence[int]
     module: str
     package: str
-    crashes: bool = False
 
 
 def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | None:
@@ -109,18 +107,37 @@ def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configur
     encoding = encoding_of(name, dtype, _channels(shape))
     if encoding is None:
         raise ValueError(f"encoding {name!r:.80} is unknown")
-    elements: Elements = _call(encoding, decode_here, name, bytes(data), shape, dtype, dict(configuration))
-    return elements
+    if encoding.module not in SANDBOXES:
+        return decode_here(name, data, shape, dtype, configuration)
+    nbytes, given = math.prod(shape) * dtype.itemsize, {"shape": shape, "dtype": dtype.str}
+    decoded = _in_sandbox(decode_sandboxed, data, name, nbytes, **given, configuration=configuration)
+    if len(decoded) != nbytes:
+        raise ValueError(f"{name}: {nbytes} bytes expected, {len(decoded)} found after decoding")
+    return np.frombuffer(decoded, dtype).reshape(shape)
 
 
-def _call(encoding: Encoding, function: Callable[..., Any], name: str, *args: Any) -> Any:
-    """Call the function for this encoding; in the sandbox process if the library may crash."""
-    if not encoding.crashes:
-        return function(name, *args)
+def _in_sandbox(function: Callable[..., Any], data: Any, name: str, most: int, **arguments: Any) -> bytearray:
+    """Call a function in a sandbox process. Raise ValueError if its answer has more than `most` bytes or it crashes."""
+    encoding = ENCODINGS[name]
     try:
-        return SANDBOX.call(__name__, function.__name__, name, *args)
+        return SANDBOXES[encoding.module].call(function, data, {"name": name, **arguments}, most)
     except Crash as e:
         raise ValueError(f"{name}: {encoding.package} crashes on it ({e})") from None
+
+
+def decode_sandboxed(
+    data: bytearray, name: str, shape: Sequence[int], dtype: str, configuration: Mapping[str, Any]
+) -> memoryview:
+    """`decode_here` in a sandbox process: the elements in C order."""
+    elements = decode_here(name, bytes(data), tuple(shape), np.dtype(dtype), configuration)
+    return np.ascontiguousarray(elements).reshape(-1).view(np.uint8).data
+
+
+def encode_sandboxed(
+    data: bytearray, name: str, shape: Sequence[int], dtype: str, configuration: Mapping[str, Any]
+) -> bytes:
+    """`encode_here` in a sandbox process, of elements in C order."""
+    return encode_here(name, np.frombuffer(data, dtype).reshape(shape), configuration)
 
 
 def is_lossy(name: str) -> bool:
@@ -133,8 +150,10 @@ def encode(name: str, elements: Elements, configuration: Mapping[str, Any]) -> b
     encoding = encoding_of(name, elements.dtype, _channels(elements.shape))
     if encoding is None or encoding.encode is None:
         raise ValueError(f"encoding {name!r:.80} is lossy or unknown")
-    encoded: bytes = _call(encoding, encode_here, name, elements, dict(configuration))
-    return encoded
+    if encoding.module not in SANDBOXES:
+        return encode_here(name, elements, configuration)
+    given = {"shape": elements.shape, "dtype": elements.dtype.str, "configuration": configuration}
+    return bytes(_in_sandbox(encode_sandboxed, elements.tobytes(), name, MAX_DECODED, **given))
 
 
 def encode_here(name: str, elements: Elements, configuration: Mapping[str, Any]) -> bytes:
@@ -147,7 +166,7 @@ def encode_here(name: str, elements: Elements, configuration: Mapping[str, Any])
         data = bytes(encoding.encode(library, elements.reshape(-1, *elements.shape[-3:]), configuration))
     except Exception as e:  # each library raises its own exception
         raise ValueError(f"{name}: {type(e).__name__}: {e}") from e
-    if encoding.crashes:
+    if encoding.module in SANDBOXES:
         again = decode_here(name, data, elements.shape, elements.dtype, configuration)
         if again.tobytes() != elements.tobytes():
             raise ValueError(f"{name}: {encoding.package} does not encode these elements without loss")
@@ -161,7 +180,7 @@ def _channels(shape: Coords) -> int:
 def decode_here(
     name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]
 ) -> Elements:
-    """`decode` in this process, which damaged data may crash (`Encoding.crashes`)."""
+    """`decode` in this process, which damaged data may crash (`SANDBOXES`)."""
     channels, (z, y, x) = _channels(shape), shape[-3:]
     encoding = encoding_of(name, dtype, channels) or ENCODINGS[name]
     chunk = ImageShape(channels, z, y, x, dtype, configuration)
@@ -473,8 +492,8 @@ ENCODINGS: Mapping[str, Encoding] = {
         _compressed_segmentation, _to_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy"
     ),
     "jxl": Encoding(_jxl, None, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs"),
-    "compresso": Encoding(_labels, _to_labels, INTEGERS, ONE, "compresso", "compresso", crashes=True),
-    "crackle": Encoding(_labels, _to_labels, INTEGERS, ONE, "crackle", "crackle-codec", crashes=True),
-    "fpzip": Encoding(_fpzip, None, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
-    "kempressed": Encoding(_kempressed, None, ("f4",), ANY, "fpzip", "fpzip", crashes=True),
+    "compresso": Encoding(_labels, _to_labels, INTEGERS, ONE, "compresso", "compresso"),
+    "crackle": Encoding(_labels, _to_labels, INTEGERS, ONE, "crackle", "crackle-codec"),
+    "fpzip": Encoding(_fpzip, None, ("f4",), ANY, "fpzip", "fpzip"),
+    "kempressed": Encoding(_kempressed, None, ("f4",), ANY, "fpzip", "fpzip"),
 }

@@ -1,116 +1,228 @@
-"""A sandbox process for libraries that crash on damaged data: the caller gets an exception instead."""
+"""Sandbox processes for libraries that crash on damaged data: the caller gets bytes or an exception instead.
+
+Nothing that a process answers is executed or unpickled: an answer is a status, a length and raw bytes. `sandboxed` is
+the program of a process, and says what it may do.
+"""
 
 from __future__ import annotations
 
 import atexit
-import importlib
+import fcntl
+import json
 import os
-import pickle
-import resource
+import select
 import signal
 import subprocess
 import sys
-import threading
+import time
 from contextlib import suppress
-from typing import Any
+from queue import Empty, LifoQueue
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
 
 SECONDS = 60.0
 """A call that takes longer is killed and reported as a crash."""
 
-MEMORY = 4 << 30
-"""Address space limit of the sandbox process: a damaged header may make a library ask for any amount."""
+PROCESSES = 4
+"""Calls at the same time, each in a process of its own: chunks that hang must not delay all other readers."""
+
+REQUEST = Struct("<IQ")
+"""Frame of a request: the sizes of a JSON text, which says what to call, and of the bytes that follow it."""
+
+REPLY = Struct("<BQ")
+"""Frame of a reply: a status, and the size of the bytes that follow, which are the result or an error message."""
+
+OK, ERRORS = 0, (ValueError, ImportError, MemoryError)
+"""Statuses of replies. Status n > 0 stands for `ERRORS[n - 1]`."""
+
+MAX_MESSAGE = 4096
+"""Bytes of an error message."""
+
+_PIPE_BYTES = 1 << 20
+
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+_START += "from shardfs.codecs.sandboxed import main; main(**json.loads(sys.argv[2]))"
 
 
 class Crash(Exception):
-    """The sandbox process crashed or timed out during the call."""
+    """The sandbox process crashed, timed out, or broke the protocol during the call."""
 
 
 class Sandbox:
-    """The sandbox process. It starts at the first call, and again after a crash. Thread-safe; one call at a time."""
+    """A pool of sandbox processes. Each starts when it is needed, and again after a crash. Thread-safe.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+    Args:
+        modules: what the processes import before they give up their rights. Only functions of these can be called.
+        threads: whether a module starts threads. If not, the processes can start neither threads nor processes.
+    """
 
-    def call(self, module: str, function: str, *args: Any) -> Any:
-        """Call a function in the sandbox. Pass on its ValueError, ImportError or MemoryError, or raise Crash.
+    def __init__(self, modules: Sequence[str], *, threads: bool = False) -> None:
+        self._given = json.dumps({"modules": modules, "threads": threads})
+        self._make_workers()
 
-        If a process crashes that has served other calls, the call is repeated once in a new process: damaged data of an
+    def _make_workers(self) -> None:
+        self._workers = [_Worker(self._given) for _ in range(PROCESSES)]
+        self._free = LifoQueue[_Worker]()  # the last one that was used is the likeliest to have a process
+        for worker in self._workers:
+            self._free.put(worker)
+
+    def call(
+        self, function: Callable[..., Any], payload: bytes | memoryview, arguments: Mapping[str, Any], most: int
+    ) -> bytearray:
+        """Return the bytes that `function(payload, **arguments)` returns in a sandbox process; arguments become JSON.
+
+        Raise its ValueError, ImportError or MemoryError, or Crash, also for an answer of more than `most` bytes. If a
+        process crashes that has served other calls, the call is repeated once in a new process: damaged data of an
         earlier call may have corrupted the memory of the old one.
         """
-        request = pickle.dumps((module, function, args), pickle.HIGHEST_PROTOCOL)
-        with self._lock:
-            process = self._process
-            was_used = process is not None and process.poll() is None
-            if process is None or not was_used:
-                self.end()
-                self._process = process = _start()
-            ok, result = self._ask(process, request)
-            if was_used and isinstance(result, Crash) and process.returncode != -signal.SIGKILL:  # not for a time-out
-                self._process = process = _start()
-                ok, result = self._ask(process, request)
-        if ok:
-            return result
-        raise result
-
-    def _ask(self, process: subprocess.Popen[bytes], request: bytes) -> tuple[bool, Any]:
-        watchdog = threading.Timer(SECONDS, process.kill)
-        watchdog.daemon = True
-        watchdog.start()
+        called = {"module": function.__module__, "function": function.__qualname__, "arguments": arguments}
+        text = json.dumps(called).encode()
+        worker = self._free.get()
         try:
-            if process.stdin is None or process.stdout is None:
-                raise EOFError
-            process.stdin.write(request)
-            process.stdin.flush()
-            reply: tuple[bool, Any] = pickle.load(process.stdout)
-            return reply
-        except (EOFError, OSError, pickle.UnpicklingError):
-            self.end()
-            return False, Crash(f"exit status {process.returncode}")
+            return worker.call([REQUEST.pack(len(text), len(payload)), text, payload], most)
         finally:
-            watchdog.cancel()
+            self._free.put(worker)
 
     def end(self) -> None:
-        """Kill the process, if there is one. The next call starts another."""
-        process, self._process = self._process, None
+        """Kill all processes, also under a call. The next call starts another."""
+        for worker in self._workers:
+            worker.kill()
+        idle = list[_Worker]()
+        with suppress(Empty):
+            while True:
+                idle.append(self._free.get_nowait())
+        for worker in idle:
+            worker.close()
+            self._free.put(worker)
+
+    def forget(self) -> None:
+        """Leave the processes to the parent after a fork: answers would go to either process."""
+        for worker in self._workers:
+            worker.abandon()
+        self._make_workers()
+
+
+class _Timeout(Crash):
+    pass
+
+
+class _Worker:
+    """One sandbox process, which may be restarted. One call at a time."""
+
+    def __init__(self, given: str) -> None:
+        self._given = given
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def call(self, request: Sequence[bytes | memoryview], most: int) -> bytearray:
+        process = self._process
         if process is None:
-            return
-        process.kill()
-        process.wait()
+            return self._ask(self._restarted(), request, most)
+        try:
+            return self._ask(process, request, most)
+        except _Timeout:
+            raise
+        except Crash:
+            return self._ask(self._restarted(), request, most)
+
+    def _restarted(self) -> subprocess.Popen[bytes]:
+        """Start the process. It exits when its standard input closes, also because this process ended."""
+        self.close()
+        paths = json.dumps([os.path.abspath(path) for path in sys.path])
+        command = [sys.executable, "-I", "-c", _START, paths, self._given]
+        # Without descriptors, environment and terminal of this process.
+        self._process = process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            cwd="/", env={}, start_new_session=True,
+        )  # fmt: skip
         for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):  # closing fails if buffered bytes cannot be written
-                if pipe is not None:
-                    pipe.close()
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                with suppress(OSError):  # above the limit of the user
+                    fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        return process
 
-
-def _start() -> subprocess.Popen[bytes]:
-    """Start the process. It exits when its standard input closes, also because the parent ended."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-P", "-m", "shardfs.codecs.sandbox"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", env=environment)
-
-
-def serve() -> None:
-    """Serve calls until standard input closes, with limited memory and without core dumps."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries that print must not write among the replies
-    while True:
+    def _ask(self, process: subprocess.Popen[bytes], request: Sequence[bytes | memoryview], most: int) -> bytearray:
         try:
-            module, function, args = pickle.load(requests)
-        except EOFError:
-            return
-        try:
-            reply: tuple[bool, Any] = True, getattr(importlib.import_module(module), function)(*args)
-        except (ValueError, ImportError, MemoryError) as e:  # any other exception ends the process
-            reply = False, e
-        pickle.dump(reply, replies, pickle.HIGHEST_PROTOCOL)
-        replies.flush()
+            pipes = _Pipes(process, time.monotonic() + SECONDS)
+            for part in request:
+                pipes.write(part)
+            status, size = REPLY.unpack(pipes.read(REPLY.size))
+            if status > len(ERRORS) or size > (most if status == OK else MAX_MESSAGE):
+                raise Crash(f"it answered with status {status} and {size} bytes")
+            data = pipes.read(size)
+        except (Crash, OSError) as e:
+            self.close()
+            raise e if isinstance(e, Crash) else Crash(f"exit status {process.returncode}") from None
+        if status == OK:
+            return data
+        raise ERRORS[status - 1](data.decode(errors="replace"))
+
+    def kill(self) -> None:
+        """Kill the process, and those that it may have started."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill the process, and wait for its end."""
+        self.kill()
+        process = self._process
+        self.abandon()
+        if process is not None:
+            process.wait()
+
+    def abandon(self) -> None:
+        """Close the pipes of this side."""
+        process, self._process = self._process, None
+        for pipe in () if process is None else (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
-SANDBOX = Sandbox()
-atexit.register(SANDBOX.end)
+class _Pipes:
+    """The pipes to a process. Methods raise Crash at a time of `time.monotonic`, and OSError if the process ends."""
 
-if __name__ == "__main__":
-    serve()
+    def __init__(self, process: subprocess.Popen[bytes], end: float) -> None:
+        if process.stdin is None or process.stdout is None:
+            raise Crash("it has no pipes")
+        self._requests, self._replies = process.stdin.fileno(), process.stdout.fileno()
+        self._end = end
+
+    def _wait(self, fd: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(fd, event)
+        if not poll.poll(max(self._end - time.monotonic(), 0) * 1000):
+            raise _Timeout(f"no answer within {SECONDS:g} s")
+
+    def write(self, data: bytes | memoryview) -> None:
+        left = memoryview(data).cast("B")
+        while left:
+            self._wait(self._requests, select.POLLOUT)
+            left = left[os.write(self._requests, left) :]
+
+    def read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        left = memoryview(data)
+        while left:
+            self._wait(self._replies, select.POLLIN)
+            count = os.readv(self._replies, [left])
+            if not count:
+                raise BrokenPipeError
+            left = left[count:]
+        return data
+
+
+SANDBOXES: Mapping[str, Sandbox] = {
+    "compresso": Sandbox(("shardfs.codecs.images", "compresso")),
+    "crackle": Sandbox(("shardfs.codecs.images", "crackle"), threads=True),
+    "fpzip": Sandbox(("shardfs.codecs.images", "fpzip")),
+}
+"""The modules that damaged data can crash, and the processes in which they run."""
+
+for _sandbox in SANDBOXES.values():
+    atexit.register(_sandbox.end)
+    os.register_at_fork(after_in_child=_sandbox.forget)

@@ -1,84 +1,199 @@
-"""Calls in another process: what they return, raise, and what happens when it ends."""
+"""Calls in sandbox processes: what they return and raise, what happens when a process ends, and what it cannot do."""
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from shardfs.codecs import sandbox
-from shardfs.codecs.sandbox import Crash, Sandbox
+from shardfs.codecs import sandbox, sandboxed
+from shardfs.codecs.sandbox import REPLY, Crash, Sandbox
+from tests.codecs import hostile
+from tests.datasets import ROOT
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MOST = 1 << 20
 
 
-def test_calls() -> None:
-    worker = Sandbox()
-    pid = worker.call("os", "getpid")
-    assert pid not in (os.getpid(), None)
-    array = np.arange(6).reshape(2, 3).T
-    np.testing.assert_array_equal(worker.call("numpy", "negative", array), -array)
-    with pytest.raises(ValueError, match="invalid literal"):
-        worker.call("builtins", "int", "x")
-    assert worker.call("builtins", "print", "not an answer") is None
-    assert worker.call("os", "getpid") == pid
-    worker.end()
+@pytest.fixture
+def worker() -> Iterator[Sandbox]:
+    found = Sandbox((hostile.__name__,))
+    yield found
+    found.end()
 
 
-@pytest.mark.parametrize(("module", "function", "args"), [("os", "_exit", (3,)), ("os", "abort", ()), ("os", "x", ())])
-def test_a_crash_is_told_and_the_next_call_works(module: str, function: str, args: tuple[int, ...]) -> None:
-    worker = Sandbox()
+def call(worker: Sandbox, function: Callable[..., Any], payload: bytes = b"", **arguments: Any) -> bytes:
+    return bytes(worker.call(function, payload, arguments, MOST))
+
+
+def pids(worker: Sandbox) -> list[int]:
+    return [process.pid for process in (w._process for w in worker._workers) if process is not None]
+
+
+def test_calls(worker: Sandbox) -> None:
+    first = call(worker, hostile.pid)
+    assert int(first) not in (os.getpid(), 0)
+    assert json.loads(call(worker, hostile.echo, b"abc", a=[1, None], b="é")) == {
+        "payload": "abc", "a": [1, None], "b": "é",
+    }  # fmt: skip
+    for kind in (ValueError, ImportError, MemoryError):
+        with pytest.raises(kind, match="the reason"):
+            call(worker, hostile.fail, b"the reason", kind=kind.__name__)
+    assert call(worker, hostile.print_much) == b"answer"
+    assert call(worker, hostile.pid) == first
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 << 20])
+def test_payloads_and_answers_of_any_size_pass(size: int, worker: Sandbox) -> None:
+    assert worker.call(hostile.allocate, bytes(size), {"nbytes": size}, size) == bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [(hostile.end, {"status": 3}), (hostile.end, {"status": 0}), (hostile.fail, {"kind": "KeyError"})],
+)
+def test_a_crash_is_reported_and_the_next_call_works(
+    function: Callable[..., bytes], arguments: dict[str, Any], worker: Sandbox
+) -> None:
     for _ in range(2):
         with pytest.raises(Crash):
-            worker.call(module, function, *args)
-        assert worker.call("operator", "add", 1, 2) == 3
-    worker.end()
+            call(worker, function, **arguments)
+        assert json.loads(call(worker, hostile.echo))["payload"] == ""
 
 
-CALLS: list[int] = []
-
-
-def crash_at_the_second_call() -> int:
-    CALLS.append(0)
-    if len(CALLS) > 1:
-        os.abort()
-    return os.getpid()
-
-
-def test_a_crash_of_a_used_process_does_not_fail_the_call() -> None:
-    worker = Sandbox()
-    first, second = (worker.call(__name__, crash_at_the_second_call.__name__) for _ in range(2))
+def test_a_crash_of_a_used_process_does_not_fail_the_call(worker: Sandbox) -> None:
+    first, second = (call(worker, hostile.crash_at_the_second_call) for _ in range(2))
     assert first != second
-    worker.end()
 
 
-def test_what_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch, worker: Sandbox) -> None:
     monkeypatch.setattr(sandbox, "SECONDS", 0.5)
-    worker = Sandbox()
-    with pytest.raises(Crash):
-        worker.call("time", "sleep", 60)
-    worker.end()
+    with pytest.raises(Crash, match=r"no answer within 0\.5 s"):
+        call(worker, hostile.hang)
 
 
-def test_memory_is_bounded() -> None:
-    worker = Sandbox()
+def test_memory_is_bounded(worker: Sandbox) -> None:
     with pytest.raises(MemoryError):
-        worker.call("numpy", "zeros", sandbox.MEMORY)
-    worker.end()
+        call(worker, hostile.allocate, nbytes=sandboxed.MEMORY)
 
 
-def test_threads_get_their_own_answers() -> None:
-    worker = Sandbox()
-    found: dict[int, int] = {}
+def test_threads_get_their_own_answers(worker: Sandbox) -> None:
+    answers: dict[int, bytes] = {}
 
     def ask(n: int) -> None:
         for _ in range(50):
-            found[n] = worker.call("operator", "neg", n)
+            answers[n] = call(worker, hostile.echo, b"%d" % n)
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(2 * sandbox.PROCESSES)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert {n: json.loads(answer)["payload"] for n, answer in answers.items()} == {n: str(n) for n in answers}
+    assert len(pids(worker)) <= sandbox.PROCESSES
+
+
+def test_calls_that_hang_do_not_delay_another_one(worker: Sandbox) -> None:
+    crashes = []
+
+    def ask() -> None:
+        with pytest.raises(Crash):
+            call(worker, hostile.hang)
+        crashes.append(0)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(pids(worker)) == 3)
+    assert json.loads(call(worker, hostile.echo))["payload"] == ""
+    assert not crashes
     worker.end()
-    assert found == {n: -n for n in range(4)}
+    for thread in threads:
+        thread.join()
+
+
+def test_a_forked_process_has_its_own_sandbox(worker: Sandbox) -> None:
+    first = call(worker, hostile.pid)
+    child = os.fork()
+    if not child:
+        worker.forget()
+        os._exit(call(worker, hostile.pid) == first)
+    assert os.waitpid(child, 0)[1] == 0
+    assert call(worker, hostile.pid) == first
+
+
+# ---- hostile processes
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self._path),)
+
+
+def test_an_answer_is_never_unpickled(worker: Sandbox, tmp_path: Path) -> None:
+    trap = pickle.dumps((True, Trap(tmp_path / "made")))
+    with pytest.raises(Crash, match="answered with status"):
+        call(worker, hostile.send, trap)
+    assert call(worker, hostile.send, REPLY.pack(0, len(trap)) + trap) == trap
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(("status", "size"), [(0, MOST + 1), (0, 2**64 - 1), (1, 4097), (4, 1), (255, 0)])
+def test_an_answer_is_bounded(status: int, size: int, worker: Sandbox) -> None:
+    with pytest.raises(Crash, match=f"answered with status {status} and {size} bytes"):
+        call(worker, hostile.send, REPLY.pack(status, size))
+    assert json.loads(call(worker, hostile.echo))["payload"] == ""
+
+
+def attempt(worker: Sandbox, path: Path) -> list[str]:
+    """What a hostile process succeeds in; `path` is a file of this user."""
+    path.write_bytes(b"precious")
+    os.chmod(path.parent, 0o777)
+    os.chmod(path, 0o666)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given = {"path": str(path), "parent": os.getpid(), "port": server.getsockname()[1]}
+        succeeded: list[str] = json.loads(call(worker, hostile.attempt, **given))
+    assert path.read_bytes() == b"precious"
+    return succeeded
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_process_has_no_files_network_environment_or_privileges(threads: bool, tmp_path: Path) -> None:
+    worker = Sandbox((hostile.__name__,), threads=threads)
+    succeeded = attempt(worker, tmp_path / "file")
+    (process,) = pids(worker)
+    status = dict(line.split(":\t") for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    assert Path(f"/proc/{process}/environ").read_bytes() == b""
+    worker.end()
+    assert [name for name in succeeded if name != "fork" or not threads] == []
+    assert status["NoNewPrivs"] == "1"
+    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
+    assert "0" not in (*status["Uid"].split("\t"), *status["Groups"].split())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the test above does the same")
+def test_a_process_of_an_ordinary_user_has_no_files_network_environment_or_privileges(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from tests.codecs import hostile, test_sandbox as t; "
+    code += "print(t.attempt(t.Sandbox((hostile.__name__,)), Path(sys.argv[1])))"
+    as_user = ["unshare", "--user", "--map-user=1000", "--map-group=1000", sys.executable, "-c", code]
+    done = subprocess.run([*as_user, str(tmp_path / "file")], cwd=ROOT, capture_output=True, text=True)
+    if "unshare failed" in done.stderr:
+        pytest.skip(done.stderr)
+    # Only a namespace of processes would prevent signals. Outside of this namespace, the user is root, who may fork.
+    assert (done.stdout, done.stderr) == ("['signal', 'fork']\n", "")
