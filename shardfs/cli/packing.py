@@ -231,7 +231,10 @@ class _JobOutput:
         work = self._work
         if self._as_json:
             counts = {"files": work.files, "objects": work.objects, "shards": work.shards, "bytes": self._nbytes}
-            write_json({"type": "end", **counts, "problems": self._problems, "finished": work.finished})
+            counts |= {"problems": self._problems}
+            write_json({"type": "end", **counts, "finished": work.finished, "repeated": work.repeated})
+        elif work.repeated:
+            click.echo("finished already by an earlier run of this job; nothing was done")
         elif work.finished and not work.files:
             click.echo("finished")
         elif work.finished:

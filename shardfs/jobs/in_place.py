@@ -105,7 +105,7 @@ class InPlaceRun:
     nothing is changed.
     """
 
-    part, finished = WHOLE, False
+    part, finished, repeated = WHOLE, False, False
     files = shards = objects = 0
 
     def __init__(

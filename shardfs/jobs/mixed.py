@@ -74,7 +74,7 @@ class MixedDataset(Packing):
         self.shards = LocalStore(sharded)
         super().__init__(PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True))
         self.store = self.source = LocalStore(root)
-        self.target = JobTarget(self.shards, LocalWriter(self.shards))
+        self.target = JobTarget(sharded, self.shards, LocalWriter(self.shards), self.job.state())
         self.target.writer.recovered()
         self._chunk_writer = LocalWriter(self.source)
 

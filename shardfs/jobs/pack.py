@@ -1,9 +1,9 @@
 """`shardfs pack`: copies an unsharded source to a new sharded one. Chunks are copied, not decoded.
 
 The public function is `shardfs.pack`. The work is a list of tasks, one for each shard, that any `concurrent.futures`
-executor can run. An interrupted job continues when it is repeated, because a shard appears in the target only when it
-is complete. Documents are written last, so that no reader sees an array before all its shards exist. `JobRun` does the
-same for `unpack`.
+executor can run. A finished task leaves a note in the target, so that an interrupted job continues when it is repeated.
+Documents are written last, so that no reader sees an array before all its shards exist. `JobRun` does the same for
+`unpack`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from shardfs.jobs.packing import note_of
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
 from shardfs.jobs.target import is_of, is_zip, require_room
 from shardfs.model import redact
@@ -33,7 +34,6 @@ from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
 from shardfs.storage.load_ahead import load_ahead
-from shardfs.storage.pack_state import STATE
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
 from shardfs.storage.writers.common import FIRST
 from shardfs.write.journal import Journal
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
-    from shardfs.jobs.target import JobTarget
+    from shardfs.jobs.target import JobState, JobTarget
     from shardfs.jobs.zip_target import ZipTarget
     from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.values import Coords
@@ -98,8 +98,8 @@ class CopyJob(Hashable, Protocol[J_co]):
     def opened(self) -> J_co:
         """The opened source, once per process. Raises the errors of the job's kind."""
 
-    def state(self) -> bytes:
-        """See `job_state`."""
+    def state(self) -> JobState:
+        """What to make, and how, without the plan."""
 
 
 @dataclass
@@ -170,14 +170,15 @@ class ShardTask:
     def __call__(self) -> PackReport:
         report = PackReport(1, self.files, 1)
         packing: Packing = opened_target(self.job)
+        note = note_of(self.array, self.shard)
+        if packing.target.noted(note) is not None or packing.target.is_ended():
+            return report
         array = packing.arrays[self.array]
-
+        key = array.shard_key(self.shard)
         opened = list[OpenedFile]()
         contents: dict[Coords, Bytes] = {}
 
-        def make(old: Blob | None) -> Plan | None:
-            if old is not None:
-                return unchanged(old.stat().size)
+        def make(_: Blob | None) -> Plan | None:
             if not contents:  # the writer asks twice if it had to create a directory
                 numbers = np.frombuffer(self.chunks, np.uint64)
                 found, report.problems = array.packed(numbers, self._open(packing, array.files(numbers), opened))
@@ -189,11 +190,14 @@ class ShardTask:
             return rewriting.plan(array.target, self.shard, None, puts, set())
 
         try:
-            packing.target.writer.update(array.shard_key(self.shard), make, first=None)
+            packing.target.writer.update(key, make, first=None)
         finally:
             for file in opened:
                 file.close()
-        return PackReport(problems=report.problems) if any(p.damaged for p in report.problems) else report
+        if any(p.damaged for p in report.problems):
+            return PackReport(problems=report.problems)
+        packing.target.note_task(note, 1, key)
+        return report
 
     def _open(self, packing: Packing, files: Sequence[str], opened: list[OpenedFile]) -> list[Bytes]:
         """Open or read all chunk files. Add those to `opened` that must be closed."""
@@ -296,6 +300,7 @@ class JobRun(ABC, Generic[J]):
     Attributes:
         problems: the problems of the source that were found while it was listed.
         finished: whether the target is complete.
+        repeated: whether an earlier run of the same job has completed the target, so that nothing is left to do.
 
     Raise BusyError if a mount writes to the source, and the errors of `CopyJob.opened`, before anything is written.
     """
@@ -310,15 +315,19 @@ class JobRun(ABC, Generic[J]):
         if is_zip(job.target.url) and part != WHOLE:
             raise UnsupportedError("a part of a job cannot be written to a zip file; pack all, or to a directory")
         self.job, self.part = job, part
-        self._opened: J = opened_target(job, new=True)
-        if not (is_zip(job.target.url) or self._opened.target.is_stored(STATE)):
-            why = "is not empty, and has no unfinished job (another run may have completed it); give a new directory"
+        self._opened: J
+        self.problems = self._begin()
+        self.repeated = self._opened.target.is_finished()
+        if self._opened.target.is_ended() and not self.repeated:
+            why = "is not empty, and has no unfinished job (another job may have completed it); give a new directory"
             raise FileExistsError(errno.EEXIST, why, redact.public_name(job.target.url))
-        self.problems = self._survey()
 
     @abstractmethod
-    def _survey(self) -> list[Problem]:
-        """List the source. Return files that are left out; `damaged` ones prevent that the job is finished."""
+    def _begin(self) -> list[Problem]:
+        """List the source, and begin or continue the job in the target.
+
+        Return files that are left out; `damaged` ones prevent that the job is finished.
+        """
 
     @property
     @abstractmethod
@@ -356,13 +365,19 @@ class JobRun(ABC, Generic[J]):
         """
         yield PackReport(problems=self.problems if self.part.number == 1 else [])
         failed = any(p.damaged for p in self.problems)
+        if self.repeated:
+            if not self._opened.target.is_ended():
+                self._opened.finish()  # the earlier run was killed before it had deleted its notes
+            self.finished = True
+            return
         with self._opened.target.running(executor, workers) as runner:
             if failed and is_zip(self.job.target.url):
                 return  # a later run would start over
             for report in run(chain(self._tasks(), self._copies()), runner, workers):
                 failed = failed or any(p.damaged for p in report.problems)
                 yield report
-            self.finished = not failed and (self.part == WHOLE or self._is_complete())
+            ended = self._opened.target.is_ended()  # by another run; this one only removes what it has noted since
+            self.finished = not failed and (self.part == WHOLE or ended or self._is_complete())
             if self.finished:
                 self._opened.finish()
 
@@ -378,7 +393,8 @@ class PackRun(JobRun["Packing"]):
     job: PackJob
     survey: SourceSurvey
 
-    def _survey(self) -> list[Problem]:
+    def _begin(self) -> list[Problem]:
+        self._opened = opened_target(self.job, new=True)
         self.job, self.survey = self._opened.job, self._opened.survey()
         return self.survey.problems
 
@@ -401,8 +417,9 @@ class PackRun(JobRun["Packing"]):
                     yield ShardTask(self.job, plan.array.path, shard, chunks.tobytes())
 
     def _is_complete(self) -> bool:
-        shards = (plan.array.shard_key(shard) for plan in self.survey.plans for shard in plan.shards.tolist())
-        return all(map(self._opened.target.is_stored, chain(shards, self._other_files())))
+        target = self._opened.target
+        notes = (note_of(plan.array.path, shard) for plan in self.survey.plans for shard in plan.shards.tolist())
+        return all(target.noted(note) is not None for note in notes) and all(map(target.is_stored, self._other_files()))
 
     def _other_files(self) -> Iterator[str]:
         return self._opened.other_files()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from array import array as typed_array
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -29,7 +30,7 @@ from shardfs.jobs.packed_arrays import (
     stray,
     with_ids,
 )
-from shardfs.jobs.target import JobTarget, is_zip, job_state
+from shardfs.jobs.target import NOTES, JobState, JobTarget, is_zip
 from shardfs.jobs.zip_target import ZipTarget
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NotADatasetError, UnsupportedError
@@ -38,7 +39,8 @@ from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import require_settled
+from shardfs.storage.pack_state import PACK, require_settled
+from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 from shardfs.vfs.nodes import Content
 
@@ -125,10 +127,16 @@ class PackJob:
             return replace(rule, chunks_per_shard=(rule.most(form.chunk_bytes),))
         return rule
 
-    def state(self) -> bytes:
-        """See `job_state`."""
-        kept = self.chunks_per_shard, self.shard_bytes, sorted(self.arrays), self.format, self.transcode, self.found
-        return job_state("pack", self.source, kept)
+    def state(self) -> JobState:
+        """What to pack, and how, without the plan."""
+        choices = {
+            "chunks_per_shard": self.chunks_per_shard,
+            "shard_size": self.shard_bytes,
+            "array": sorted(self.arrays),
+            "format": self.format,
+            "transcode": self.transcode,
+        }
+        return JobState.of(PACK, self.source, choices)
 
 
 def _bits(count: int, most: int) -> int:
@@ -188,6 +196,8 @@ class Packing:
         self._unknown: dict[str, str] = {}  # arrays that keep their files, with reasons
         self._translates = False
         self._only_chunks: Set[str] = frozenset()  # arrays that have no other files
+        self._plans: Sequence[ArrayPlan] = ()
+        self._homes: dict[str, list[PackedArray]] = {}  # by the directories of their shards
         tree = self._tree(NATIVE)
         self.store: Store = tree.store
         is_zarr2 = not tree.datasets.documents("") and _has_zarr2(tree.store, "")
@@ -205,7 +215,16 @@ class Packing:
         if is_zip(target.url):
             self.target = ZipTarget.begin(target.url, self.documents)
         else:
-            self.target = JobTarget.begin(target, self.job.state(), new=new)
+            documents = (
+                (key, raw) for key, raw in self.documents.items() if not self._is_linked(key.rpartition("/")[0])
+            )
+            state = self.job.state().planned((path for path in self.arrays if not self._is_linked(path)), documents)
+            self.target = JobTarget.begin(target, state, new=new)
+
+    def _is_linked(self, path: str) -> bool:
+        """Whether a directory is behind a symbolic link. The job cannot end before that link is removed."""
+        store = self.store
+        return isinstance(store, LocalStore) and os.path.realpath(store.path(path)) != store.path(path)
 
     # ---- documents and arrays ----
 
@@ -362,6 +381,7 @@ class Packing:
         if array.path in self.arrays:
             raise ValueError(f"{array.path}: the same chunks are shown twice, by two images")
         self.arrays[array.path] = array
+        self._homes.setdefault(home, []).append(array)
 
     def _form(self, path: str, format: Format, own: Sequence[tuple[Collection, PlainChunks | None]]) -> FileForm:
         """The form of a dataset's files. Lists directories of ids, unless the job has the result."""
@@ -419,7 +439,7 @@ class Packing:
         for array, name, key in self._walk("", None, self._names("")):
             if array is not None and (number := array.number(name)) is not None:
                 chunks[array.path].append(number)
-            elif array is None or (problem := stray(array, name, key)) is None:
+            elif (problem := self._problem_of(array, name, key)) is None:
                 found.files += 1
                 if array is not None:
                     with_others.add(array.path)
@@ -430,7 +450,7 @@ class Packing:
             while path:
                 path = path.rpartition("/")[0]
                 with_others.add(path)
-        self._only_chunks = self.arrays.keys() - with_others
+        self._only_chunks, self._plans = self.arrays.keys() - with_others, found.plans
         return found
 
     def _add_plan(self, found: SourceSurvey, array: PackedArray, numbers: U64) -> None:
@@ -445,8 +465,21 @@ class Packing:
     def other_files(self) -> Iterator[str]:
         """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""
         for array, name, key in self._walk("", None, self._names(""), self._only_chunks):
-            if array is None or (array.number(name) is None and stray(array, name, key) is None):
+            if (array is None or array.number(name) is None) and self._problem_of(array, name, key) is None:
                 yield key
+
+    def _problem_of(self, array: PackedArray | None, name: str, key: str) -> Problem | None:
+        """The problem of another file, which has the name of a chunk or a shard; None for all other names."""
+        if array is not None and (problem := stray(array, name, key)) is not None:
+            return problem
+        home = key
+        while home:
+            home = home.rpartition("/")[0]
+            below = key.removeprefix(home).lstrip("/")
+            if any(a.target.layers[0].format.shard_of(below) is not None for a in self._homes.get(home, ())):
+                why = "is no chunk of the array, but has the name of a shard; rename it, or move it out of the source"
+                return Problem(key, why, damaged=True)
+        return None
 
     def _walk(
         self,
@@ -490,7 +523,14 @@ class Packing:
 
     def finish(self) -> None:
         """Write all documents, and end the job."""
-        self.target.finish((key, partial(self.documents.__getitem__, key)) for key in self.documents)
+        documents = ((key, partial(self.documents.__getitem__, key)) for key in self.documents)
+        notes = (note_of(plan.array.path, shard) for plan in self._plans for shard in plan.shards.tolist())
+        self.target.finish(documents, notes)
+
+
+def note_of(array: str, shard: int) -> str:
+    """The key of the note in the target that a shard is finished: see `JobTarget.note_task`."""
+    return join(NOTES, join(array, f"{OWN}-shards-{shard}"))
 
 
 def _has_zarr2(store: Store, path: str) -> bool:

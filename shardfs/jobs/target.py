@@ -8,24 +8,30 @@ import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from shardfs.jobs import finished
+from shardfs.jobs.finished import digest_of
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import UnsupportedError
+from shardfs.model.redact import public_name
 from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.storage.open_store import open_store
-from shardfs.storage.pack_state import STATE
+from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
+from shardfs.storage.regular_files import parse_object
 from shardfs.storage.source_locks import canonical
 from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.common import AT_A_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.values import Version
     from shardfs.storage.store import Store
     from shardfs.storage.writers import Writer
 
@@ -35,8 +41,14 @@ FULL = {errno.ENOSPC, errno.EDQUOT}
 OZX = ".ozx"
 """The suffix of OME-Zarr in a zip file (RFC-9)."""
 
-MARKS = 4096
-"""Objects whose deletion is submitted at once."""
+MOST_CHANGES = 3
+"""Changes of a plan that an error message lists."""
+
+NOTES = f"{DIRECTORY}/done"
+"""The directory in the target with an object for each finished task: see `JobTarget.note`."""
+
+NOTES_AT_A_TIME = 4096
+"""Notes whose deletion is submitted at once."""
 
 
 def is_zip(target: str) -> bool:
@@ -44,9 +56,62 @@ def is_zip(target: str) -> bool:
     return target.lower().endswith((".zip", OZX))
 
 
-def job_state(kind: str, source: JobSource, choices: Sequence[Any]) -> bytes:
-    """Return the content of `STATE`, which is equal for jobs that make the same target."""
-    return json.dumps({"job": kind, "source": canonical(source.url), "choices": choices}).encode()
+@dataclass(frozen=True)
+class JobState:
+    """The content of `STATE` in the target of an unfinished job: equal for jobs that make the same target.
+
+    Args:
+        job: PACK or UNPACK.
+        source: the canonical path or URL of the source.
+        choices: the options that decide what the job makes, by name.
+        plan: what the job makes: the documents with the digests of their bytes, and, with a slash at the end and an
+            empty digest, the directories of the arrays that it packs or unpacks. None: it is unknown, as in workers.
+    """
+
+    job: str
+    source: str
+    choices: Mapping[str, Any]
+    plan: Mapping[str, str] | None = None
+
+    @classmethod
+    def of(cls, job: str, source: JobSource, choices: Mapping[str, Any]) -> Self:
+        """The state of a job whose plan is unknown."""
+        return cls(job, canonical(source.url), json.loads(json.dumps(choices)))  # with lists instead of tuples
+
+    def planned(self, arrays: Iterable[str], documents: Iterable[tuple[str, bytes]]) -> Self:
+        """The state of the job if it makes these arrays and documents."""
+        return replace(self, plan={key: digest_of(raw) for key, raw in documents} | {f"{path}/": "" for path in arrays})
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self | None:
+        """The inverse of `raw`; None for the state of another version of shardfs, or of a job in place."""
+        try:
+            state = cls(**parse_object(raw, MAX_STATE))
+        except (ValueError, TypeError):
+            return None
+        return state if isinstance(state.choices, dict) and isinstance(state.plan, dict) else None
+
+    def raw(self) -> bytes:
+        """The state as a file."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+    def difference(self, other: JobState | None) -> str:
+        """How the unfinished job `other` differs from this one; "" if both make the same target."""
+        if other is None or self.job != other.job:
+            return "of another kind, or of another version of shardfs"
+        if self.source != other.source:
+            return "of another source"
+        if self.choices != other.choices:
+            names = (name for name in self.choices if self.choices[name] != other.choices.get(name))
+            return f"with other options ({', '.join(names)})"
+        changes, plan, other_plan = [], self.plan or {}, other.plan or {}
+        for key in sorted({*plan, *other_plan}) if self.plan is not None else ():
+            before, now = other_plan.get(key), plan.get(key)
+            if before != now:
+                how = "is new" if before is None else "is missing now" if now is None else "has changed"
+                changes.append(f"{key} {how}")
+        more = f", and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
+        return f"with another plan: {', '.join(changes[:MOST_CHANGES])}{more}" if changes else ""
 
 
 def require_room(error: BaseException, where: str) -> None:
@@ -63,11 +128,13 @@ def is_of(part: JobPart, key: str) -> bool:
 class JobTarget(NamedTuple):
     """The target of a job, open for writing."""
 
+    url: str
     store: Store
     writer: Writer
+    state: JobState
 
     @classmethod
-    def begin(cls, target: JobSource, state: bytes, *, new: bool) -> Self:
+    def begin(cls, target: JobSource, state: JobState, *, new: bool) -> Self:
         """Open the target, and continue the job there. If it has data and no job, another run may have ended the job.
 
         Args:
@@ -90,14 +157,17 @@ class JobTarget(NamedTuple):
                 if not new:
                     why = "is empty here; the target must have the same path or URL for all workers"
                     raise FileNotFoundError(errno.ENOENT, why, target.url)
-                return [state]
-            if old.stat().size != len(state) or bytes_of([ByteRange(0, len(state))], old) != state:
-                why = "has an unfinished job of another source or with other options; repeat that one, or delete it"
-                raise FileExistsError(errno.EEXIST, why, target.url)
-            return unchanged(len(state))
+                return [state.raw()]
+            size = old.stat().size
+            stored = b"" if size > MAX_STATE else bytes_of([ByteRange(0, size)], old)
+            if difference := state.difference(JobState.parse(stored)):
+                advice = "repeat that job with its own source and options, or delete the target and start anew"
+                why = f"has an unfinished job {difference}; {advice}"
+                raise FileExistsError(errno.EEXIST, why, public_name(target.url))
+            return unchanged(size)
 
         writer.update(STATE, begin)
-        return cls(store, writer)
+        return cls(target.url, store, writer, state)
 
     @contextmanager
     def running(self, executor: Executor | None, workers: int) -> Iterator[Executor | None]:
@@ -111,13 +181,68 @@ class JobTarget(NamedTuple):
             return True
         return False
 
-    def finish(self, documents: Iterable[tuple[str, Callable[[], bytes]]], marks: Iterable[str] = ()) -> None:
-        """Write the documents with these keys, those of groups last, delete the objects `marks`, and end the job."""
-        for key, document in sorted(documents, key=lambda found: (-found[0].count("/"), found[0])):
-            self.writer.update(key, lambda _, document=document: [document()])  # type: ignore[misc]
-        rest = iter(marks)
+    def is_ended(self) -> bool:
+        """Whether a run has ended the job, so that the target may be in use."""
+        return not self.is_stored(STATE)
+
+    def is_finished(self) -> bool:
+        """Whether an earlier run has completed the target for the same job."""
+        version = self._version()
+        return version is not None and finished.is_noted(self.url, self.state.raw(), version)
+
+    def _version(self) -> Version | None:
+        """The version of one document of the job; None if the target does not have it."""
+        key = min((key for key in self.state.plan or {} if not key.endswith("/")), default="")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self.store.reopen(key)
+            stat = self.store.entry(key).stat
+            return None if stat is None else stat.version
+        return None
+
+    def _content(self, key: str) -> bytes | None:
+        """The bytes of a small object; None if it does not exist."""
+        try:
+            blob = self.store.open(key)
+            return bytes(bytes_of([ByteRange(0, blob.stat().size)], blob))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def note_task(self, task: str, objects: int, last: str) -> None:
+        """Note that a task is finished, unless another run has ended the job.
+
+        Args:
+            task: the key of the note, inside `NOTES`.
+            objects: the number of objects that the task has made.
+            last: the key of one of them; "" if there is none.
+        """
+        with suppress(FileNotFoundError):  # the run that ends the job removes the directories of notes
+            if not self.is_ended():
+                self.writer.create([(task, json.dumps([objects, last]).encode())])
+
+    def noted(self, task: str) -> int | None:
+        """The number of objects that a finished task has made; None if no such task is finished.
+
+        A note does not count if an object of the task was deleted since, as by `rm -r TARGET/*`, which keeps the notes.
+        """
+        try:
+            objects, last = json.loads(self._content(task) or b"null")
+        except (ValueError, TypeError):  # none, or one that a power failure has torn
+            return None
+        return int(objects) if not last or self.is_stored(last) else None
+
+    def finish(self, documents: Iterable[tuple[str, Callable[[], bytes]]], tasks: Iterable[str] = ()) -> None:
+        """Write the documents with these keys, those of groups last, delete the notes of tasks, and end the job.
+
+        If another run has ended the job, only delete the notes: the documents may have been edited since.
+        """
+        if not self.is_finished():
+            for key, document in sorted(documents, key=lambda found: (-found[0].count("/"), found[0])):
+                self.writer.update(key, lambda _, document=document: [document()])  # type: ignore[misc]
+            if (version := self._version()) is not None:
+                finished.note(self.url, self.state.raw(), version)
+        rest = iter(tasks)
         with ThreadPoolExecutor(AT_A_TIME) as pool:
-            while batch := list(islice(rest, MARKS)):
+            while batch := list(islice(rest, NOTES_AT_A_TIME)):
                 for _ in pool.map(self._delete, batch):
                     pass
         self._delete(STATE)

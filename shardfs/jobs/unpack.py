@@ -24,7 +24,6 @@ from shardfs.model.errors import ShardfsError, message
 from shardfs.model.redact import public_name
 from shardfs.model.write_plan import size_of
 from shardfs.storage.load_ahead import load_ahead
-from shardfs.storage.pack_state import STATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,16 +60,16 @@ class UnpackTask:
     def __call__(self) -> PackReport:
         unpacking: Unpacking = opened_target(self.job)
         shards = len(self.group.shards) // 8
-        if (done := unpacking.done(self.group)) is not None:
-            return PackReport(shards, shards, done)
+        if (files := unpacking.target.noted(self.group.note)) is not None:
+            return PackReport(shards, shards, files)
         report = PackReport(shards, shards)
         chunks = unpacking.tree.collection(self.group.path)
         try:
-            self._write(unpacking, chunks, report)
+            last = self._write(unpacking, chunks, report)
         except ShardfsError as e:
             report.problems.append(Problem(self.group.path, message(e), damaged=True))
         if not report.problems:
-            unpacking.note(self.group, report.objects)
+            unpacking.target.note_task(self.group.note, report.objects, last)
         return report
 
     def _batches(self, chunks: ChunkDirs) -> Iterator[tuple[list[Coords], Load]]:
@@ -88,8 +87,9 @@ class UnpackTask:
             for cells in _slices(batch.coords[order], batch.sizes[order]):
                 yield cells, partial(_opened, chunks)
 
-    def _write(self, unpacking: Unpacking, chunks: ChunkDirs, report: PackReport) -> None:
-        """Write the chunks. Unreadable ones are reported."""
+    def _write(self, unpacking: Unpacking, chunks: ChunkDirs, report: PackReport) -> str:
+        """Write the chunks, and return the path of the last one; "" if there is none. Unreadable ones are reported."""
+        last = ""
 
         def loaded(slice: tuple[list[Coords], Load]) -> Sequence[OpenedFile | Exception | None]:
             cells, load = slice
@@ -104,9 +104,10 @@ class UnpackTask:
                 if isinstance(one, Exception):
                     report.problems.append(Problem(path, message(one), damaged=True))
                 elif one is not None:
-                    files.append((path, one.content))
+                    files.append((last := path, one.content))
                     report.objects, report.nbytes = report.objects + 1, report.nbytes + size_of(one.content)
             unpacking.target.writer.create(files)
+        return last
 
     def split(self) -> Sequence[UnpackTask]:
         return [self]
@@ -180,8 +181,9 @@ class UnpackRun(JobRun[Unpacking]):
         self._objects = 0
         super().__init__(job, part, journals)
 
-    def _survey(self) -> list[Problem]:
-        self.survey = self._opened.survey()
+    def _begin(self) -> list[Problem]:
+        self.survey = self.job.opened().survey()
+        self._opened = opened_target(self.job, new=True)
         return self.survey.problems
 
     @property
@@ -202,12 +204,10 @@ class UnpackRun(JobRun[Unpacking]):
             yield report
 
     def _tasks(self) -> Iterator[UnpackTask]:
-        return (UnpackTask(self.job, group) for group in self.survey.groups() if is_of(self.part, group.mark))
+        return (UnpackTask(self.job, group) for group in self.survey.groups() if is_of(self.part, group.note))
 
     def _is_complete(self) -> bool:
-        if not self._opened.target.is_stored(STATE):
-            return True  # another run has ended the job; this one only removes what it has noted since
-        counts = list(map(self._opened.done, self.survey.groups()))
+        counts = [self._opened.target.noted(group.note) for group in self.survey.groups()]
         found = [count for count in counts if count is not None]
         self._objects = sum(found) + self.survey.files
         return len(found) == len(counts) and all(map(self._opened.target.is_stored, self._other_files()))

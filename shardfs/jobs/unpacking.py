@@ -13,16 +13,14 @@ import numpy as np
 
 from shardfs.formats.layouts import join
 from shardfs.formats.registry import format_of
-from shardfs.jobs.target import JobTarget, job_state
-from shardfs.model.blobs import ByteRange
+from shardfs.jobs.target import NOTES, JobState, JobTarget
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError, message
 from shardfs.model.grid import unravel_many
 from shardfs.model.listing import REST
-from shardfs.model.write_plan import bytes_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import DIRECTORY, STATE, require_settled
+from shardfs.storage.pack_state import UNPACK, require_settled
 from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from shardfs.storage.store import Store
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.tree import Tree
-
-DONE = f"{DIRECTORY}/done"
-"""The directory in the target with an object for each finished task, whose content is the number of its files."""
 
 MOST_OBJECTS = 256
 """Shards of one task if each chunk is an object of its own."""
@@ -68,10 +63,15 @@ class UnpackJob:
         """The opened source, once per process. Raises the errors of `Unpacking`."""
         return _unpacking(self)
 
-    def state(self) -> bytes:
-        """See `job_state`."""
-        choices = [self.layout, self.chunk_codec, self.skip_unsupported, sorted(self.arrays)]
-        return job_state("unpack", self.source, choices)
+    def state(self) -> JobState:
+        """What to unpack, and how, without the plan."""
+        choices = {
+            "layout": self.layout,
+            "chunk_codec": self.chunk_codec,
+            "unsupported=skip": self.skip_unsupported,
+            "array": sorted(self.arrays),
+        }
+        return JobState.of(UNPACK, self.source, choices)
 
 
 @lru_cache(2)
@@ -95,9 +95,9 @@ class ChunkGroup(NamedTuple):
     filled: range = range(0)
 
     @property
-    def mark(self) -> str:
-        """The object in the target that shows that the group is finished. No dataset has files of this name."""
-        return join(DONE, join(self.path, f"{OWN}-{'fill' if self.filled else 'shards'}-{self.number}"))
+    def note(self) -> str:
+        """The key of the note in the target that the group is finished: see `JobTarget.note_task`."""
+        return join(NOTES, join(self.path, f"{OWN}-{'fill' if self.filled else 'shards'}-{self.number}"))
 
     def coords(self, chunks: ChunkDirs) -> U64:
         """The coordinates of `filled`."""
@@ -163,6 +163,7 @@ class Unpacking:
     def __init__(self, job: UnpackJob) -> None:
         self.job = job
         options = {"layout": job.layout, "chunk_codec": job.chunk_codec, "skip_unsupported": job.skip_unsupported}
+        self._survey = ShownSurvey()
         self.tree: Tree = job.source.open(may_be_empty=True, **options)
         self.store: Store = self.tree.store
         datasets = self.tree.datasets
@@ -191,8 +192,12 @@ class Unpacking:
                 pass
 
     def begin(self, *, new: bool) -> None:
-        """Open the target for writing: see `JobTarget.begin`."""
-        self.target = JobTarget.begin(self.job.target, self.job.state(), new=new)
+        """Open the target for writing: see `JobTarget.begin`. A new job needs the `survey`."""
+        state = self.job.state()
+        if new:
+            arrays = (plan.path for plan in self._survey.plans)
+            state = state.planned(arrays, ((key, self.document(key)) for key in self._survey.documents))
+        self.target = JobTarget.begin(self.job.target, state, new=new)
 
     # ---- what a mount shows ----
 
@@ -212,7 +217,7 @@ class Unpacking:
                 found.problems.append(problem)
         damaged = {p.path for p in found.problems}
         found.problems += [p for p in self.tree.problems() if p.path not in damaged]
-        self._documents, self._marks = found.documents, (group.mark for group in found.groups())
+        self._survey = found
         return found
 
     def _plan(self, chunks: ChunkDirs, problems: list[Problem]) -> CollectionPlan:
@@ -308,23 +313,10 @@ class Unpacking:
         self.store.reopen(stored)
         return blob
 
-    def done(self, group: ChunkGroup) -> int | None:
-        """The number of files that a finished task has written; None if no task of this group is finished."""
-        try:
-            blob = self.target.store.open(group.mark)
-            return int(bytes_of([ByteRange(0, blob.stat().size)], blob))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
-            return None
-
-    def note(self, group: ChunkGroup, files: int) -> None:
-        """Note for `done` that a task is finished, unless another run has ended the job."""
-        with suppress(FileNotFoundError):  # that run removes the directories of notes
-            if self.target.is_stored(STATE):
-                self.target.writer.create([(group.mark, b"%d\n" % files)])
-
     def finish(self) -> None:
         """Write all documents, and end the job."""
-        self.target.finish(((path, partial(self.document, path)) for path in self._documents), self._marks)
+        documents = ((path, partial(self.document, path)) for path in self._survey.documents)
+        self.target.finish(documents, (group.note for group in self._survey.groups()))
 
     def document(self, path: str) -> bytes:
         """The bytes of a document in the target."""

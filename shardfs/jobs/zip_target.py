@@ -66,7 +66,21 @@ class ZipTarget(NamedTuple):
         """False: each run starts over."""
         return False
 
-    def finish(self, documents: Iterable[object]) -> None:
+    def is_ended(self) -> bool:
+        """False: only this run writes the file."""
+        return False
+
+    def is_finished(self) -> bool:
+        """False: `ZipWriter` refuses a file that exists."""
+        return False
+
+    def noted(self, task: str) -> None:
+        """None: each run starts over."""
+
+    def note_task(self, task: str, objects: int, last: str) -> None:
+        """Do nothing: each run starts over."""
+
+    def finish(self, documents: Iterable[object], tasks: Iterable[str] = ()) -> None:
         """Complete the zip file, which has its documents, and let it appear under its name."""
         comment = {"ome": {"version": self.version, "zipFile": {"centralDirectory": {"jsonFirst": True}}}}
         self.writer.commit(b"" if self.version is None else json.dumps(comment).encode(), _order)

@@ -111,7 +111,7 @@ def test_a_chunk_file_costs_four_system_calls(
     )
 
 
-def test_a_shard_costs_two_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_and_its_note_cost_two_syncs_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for columns in (20, 60):
         source = plain(tmp_path / f"source{columns}", 1, columns)
@@ -119,7 +119,7 @@ def test_a_shard_costs_two_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             list(pack(source, str(tmp_path / f"target{columns}"), chunks_per_shard=(1, 2)))
         found.append({name: n for name, n in counts.items() if "sync" in name})
     more = {name: n - found[0][name] for name, n in found[1].items()}
-    assert more == {"syscalls.fsync": 20, "syscalls.fsync_directory": 20}
+    assert more == {"syscalls.fsync": 40, "syscalls.fsync_directory": 40}
 
 
 def test_a_chunk_of_a_remote_source_costs_one_request(tmp_path: Path) -> None:

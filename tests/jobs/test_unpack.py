@@ -29,8 +29,9 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.pack import PackRun
 from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
+from shardfs.jobs.target import JobTarget
 from shardfs.jobs.unpack import UnpackRun
-from shardfs.jobs.unpacking import Unpacking, UnpackJob
+from shardfs.jobs.unpacking import UnpackJob
 from shardfs.model.errors import BusyError, NotADatasetError, UnfinishedJobError, UnsupportedError
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import SOURCE_LOCK
@@ -381,8 +382,7 @@ def test_another_run_completes_the_job_meanwhile(
     assert [(run.finished, run.files, run.objects) for run in runs] == [(True, runs[0].files, runs[0].objects)] * 2
     assert files(target) == wanted
     assert parsed(shown(target) if kind is PackRun else wanted) == parsed(shown(sharded))
-    with pytest.raises(FileExistsError, match="another run may have completed it"):
-        kind(job(JobSource.of(source), JobSource.of(target)))
+    assert kind(job(JobSource.of(source), JobSource.of(target))).repeated
 
 
 @pytest.mark.parametrize("part", [WHOLE, JobPart(1, 2)])
@@ -390,7 +390,7 @@ def test_another_run_ends_the_job_while_a_task_notes_that_it_is_finished(
     part: JobPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zarr.create_array(tmp_path / "source", shape=(40,), chunks=(5,), shards=(10,), dtype="u1")[:] = 1
-    note, calls = Unpacking.note, 0
+    note, calls = JobTarget.note_task, 0
     for at in count():
         job = UnpackJob(JobSource.of(tmp_path / "source"), JobSource.of(tmp_path / "target"))
         numbers, faster = count(), UnpackRun(job)
@@ -401,12 +401,12 @@ def test_another_run_ends_the_job_while_a_task_notes_that_it_is_finished(
                 list(faster.run())  # noqa: B023
             return function(*args)
 
-        def noted(unpacking: Unpacking, *args: Any) -> None:
+        def noted(target: JobTarget, *args: Any) -> None:
             with monkeypatch.context() as patch:
                 patch.setattr(syscalls, "hook", hook)
-                note(unpacking, *args)
+                note(target, *args)
 
-        monkeypatch.setattr(Unpacking, "note", noted)
+        monkeypatch.setattr(JobTarget, "note_task", noted)
         unpacked(tmp_path / "source", tmp_path / "target", part=part)
         monkeypatch.undo()
         if not faster.finished:
