@@ -47,9 +47,7 @@ def open_source(source: str, options: Options, **hooks: Any) -> Tree:
 def open_for_mount(source: str, options: Options, **hooks: Any) -> Tree:
     """Open the tree of a source as a mount with these options does."""
     # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
-    spent = None if options.direct_io else SPENT
-    may_be_empty = options.rw and options.create is not None
-    return open_source(source, options, spent_bytes=spent, may_be_empty=may_be_empty, **hooks)
+    return open_source(source, options, spent_bytes=None if options.direct_io else SPENT, **hooks)
 
 
 def open_mounted(

@@ -20,6 +20,9 @@ MAX_DOCUMENT_BYTES = 64 << 20
 
 MAX_PRETTY = 64 << 10
 
+MAX_NAME_BYTES, MAX_PATH_BYTES = 255, 1024
+"""Limits of the names of files, and of the keys of S3."""
+
 T = TypeVar("T")
 
 
@@ -100,6 +103,17 @@ UNFIT = (ValueError, TypeError, KeyError, IndexError, OverflowError)
 def reason(error: Exception) -> str:
     """The text of one of the `UNFIT` exceptions, for messages."""
     return f"no member {error}" if isinstance(error, KeyError) else str(error)
+
+
+def is_inner_path(value: Any) -> bool:
+    """Whether a member of a document can be the path of a file that is not outside the directory of the document."""
+    if not isinstance(value, str) or "\0" in value or ".." in value.split("/"):
+        return False
+    try:
+        path = value.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can hold and no file name can
+        return False
+    return len(path) <= MAX_PATH_BYTES and all(len(name) <= MAX_NAME_BYTES for name in path.split(b"/"))
 
 
 def intelligible(name: str, raw: bytes | None) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from operator import truediv
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats.documents import UNFIT
+from shardfs.formats.documents import UNFIT, is_inner_path
 from shardfs.model.arrays import Axis, Level, Multiscale, finest_first, numbers
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LevelsBelow:
     def paths(self) -> Iterable[str]:
         if (listed := _cosem_of(self.attributes)) is not None:
             paths = [d.get("path") for d in listed["datasets"][:MAX_LEVELS]]
-            return [p for p in paths if isinstance(p, str) and p and ".." not in p.split("/")]
+            return [p for p in paths if p and is_inner_path(p)]
         factors = _listed_factors(self.attributes)
         return (f"s{i}" for i in range(MAX_LEVELS if factors is None else len(factors[:MAX_LEVELS])))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from shardfs.formats.documents import is_inner_path
 from shardfs.model.arrays import Axis, Level, Multiscale, finest_first, numbers
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ _Affine = tuple[tuple[float, ...], tuple[float, ...]]
 
 def _level(dataset: Mapping[str, Any], common: _Affine, rank: int) -> Level:
     path = dataset["path"]
-    if not isinstance(path, str) or ".." in path.split("/"):
+    if not is_inner_path(path):
         raise ValueError(f"a level cannot be at {path!r:.80}")
     (scale, shift), (outer, move) = _transformation(dataset.get("coordinateTransformations", ()), rank), common
     return Level(

@@ -16,14 +16,20 @@ if TYPE_CHECKING:
     from shardfs.write.tree import WriteTree
 
 MODES = {
-    "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-    "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
-    "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "r+b": os.O_RDWR,
-    "rb+": os.O_RDWR,
-    "w+b": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
-    "wb+": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+    "r": 0,
+    "w": os.O_CREAT | os.O_TRUNC,
+    "x": os.O_CREAT | os.O_EXCL,
+    "a": os.O_CREAT | os.O_APPEND,
 }
+"""First letter of a mode of Python's `open` -> flags of open(2), without those of the access."""
+
+
+def flags_of(mode: str) -> int:
+    """Flags of open(2) for a binary mode of Python's `open`. Raise ValueError for any other mode."""
+    first, rest = mode[:1], sorted(mode[1:])
+    if first not in MODES or rest not in (["b"], ["+", "b"]):
+        raise ValueError(f"mode {mode!r} is none of rb, wb, xb and ab, with or without +")
+    return MODES[first] | (os.O_RDWR if "+" in rest else os.O_WRONLY)
 
 
 class WrittenFile(io.RawIOBase):
@@ -38,7 +44,7 @@ class WrittenFile(io.RawIOBase):
         self._tree, self._reads, self._appends = tree, "+" in mode, mode.startswith("a")
         self._temporary = "" if autocommit or not mode.startswith("w") else f"{path}.{secrets.token_hex(16)}.partial"
         try:
-            self._number, self._handle = opened(tree, self._temporary or path, MODES[mode])
+            self._number, self._handle = opened(tree, self._temporary or path, flags_of(mode))
         except BaseException:
             super().close()  # else the finalizer would call `close`, which needs a handle
             raise

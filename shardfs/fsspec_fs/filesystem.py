@@ -59,7 +59,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         storage_options: for the file system of `source`.
         index_cache: memory for shard indices, in bytes, or a text such as "256M".
         chunk_cache: memory for chunks, in the same units.
-        index_ttl: seconds for which a cached index, or the absence of a shard, is valid.
+        index_ttl: seconds for which a cached index, or the absence of a shard, is valid, or a text such as "10m".
         symlinks: "inside" or "follow", for a local source.
         rw: allow writing. The journal holds written data until it is published: in the background, by `publish`, or by
             `close`. See docs/durability.md. While the file system is open, no other process can write to the source,
@@ -91,7 +91,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         storage_options: Mapping[str, Any] | None = None,
         index_cache: int | str = "256M",
         chunk_cache: int | str = "256M",
-        index_ttl: float = math.inf,
+        index_ttl: float | str = math.inf,
         symlinks: str = "inside",
         unsupported: str = "fail",
         chunk_codec: str | None = None,
@@ -105,12 +105,12 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         super().__init__(**kwargs)
         given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported, "chunk_codec": chunk_codec}
         given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
-        given |= {"rw": "true" if rw else "false", **(write_options or {})}
+        given |= {"rw": str(rw), "index_ttl": _duration(index_ttl), **(write_options or {})}
         options = loading.merged(loading.from_flags(given))
         loading.check(options)
         self.source = _source(source, fo, target_protocol)
         for_source = storage_options if storage_options is not None else target_options
-        self.options = replace(options, storage_options=for_source or {}, index_ttl=index_ttl)
+        self.options = replace(options, storage_options=for_source or {})
         self._arguments = tokenize(self.source, self.options)
         self._opened = self._open_tree()
 
@@ -205,7 +205,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         for i, wanted in enumerate(zip(paths, _each(starts, paths), _each(ends, paths), strict=True)):
             try:
                 requests[i] = self._request(*wanted)
-            except OSError as e:
+            except (OSError, ShardfsError) as e:
                 out[i] = e
         for i, data in zip(requests, self.tree.read_many(list(requests.values())), strict=True):
             out[i] = data
@@ -344,6 +344,13 @@ def _source(source: str | os.PathLike[str] | None, fo: str | None, protocol: str
         raise ValueError("shardfs needs a source: shardfs::s3://bucket/path, or source='/path'")
     # Some file systems, such as http, keep the protocol in `fo`; most remove it.
     return fo if fo and (protocol is None or "://" in fo) else f"{protocol}://{fo or ''}"
+
+
+def _duration(seconds: float | str) -> str:
+    """A time in the notation of the options, which has no exponents."""
+    if isinstance(seconds, str):
+        return seconds
+    return "forever" if seconds == math.inf else f"{seconds:.9f}"
 
 
 def _info(path: str, found: Attributes) -> dict[str, Any]:

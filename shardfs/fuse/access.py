@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.fuse import protocol
 from shardfs.fuse.device import Device
+from shardfs.fuse.leadership import Postponed
 from shardfs.model.errors import errno_of
 
 if TYPE_CHECKING:
@@ -68,14 +69,18 @@ class RecordingDevice(Device):
             began = time.monotonic()
             try:
                 handler(unique, node, size)
-            except Exception as e:
-                self._errno = errno_of(e)
+            except Postponed:  # the request is answered later, from its beginning, and gets its line then
                 raise
-            finally:
-                seconds = round(time.monotonic() - began, 7)
-                self._log.write({**line, "errno": self._errno, "bytes": self._bytes, "seconds": seconds})
+            except BaseException as e:
+                self._write(line, errno_of(e), began)
+                raise
+            self._write(line, self._errno, began)
 
         return answer
+
+    def _write(self, line: dict[str, object], number: int, began: float) -> None:
+        seconds = round(time.monotonic() - began, 7)
+        self._log.write({**line, "errno": number, "bytes": self._bytes, "seconds": seconds})
 
     def _described(self, opcode: int, node: int, size: int) -> dict[str, object]:
         uid, gid, pid = protocol.CALLER_IN.unpack_from(self.request, protocol.CALLER)

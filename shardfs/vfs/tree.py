@@ -452,7 +452,10 @@ def open_tree(
 
 
 def open_with_options(source: str, options: Options, **hooks: Any) -> Tree:
-    """Return the tree of a source, opened as these options say. `hooks` are further arguments of `open_tree`."""
+    """Return the tree of a source, opened as these options say. `hooks` are further arguments of `open_tree`.
+
+    The source of a writable tree may be empty if new arrays are sharded by a rule.
+    """
     return open_tree(
         source,
         storage_options=options.storage_options,
@@ -470,5 +473,6 @@ def open_with_options(source: str, options: Options, **hooks: Any) -> Tree:
         cache_dir=options.cache_dir,
         cache_size=options.cache_size,
         offline=options.offline,
+        may_be_empty=options.rw and options.create is not None,
         **hooks,
     )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.model.errors import NotADatasetError
+from shardfs.model.errors import CorruptShardError, NotADatasetError
 from tests import handmade_ids
 
 if TYPE_CHECKING:
@@ -128,6 +128,37 @@ def test_a_failure_among_many_is_returned_or_raised(fs: ShardFileSystem) -> None
     assert isinstance(directory, IsADirectoryError)
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges(paths, 0, 4, on_error="raise")
+
+
+def test_damage_among_many_is_returned_too(source: str, tmp_path: Path) -> None:
+    """Also if the size of the damaged chunk is needed to find the range."""
+    shutil.copytree(source, tmp_path / "x")
+    shard = tmp_path / "x/deep/sharded/c/0/1"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    fs = ShardFileSystem(str(tmp_path / "x"), skip_instance_cache=True)
+    paths = ["deep/sharded/c/0/0", "deep/sharded/c/0/4"]
+    for start, end in ((0, None), (2, None), (0, 4), (-4, None)):
+        good, bad = fs.cat_ranges(paths, start, end)
+        assert good == fs.cat_file(paths[0])[start:end]
+        assert isinstance(bad, CorruptShardError)
+        with pytest.raises(CorruptShardError):
+            fs.cat_ranges(paths, start, end, on_error="raise")
+
+
+@pytest.mark.parametrize("ttl", ["10m", "0.5", "forever", 10, 0.25, 1e-7, float("inf")])
+def test_times_are_numbers_or_texts(source: str, ttl: float | str) -> None:
+    fs = ShardFileSystem(source, index_ttl=ttl, skip_instance_cache=True)
+    assert len(fs.cat_file("deep/sharded/c/0/0")) == len(fs.cat_file("deep/sharded/c/0/0"))
+    assert fs.options.index_ttl == {"10m": 600, "0.5": 0.5, "forever": float("inf")}.get(str(ttl), ttl)
+
+
+def test_texts_that_are_no_value_are_refused(source: str) -> None:
+    wrong: list[dict[str, Any]]
+    wrong = [{"index_ttl": "soon"}, {"index_ttl": -1}, {"index_ttl": float("nan")}, {"rw": "maybe"}, {"symlinks": "x"}]
+    for given in wrong:
+        with pytest.raises(ValueError, match=next(iter(given)).replace("_", ".")):
+            ShardFileSystem(source, skip_instance_cache=True, **given)
+    assert not ShardFileSystem(source, rw="false", skip_instance_cache=True).options.rw  # type: ignore[arg-type]
 
 
 def test_many_manifests_that_are_stored_compressed(tmp_path: Path) -> None:

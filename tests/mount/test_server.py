@@ -6,6 +6,7 @@ What a kernel would do with the answers is shown by the tests beside this one; h
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import math
 import os
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 
 from shardfs.fuse import invalidation, protocol, readdir
+from shardfs.fuse.access import AccessLog
 from shardfs.fuse.server import Server
 from shardfs.fuse.settings import FuseSettings
 from shardfs.model.attributes import Attributes, Extent
@@ -63,6 +65,9 @@ class FakeTree:
         self.small: list[SmallEntry] | None = None
         self.scans: list[int] = []
         self.by_name_from = 1 << 62
+
+    def shown_path(self, number: int) -> str:
+        return str(number)
         self.read: Callable[[int, int, int], bytes] = lambda number, offset, size: self.data[offset : offset + size]
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
@@ -170,14 +175,17 @@ class FakeSession:
 
 @contextmanager
 def serving(
-    tree: Any = None, on_end: Callable[[Kernel], object] = lambda kernel: None, **settings: Any
+    tree: Any = None,
+    on_end: Callable[[Kernel], object] = lambda kernel: None,
+    access: AccessLog | None = None,
+    **settings: Any,
 ) -> Iterator[Kernel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(10)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
-        serves = Server(FuseSettings(**settings))
+        serves = Server(FuseSettings(**settings), access)
         tree = FakeTree() if tree is None else tree
         session: Any = FakeSession(theirs.fileno())
         ended, before = threading.Event(), {*threading.enumerate()}
@@ -671,6 +679,21 @@ def test_requests_that_want_what_a_postponed_one_was_to_load() -> None:
         assert {r.unique: int(r.body) for r in (kernel.receive() for _ in asked)} == {
             unique: offset % 3 for unique, offset in asked.items()
         }
+
+
+def test_a_postponed_request_has_one_line_in_the_access_log(tmp_path: Path) -> None:
+    with serving(access=AccessLog.open(str(tmp_path / "log")), threads=3) as kernel:
+        slow = Slow(kernel)
+        asked = {slow.ask(offset): offset for offset in range(1, 20)}
+        for _ in range(2):
+            assert slow.arrived.acquire(timeout=10)
+        assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
+        assert kernel.server.load()["postponed"] > 0
+        slow.answers.release(len(asked))
+        assert {kernel.receive().unique for _ in asked} == asked.keys()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert sorted(line["offset"] for line in lines if line.get("offset")) == sorted(asked.values())
+    assert {line["errno"] for line in lines} == {0}
 
 
 def test_one_thread_alone_serves_as_well() -> None:

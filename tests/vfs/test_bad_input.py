@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs.blosc import Blosc
@@ -39,7 +40,7 @@ from tests.data_n5 import lz4_blocks
 from tests.datasets import ROOT as REPOSITORY
 from tests.strategies import json_paths, json_values, replaced
 from tests.suites.view import files
-from tests.suites.walking import entries, read_all
+from tests.suites.walking import entries, read_all, walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -346,6 +347,47 @@ def test_what_is_no_file_is_served_by_name_alone(tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"neither a file nor|leads out"):
             read_all(tree, tree.resolve(name))
     assert {n: read_all(tree, tree.resolve(n)) for n in case.good} == dict(case.good)
+
+
+VOLUME = {"@type": "neuroglancer_multiscale_volume", "type": "image", "data_type": "uint8", "num_channels": 1}
+SHARDING = {"@type": "neuroglancer_uint64_sharded_v1", "preshift_bits": 0, "hash": "identity", "minishard_bits": 0}
+SCALE = {"size": [8] * 3, "chunk_sizes": [[4] * 3], "resolution": [1] * 3, "encoding": "raw"}
+STEP = {"type": "scale", "scale": [1, 1]}
+AXES = [{"name": name, "type": "space"} for name in "yx"]
+
+
+def _named_in_documents(name: str) -> dict[str, Any]:
+    """Documents that say that a part of their dataset is in the directory `name`."""
+    scale = {**SCALE, "key": name}
+    where = [{"path": name, "coordinateTransformations": [STEP]}]
+    transform = {"axes": ["y", "x"], "scale": [1, 1], "translate": [0, 0], "units": ["nm", "nm"]}
+    images = [{"version": "0.5", "axes": AXES, "datasets": where}]
+    return {
+        "sharded/info": {**VOLUME, "scales": [{**scale, "sharding": {**SHARDING, "shard_bits": 0}}]},
+        "plain/info": {**VOLUME, "scales": [scale]},
+        "mesh/info": {**VOLUME, "scales": [], "mesh": name},
+        "ome/zarr.json": {
+            "zarr_format": 3, "node_type": "group",
+            "attributes": {"ome": {"version": "0.5", "multiscales": images}},
+        },
+        "n5/attributes.json": {"multiscales": [{"datasets": [{"path": name, "transform": transform}]}]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["native", "zarr2", "zarr3", "n5", "precomputed"])
+@pytest.mark.parametrize("name", ["\ud800", "a/\udfff", "a\0b", "x" * 300, "x/" * 3000, "../../up"])
+def test_names_in_documents_that_no_file_can_have(name: str, layout: str, tmp_path: Path) -> None:
+    """The other datasets of the group are shown, and only those that a layout cannot express are omitted."""
+    for key, document in _named_in_documents(name).items():
+        (tmp_path / key).parent.mkdir()
+        (tmp_path / key).write_text(json.dumps(document))
+    good = zarr.create_array(tmp_path / "good", shape=(4, 4, 4), chunks=(2, 2, 2), shards=(4, 4, 4), dtype="u1")
+    good[:] = 7
+    tree = open_tree(str(tmp_path), layout=layout, skip_unsupported=True)
+    assert len([path for path in walk(tree) if path.startswith("good/")]) > 8
+    assert [summary.path for summary in tree.survey.summaries() if "good" in summary.path]
+    for problem in tree.problems():
+        f"{problem.path}: {problem.why}".encode()
 
 
 def test_one_directory_that_cannot_be_read_does_not_stop_the_search(

@@ -109,6 +109,40 @@ def test_files_can_be_changed_in_place(fs: ShardFileSystem) -> None:
         fs.open("/notes", "xb")
 
 
+@pytest.mark.parametrize("mode", ["r+b", "rb+", "w+b", "wb+", "x+b", "xb+", "a+b", "ab+", "wb", "xb", "ab", "w", "x+"])
+def test_modes_are_those_of_python(mode: str, fs: ShardFileSystem, tmp_path: Path) -> None:
+    new, plain = ("x" in mode), tmp_path / "plain"
+    if not new:
+        plain.write_bytes(b"hello")
+        fs.pipe_file("/notes", b"hello")
+    data: Any = b"abc" if "b" in mode else "abc"
+    contents = []
+    for file in (plain.open(mode), fs.open("/notes", mode)):
+        with file:
+            assert file.write(data) == 3
+            if "+" in mode:
+                file.seek(1)
+                contents.append(file.read())
+    assert fs.cat_file("/notes") == plain.read_bytes()
+    assert len(set(contents)) <= 1
+
+
+@pytest.mark.parametrize("mode", ["rwb", "wwb", "+b", "b", "bw+", "w++b", "zb"])
+def test_modes_that_python_refuses(mode: str, fs: ShardFileSystem) -> None:
+    with pytest.raises(ValueError, match="mode"):
+        fs.open("/notes", mode)
+    assert not fs.exists("/notes")
+
+
+def test_an_empty_source_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    options = {"journal": str(tmp_path / "journals"), "create": "zarr3"}
+    fs = ShardFileSystem(str(tmp_path / "new"), rw=True, write_options=options, skip_instance_cache=True)
+    fs.pipe_file("/notes", b"hello")
+    assert fs.close() == []
+    assert (tmp_path / "new/notes").read_bytes() == b"hello"
+
+
 def test_trees_are_copied_moved_and_removed(fs: ShardFileSystem, source: Path) -> None:
     fs.cp("/a", "/b", recursive=True)
     assert sorted(fs.find("/b")) == [p.replace("/a", "/b", 1) for p in sorted(fs.find("/a"))]

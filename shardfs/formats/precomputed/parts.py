@@ -6,7 +6,7 @@ import posixpath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardfs.codecs.encoders import Gunzip
-from shardfs.formats.documents import UNFIT, print_json, reason
+from shardfs.formats.documents import UNFIT, is_inner_path, print_json, reason
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Layer, Pair
 from shardfs.model.dataset import Dataset, Problem
@@ -45,15 +45,15 @@ class Parts:
         """
         if not isinstance(part, dict):
             return part
-        key = part.get("key") if called else None
-        if isinstance(key, str) and "/" not in key:  # directories of a longer path may contain other datasets
+        key = part.get("key") if called and is_inner_path(part.get("key")) else None
+        if key is not None and "/" not in key:  # directories of a longer path may contain other datasets
             self._unwalked.add(key)
         if part.get("sharding") is None:
             return part
         try:
             self._collections.append(describe(part, ShardingSpec.parse(part["sharding"])))
         except UNFIT as e:
-            where = f"{self.path}/{key if isinstance(key, str) else called}".strip("/")
+            where = f"{self.path}/{called if key is None else key}".strip("/")
             self._problems.append(Problem(where, f"info{called and ', '}{called}: {reason(e)}"))
             return part
         # The member is removed, since Neuroglancer refuses `sharding: null`.
@@ -106,6 +106,6 @@ def key_path(key: Any) -> str:
     if not isinstance(key, str) or not key:
         raise ValueError(f"key should be a relative path, not {key!r}")
     path = posixpath.normpath(key)
-    if path.startswith(("/", "../")) or path in (".", "..") or "\0" in path:
-        raise ValueError(f"key {key!r} leads out of the directory of the info document")
+    if path == "." or path.startswith("/") or not is_inner_path(path):
+        raise ValueError(f"key {key!r} cannot be a path below the directory of the info document")
     return path
