@@ -68,6 +68,11 @@ class AttributeCache:
             else:
                 self.entries.pop(number, None)
 
+    def release(self) -> None:
+        """Drop all attributes, and with them the files that they keep open. They stay valid."""
+        with self._lock:
+            self.entries.clear()
+
     def is_dropping(self, number: int) -> bool:
         """Return whether a notice that makes the kernel drop the pages of a file is queued."""
         return bool(self.dropping) and (number in self.dropping or ANY in self.dropping)

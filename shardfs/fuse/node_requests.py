@@ -14,6 +14,8 @@ from shardfs.model.version import __version__
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shardfs.fuse.device import Device, Handler
     from shardfs.fuse.invalidation import AttributeCache, ResizedFiles
     from shardfs.model.attributes import Attributes
@@ -99,11 +101,21 @@ class NodeRequests:
 
 
 class WritableNodeRequests:
-    """LOOKUP and GETATTR on a writable mount, where files may have modes of their own. For one thread."""
+    """LOOKUP and GETATTR on a writable mount, where files may have modes of their own. For one thread.
+
+    Args:
+        is_unlinked: returns whether a number is that of an open file without a name.
+    """
 
     def __init__(
-        self, tree: FileTree, cache: AttributeCache, device: Device, control_replies: control.ControlReplies
+        self,
+        tree: FileTree,
+        is_unlinked: Callable[[int], bool],
+        cache: AttributeCache,
+        device: Device,
+        control_replies: control.ControlReplies,
     ) -> None:
+        self._is_unlinked = is_unlinked
         self._tree, self._cache, self._control, self._tally = tree, cache, control_replies, device.tally
         self._request, self._send, self._encoder = device.request, device.send, device.encoder
 
@@ -122,7 +134,11 @@ class WritableNodeRequests:
     def send_attributes(self, unique: int, found: Attributes) -> None:
         """Reply to GETATTR and SETATTR."""
         reply = self._encoder.attributes(unique, found.number, found.directory, found.size, found.mtime_ns)
-        self._send(protocol.attributes_with_mode(reply, found.mode) if found.mode else reply)
+        if found.mode:
+            reply = protocol.attributes_with_mode(reply, found.mode)
+        if self._is_unlinked(found.number):
+            reply = protocol.attributes_without_name(reply)
+        self._send(reply)
 
     def send_entry(self, unique: int, found: Attributes) -> None:
         """Reply to LOOKUP and to requests that make a file or directory."""

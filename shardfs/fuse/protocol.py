@@ -106,7 +106,7 @@ _WRITE_OUT = Struct("=IiQ" + "I4x")
 _CREATE_OUT = Struct("=QI4x")  # follows an entry: handle, flags
 _INVALID_ENTRY, _INVALID_INODE = Struct("=IiQ" + "QI4x"), Struct("=IiQ" + "Qqq")
 _NOTIFY_INODE, _NOTIFY_ENTRY = 2, 3
-_MODE = Struct("=I")
+_MODE = _LINKS = Struct("=I")
 _ENTRY_MODE, _ATTR_MODE = 116, 92  # byte offsets in the replies
 BLOCK = 4096  # st_blksize: the buffer size that many programs use
 
@@ -149,6 +149,13 @@ def entry_with_mode(reply: bytearray, mode: int) -> bytearray:
 def attributes_with_mode(reply: bytearray, mode: int) -> bytearray:
     """As `entry_with_mode`, for a reply of `Encoder.attributes`."""
     return _with_mode(reply, _ATTR_MODE, mode)
+
+
+def attributes_without_name(reply: bytearray) -> bytearray:
+    """A copy of a reply of `Encoder.attributes` for a file without a name: its number of links is 0."""
+    own = reply.copy()
+    _LINKS.pack_into(own, _ATTR_MODE + _MODE.size, 0)
+    return own
 
 
 def _with_mode(reply: bytearray, where: int, mode: int) -> bytearray:

@@ -19,6 +19,7 @@ from shardfs.fuse.polling import Polling
 from shardfs.fuse.read_requests import ReadRequests
 from shardfs.fuse.readdir import DirRequests, Listings, WritableDirRequests
 from shardfs.fuse.write_requests import NameRequests, WriteRequests
+from shardfs.storage import descriptors
 from shardfs.storage.counters import OPCODES, Histogram
 from shardfs.vfs.inodes import TABLE_END
 
@@ -75,6 +76,7 @@ class Server:
         The tree must be a `WritableTree` if the settings say `rw`.
         """
         self._tree, self._fd = tree, session.fd
+        descriptors.register(self)
         notices = Notices(session.fd)
         if self._settings.rw:
             notices.start()
@@ -97,6 +99,11 @@ class Server:
             for tally in tallies:
                 times[op].merge(tally.times[op])
         return Counts(calls, errors, times, sum(tally.nbytes + tally.sent() for tally in tallies))
+
+    def release_descriptors(self) -> None:
+        """Drop the attributes between LOOKUP and READ, which keep local files open."""
+        self._recent.clear()
+        self._cache.release()
 
     # ---- for each thread
 
@@ -149,7 +156,7 @@ class Server:
     def _writable(self, device: Device) -> dict[int, Handler]:
         # COPY_FILE_RANGE and TMPFILE get ENOSYS: the kernel returns EOPNOTSUPP to clients and does not ask again.
         tree, files, cache, waiting = cast("WritableTree", self._tree), self.control, self._cache, self.waiting
-        nodes = WritableNodeRequests(tree, cache, device, self._control_replies(device))
+        nodes = WritableNodeRequests(tree, tree.is_unlinked, cache, device, self._control_replies(device))
         reads = ReadRequests(tree, files, cache.entries, nodes.attributes, self._resized, device, waiting)
         directories = WritableDirRequests(tree, files, cache, self._directories, self._directory_handles, device)
         return {

@@ -83,6 +83,9 @@ class WritableTree(FileTree, Protocol):
     def set_times(self, number: int, mtime_ns: int | None) -> None:
         """Set the time of modification; None stands for now."""
 
+    def is_unlinked(self, number: int) -> bool:
+        """Whether the file is open and has no name any more."""
+
     def unlink(self, parent: int, name: bytes) -> None: ...
     def rmdir(self, parent: int, name: bytes) -> None: ...
     def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes: ...

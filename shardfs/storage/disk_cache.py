@@ -21,12 +21,13 @@ import time
 import weakref
 from collections import Counter, deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import google_crc32c
 
 from shardfs.model.errors import message
-from shardfs.storage import syscalls
+from shardfs.storage import descriptors, syscalls
 from shardfs.storage.regular_files import read_all, require_file
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class DiskCache:
         path = _path(name)
         try:
             # One call instead of `open_regular`: no other user can make a device in this directory.
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root)
+            fd = descriptors.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, at=self._root)
         except FileNotFoundError:
             return None
         except OSError as e:
@@ -296,15 +297,15 @@ class DiskCache:
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the path and attributes of all entries, and of files that killed processes have left."""
-        with os.scandir(self._root) as found:
+        with descriptors.obtain(lambda: os.scandir(self._root)) as found:
             folders = [entry.name for entry in found if len(entry.name) == 2]
         for folder in folders:
             try:
-                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._root)
+                fd = descriptors.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at=self._root)
             except OSError:
                 continue
             try:
-                with os.scandir(fd) as entries:
+                with descriptors.obtain(partial(os.scandir, fd)) as entries:
                     for entry in entries:
                         with suppress(FileNotFoundError):  # another process removed it
                             yield f"{folder}/{entry.name}", entry.stat(follow_symlinks=False)

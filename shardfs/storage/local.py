@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat
 from shardfs.model.errors import DanglingLinkError
+from shardfs.storage import descriptors
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.cache import nothing
 from shardfs.storage.regular_files import is_directory, reopened
@@ -128,6 +129,7 @@ class LocalStore:
         self._most_open = most if keep_open else 0
         self._reopened = 0  # counts the calls of `reopen` and `reopen_below`
         self._lock = threading.Lock()
+        descriptors.register(self)
 
     def path(self, key: str) -> str:
         """Return the path of a file. A caller that opens it must use `confined`."""
@@ -151,7 +153,7 @@ class LocalStore:
         """
         harmless = flags & (os.O_PATH | os.O_DIRECTORY)
         only = os.O_PATH | flags & os.O_NOFOLLOW
-        fd = os.open(self.path(key), (flags if harmless else only) | os.O_CLOEXEC)
+        fd = descriptors.open(self.path(key), flags if harmless else only)
         try:
             self.confined(fd, key)
             if harmless:
@@ -213,7 +215,7 @@ class LocalStore:
                 self._directories.clear()  # a thread that uses one of them keeps it open
             self._directories[parent] = directory
         try:
-            named = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory.fd)
+            named = descriptors.open(name, os.O_PATH | os.O_NOFOLLOW, at=directory.fd)
         except OSError as e:
             raise OSError(e.errno, e.strerror, key) from e
         try:
@@ -233,6 +235,12 @@ class LocalStore:
                 return None if os.path.exists(path) else key
             key = key.rpartition("/")[0]
         return None
+
+    def release_descriptors(self) -> None:
+        """Close all cached descriptors that no thread uses."""
+        with self._lock:
+            self._blobs.clear()
+            self._directories.clear()
 
     def reopen(self, key: str) -> None:
         """Drop the cached descriptor of `key`, so that the next `open` sees the current version."""
@@ -271,7 +279,7 @@ class LocalStore:
             return
         try:
             self._waiting()
-            with os.scandir(fd) as entries:
+            with descriptors.obtain(lambda: os.scandir(fd)) as entries:  # duplicates the descriptor
                 for e in entries:
                     if not e.name.startswith(OWN):
                         yield e

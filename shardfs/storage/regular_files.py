@@ -11,7 +11,7 @@ import stat
 from typing import Any
 
 from shardfs.model.bounded_json import load_json
-from shardfs.storage import syscalls
+from shardfs.storage import descriptors, syscalls
 
 
 def open_regular(
@@ -29,7 +29,7 @@ def open_regular(
     Raise PermissionError for a FIFO, a device, a socket, a symbolic link, or a file that is not `inside`;
     IsADirectoryError for a directory; FileNotFoundError.
     """
-    named = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=at)
+    named = descriptors.open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW), at=at)
     try:
         if inside:
             require_below(named, inside, path)
@@ -59,7 +59,7 @@ def reopened(named: int, flags: int, path: str) -> int:
     link = f"/proc/self/fd/{named}"
     try:
         if flags & os.O_ACCMODE == os.O_RDONLY:
-            return os.open(link, flags | os.O_CLOEXEC)
+            return descriptors.open(link, flags)
         return syscalls.open(link, flags)
     except OSError as e:
         raise OSError(e.errno, e.strerror, path) from e

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
+from shardfs.storage import descriptors
+
 Data: TypeAlias = bytes | bytearray | memoryview
 Hook: TypeAlias = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 
@@ -56,7 +58,7 @@ def call(name: str, function: Callable[..., Any], *args: Any) -> Any:
 
 def open(path: str, flags: int, mode: int = 0o600, at: int | None = None) -> int:
     """Open a file and return its descriptor, which child processes do not inherit."""
-    fd: int = call("open", lambda p, f, m, d: os.open(p, f, m, dir_fd=d), path, flags | os.O_CLOEXEC, mode, at)
+    fd: int = call("open", descriptors.open, path, flags | os.O_CLOEXEC, mode, at)
     return fd
 
 
@@ -130,7 +132,7 @@ def start_writeback(fd: int, start: int, size: int) -> None:
 
 def fsync_directory(directory: str | int) -> None:
     """Flush the names in a directory (path or descriptor) to disk."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) if isinstance(directory, str) else directory
+    fd = descriptors.open(directory, os.O_RDONLY | os.O_DIRECTORY) if isinstance(directory, str) else directory
     try:
         call("fsync_directory", os.fsync, fd)
     finally:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
-from shardfs.storage import syscalls
+from shardfs.storage import descriptors, syscalls
 from shardfs.storage.regular_files import open_regular
 from shardfs.vfs.inodes import ROOT
 from shardfs.write.files import shown_mode, split
@@ -167,7 +167,8 @@ class FileMetadata:
         with ExitStack() as opened:
             with self._names.lock:
                 file = self._files.by_number.get(number)  # the last close of the file closes its own descriptor
-                fd = os.dup(file.fd) if file is not None and file.fd >= 0 else None
+                opened_fd = file.fd if file is not None else -1
+                fd = descriptors.obtain(lambda: os.dup(opened_fd)) if opened_fd >= 0 else None
             if fd is not None:
                 opened.callback(os.close, fd)
             elif (path := self._stored_path(number)) is not None:

@@ -192,6 +192,11 @@ class Overlay:
             raise stale(number)
         return self.with_mode(self._base.attributes(number), self._names.shown_path(number))
 
+    def is_unlinked(self, number: int) -> bool:
+        """Return whether a handle has the file open, and the file was removed or replaced."""
+        file = self._files.by_number.get(number)
+        return file is not None and file.parent is None and bool(file.handles)
+
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a file; fewer than `size` only at its end."""
         file = self._files.by_number.get(number)

@@ -81,6 +81,7 @@ class WriteTree:
         )
         self.shown_path, self.remember, self.forget = names.shown_path, names.remember, names.forget
         self.read, self.read_many, self.scan = view.read, view.read_many, view.scan
+        self.is_unlinked = view.is_unlinked
         self.small_listing, self.usage, self.statvfs = view.small_listing, view.usage, view.statvfs
 
         self.create, self.open, self.write, self.truncate = calls.create, calls.open, calls.write, calls.truncate

@@ -92,6 +92,11 @@ class MemoryTree:
         with self._lock:
             return self._inode(number).attributes()
 
+    def is_unlinked(self, number: int) -> bool:
+        with self._lock:
+            found = self._inodes.get(number)
+            return found is not None and not found.linked and not found.directory
+
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         with self._lock:
             return bytes(memoryview(self._inode(number).data)[offset : offset + size])

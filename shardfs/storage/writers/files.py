@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.model.write_plan import piece_size
-from shardfs.storage import syscalls
+from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob
 from shardfs.storage.regular_files import open_regular, reopened
@@ -65,7 +65,7 @@ class SourceDirectories:
             parent, _, name = key.rpartition("/")
             return ObjectPlace(key, self._open(parent, make=make), name)
         parent, name = os.path.split(self._store.path(key))
-        return ObjectPlace(key, os.open(parent, DIRECTORY | os.O_CLOEXEC), name)
+        return ObjectPlace(key, descriptors.open(parent, DIRECTORY), name)
 
     @contextmanager
     def changing(self, place: ObjectPlace) -> Iterator[ObjectPlace]:
@@ -138,7 +138,7 @@ class TemporaryFiles:
         Call this only after `recover` of every begun update.
         """
         with suppress(FileNotFoundError), self._store.opened(directory, DIRECTORY) as at:
-            return sum(_removed(name, at) for name in os.listdir(at) if is_temporary(name))
+            return sum(_removed(name, at) for name in descriptors.obtain(lambda: os.listdir(at)) if is_temporary(name))
         return 0
 
 
@@ -175,7 +175,7 @@ class Old(NamedTuple):
 def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = False) -> Old:
     """Open an object that an update will replace. Raise OSError if the update must not replace it."""
     try:
-        named = os.open(place.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.at)
+        named = descriptors.open(place.name, os.O_PATH | os.O_NOFOLLOW, at=place.at)
     except FileNotFoundError:
         return Old(None, None)
     try:
@@ -202,7 +202,7 @@ def _open_linked(store: LocalStore, place: ObjectPlace, *, replace_links: bool) 
         why = "is a symbolic link, and -o linked_shards=replace, which puts a file in its place, was not given"
         raise OSError(errno.EROFS, why, place.key)
     try:
-        named = os.open(place.name, os.O_PATH | os.O_CLOEXEC, dir_fd=place.at)
+        named = descriptors.open(place.name, os.O_PATH, at=place.at)
     except FileNotFoundError:
         why = "is a symbolic link that leads nowhere; fetch its target (git-annex: git annex get), or remove the link"
         raise OSError(errno.EROFS, why, place.key) from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.blobs import ByteRange
 from shardfs.model.write_plan import size_of
-from shardfs.storage import syscalls
+from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.regular_files import open_regular
@@ -116,7 +116,7 @@ def _opened(place: ObjectPlace) -> int | None:
 def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], None]) -> os.stat_result:
     """Append, check and fsync the tail; return the file's attributes afterwards."""
     fill(fd, old, change.tail, old.stat().size)
-    grown = LocalBlob(os.dup(fd), os.fstat(fd), nothing)
+    grown = LocalBlob(descriptors.obtain(lambda: os.dup(fd)), os.fstat(fd), nothing)
     new = PlannedBlob([change.head, ByteRange(len(change.head), grown.stat().size)], grown)
     new.fd = grown.fd  # valid after the head only, where all chunks are
     check(new)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange
 from shardfs.model.write_plan import is_same, pieces_of, size_of
-from shardfs.storage import syscalls
+from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.regular_files import open_or_create, reopened
@@ -275,7 +275,7 @@ class LocalWriter(Writer):
 
     def copy(self, fd: int, key: str) -> None:
         info, temp = os.fstat(fd), temporary_name()
-        old = LocalBlob(os.dup(fd), info, nothing)
+        old = LocalBlob(descriptors.obtain(lambda: os.dup(fd)), info, nothing)
         with self._place(key) as place:
             new = written(place, temp, old, [ByteRange(0, info.st_size)], nobody)
             try:

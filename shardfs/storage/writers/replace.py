@@ -17,7 +17,7 @@ import stat as stat_module
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardfs.storage import syscalls
+from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob
 from shardfs.storage.writers import in_place
@@ -57,7 +57,7 @@ def written(
         fill(fd, old, plan)
         if alike and old is not None:
             _copy_attributes(fd, old.fd)
-        check(LocalBlob(os.dup(fd), os.fstat(fd), nothing))
+        check(LocalBlob(descriptors.obtain(lambda: os.dup(fd)), os.fstat(fd), nothing))
         syscalls.fsync(fd)
     except BaseException:
         with suppress(OSError):

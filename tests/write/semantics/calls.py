@@ -224,18 +224,19 @@ class InProcess:
     def fsync(self, fd: int) -> None:
         self.tree.fsync(self._open[fd].handle)
 
-    def _told(self, found: Attributes) -> os.stat_result:
+    def _told(self, found: Attributes, links: int = 1) -> os.stat_result:
         kind = stat.S_IFDIR if found.directory else stat.S_IFREG
         mode = kind | (found.mode & 0o7777 or (0o755 if found.directory else 0o644))
         seconds = found.mtime_ns / 1e9
-        plain = (mode, found.number, 0, 1, os.getuid(), os.getgid(), found.size, 0, seconds, seconds)
+        plain = (mode, found.number, 0, links, os.getuid(), os.getgid(), found.size, 0, seconds, seconds)
         return os.stat_result(plain, {"st_mtime_ns": found.mtime_ns})
 
     def stat(self, path: str) -> os.stat_result:
         return self._told(self._find(path))
 
     def fstat(self, fd: int) -> os.stat_result:
-        return self._told(self.tree.attributes(self._open[fd].number))
+        number = self._open[fd].number
+        return self._told(self.tree.attributes(number), links=0 if self.tree.is_unlinked(number) else 1)
 
     def listdir(self, path: str) -> list[str]:
         found = self._find(path)

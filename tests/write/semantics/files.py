@@ -450,8 +450,10 @@ def _(x: Place, k: Kind) -> None:
 def _(x: Place, k: Kind) -> None:
     was = k.begin(x)
     with x.opened(k.first) as fd:
+        same(x.calls.fstat(fd).st_nlink, 1)
         x.unlink(k.first)
         same((x.calls.pread(fd, 5000, 0), x.calls.fstat(fd).st_size), (was, len(was)))
+        same(x.calls.fstat(fd).st_nlink, 0)
         same(x.calls.pread(fd, 2, 1), was[1:3])
 
 
@@ -463,6 +465,7 @@ def _(x: Place, k: Kind) -> None:
         x.put(temporary, k.content(2))
         x.rename(temporary, k.first)
         same((x.calls.pread(fd, 5000, 0), x.calls.fstat(fd).st_size), (was, len(was)))
+        same((x.calls.fstat(fd).st_nlink, x.stat(k.first).st_nlink), (0, 1))
         same(x.get(k.first), k.content(2))
 
 
@@ -474,6 +477,7 @@ def _(x: Place, k: Kind) -> None:
         x.calls.pwrite(fd, k.content(2), 0)
         same(x.calls.pread(fd, SIZE, 0), k.content(2))
         x.calls.fsync(fd)
+        same(x.calls.fstat(fd).st_nlink, 0)
     same(x.exists(k.first), False)
     same(k.first.rpartition("/")[2] in x.names(k.directory), False)
 
