@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+import sys
 import threading
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -15,9 +20,21 @@ from shardfs.model.errors import MountError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import TypeAlias
+
+    _Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]
+    """As in `socketserver`. This server has only connections of the first kind."""
+
+log = logging.getLogger(__name__)
 
 SLOW_S = 5.0
 """Seconds after which the server closes an idle connection."""
+
+LONGEST_S = 15.0
+"""Seconds after which the server closes any connection, also one that sends or reads slowly."""
+
+MOST_CONNECTIONS = 16
+"""Further connections are closed at once: each one has a thread, and a client must not exhaust those of the mount."""
 
 METRICS, PAGE, JSON = "text/plain; version=0.0.4; charset=utf-8", "text/html; charset=utf-8", "application/json"
 
@@ -34,6 +51,7 @@ class StatusServer:
         try:
             host = parts.hostname or "localhost"
             self._server = _Server((host, parts.port or 0), _Handler)
+            self._server.names = frozenset((host.lower(), "localhost", socket.gethostname().lower()))
         except (OSError, ValueError) as e:
             number = e.errno if isinstance(e, OSError) else errno.EINVAL
             raise MountError(number, f"cannot listen: {getattr(e, 'strerror', None) or e}", address) from e
@@ -61,9 +79,36 @@ class _Server(ThreadingHTTPServer):
 
     pages: Mapping[str, tuple[str, Callable[[], bytes]]]
 
+    names: frozenset[str]
+    """Names of this server in the header Host, beside IP addresses."""
+
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._connections: dict[socket.socket, float] = {}  # -> when it must be closed
         super().__init__(address, handler)
+
+    def verify_request(self, request: _Request, client_address: object) -> bool:
+        if not isinstance(request, socket.socket) or len(self._connections) >= MOST_CONNECTIONS:
+            return False
+        self._connections[request] = time.monotonic() + LONGEST_S
+        return True
+
+    def service_actions(self) -> None:
+        """Shut down connections that take too long. `serve_forever` calls this twice a second."""
+        for connection, end in list(self._connections.items()):
+            if time.monotonic() > end:
+                with suppress(OSError):  # the thread of the connection has closed it
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: _Request) -> None:
+        if isinstance(request, socket.socket):
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: _Request, client_address: object) -> None:
+        """Log bugs only: a client may close or delay its connection as it likes."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("the status page")
 
     def server_bind(self) -> None:
         # HTTPServer.server_bind would look up the host name of the address, and could block on a name server.
@@ -77,7 +122,25 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = SLOW_S
 
+    def _is_ours(self, host: str) -> bool:
+        """Whether a header Host is an IP address or a name of this server.
+
+        A page of another site can read the answers if its name is made to resolve to this machine. Then its browser
+        sends that name.
+        """
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        with suppress(ValueError):
+            ip_address(name)
+            return True
+        return name in self.server.names
+
     def do_GET(self) -> None:
+        if not self._is_ours(self.headers.get("Host", "localhost")):
+            self.send_error(421, explain="the header Host names another server: use the address, or set metrics_addr")
+            return
         if (found := self.server.pages.get(self.path.partition("?")[0])) is None:
             self.send_error(404)
             return

@@ -132,13 +132,26 @@ def _unescaped(path: str) -> str:
 def mounts(mountpoint: str | None = None) -> list[Mount]:
     """Return the mounts of shardfs on this machine, or only the one at `mountpoint`. Takes less than a second."""
     wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
-    asking = [_started(_ASK, e.mountpoint, output=subprocess.PIPE) for e in wanted]
+    asking = [_asking(e) for e in wanted]
     end = time.monotonic() + PATIENCE_S
-    found = [(e, Mount(e.mountpoint, e.source, *_answer(p, end))) for e, p in zip(wanted, asking, strict=True)]
-    if all(mount.state == ANSWERS for _, mount in found):
-        return [mount for _, mount in found]
+    asked = [(e, Mount(e.mountpoint, e.source, *_answer(e, p, end))) for e, p in zip(wanted, asking, strict=True)]
+    if all(mount.state == ANSWERS for _, mount in asked):
+        return [mount for _, mount in asked]
     numbers = {e.number for e in entries()}  # the others may have been unmounted: then the directory below has answered
-    return [mount for e, mount in found if mount.state == ANSWERS or e.number in numbers]
+    return [mount for e, mount in asked if mount.state == ANSWERS or e.number in numbers]
+
+
+_stuck: dict[MountInfo, subprocess.Popen[bytes]] = {}
+"""Mounts that did not answer, with the process that still waits for them although it was killed."""
+
+
+def _asking(mount: MountInfo) -> subprocess.Popen[bytes] | None:
+    """Start a process that asks a mount for its status; None while an earlier one waits for this mount."""
+    if mount in _stuck:
+        if _stuck[mount].poll() is None:
+            return None
+        del _stuck[mount]
+    return _started(_ASK, mount.mountpoint, output=subprocess.PIPE)
 
 
 # Subprocesses run these programs: a process that waits for a hanging mount may be unkillable.
@@ -206,12 +219,15 @@ def mount_of(path: str) -> str | None:
 _BY_ERRNO = {errno.ENOTCONN: DEAD, errno.ECONNABORTED: DEAD, errno.EACCES: CLOSED, errno.EPERM: CLOSED}
 
 
-def _answer(process: subprocess.Popen[bytes], end: float) -> tuple[str, dict[str, Any] | None]:
-    """Return the state of a mount, and its status."""
+def _answer(mount: MountInfo, process: subprocess.Popen[bytes] | None, end: float) -> tuple[str, dict[str, Any] | None]:
+    """Return the state of a mount, and its status, from the process that asks the mount."""
+    if process is None:
+        return HANGS, None
     try:
         data, _ = process.communicate(timeout=max(end - time.monotonic(), 0.01))
     except subprocess.TimeoutExpired:
         process.kill()  # no effect while the process waits uninterruptibly
+        _stuck[mount] = process
         return HANGS, None
     finally:
         if process.stdout is not None:

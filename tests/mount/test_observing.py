@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import json
 import logging
 import os
 import re
+import select
 import shutil
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.daemon import logs
+from shardfs.daemon import logs, status_server
 from shardfs.daemon.logs import Logs
 from shardfs.daemon.status_server import StatusServer
 from shardfs.model import redact
@@ -33,7 +38,6 @@ from tests.mount.programs import attempt, errno_of, run, shardfs, status
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -285,6 +289,102 @@ def test_an_address_that_is_taken(source: Path, tmp_path: Path) -> None:
         assert (done.returncode, "Address already in use" in done.stderr) == (5, True), done.stderr
         with pytest.raises(MountError, match="in use"):
             StatusServer(address)
+
+
+@pytest.fixture
+def server() -> tuple[str, int]:
+    found = StatusServer("127.0.0.1:0")
+    found.start(lambda: b"")
+    host, _, port = found.address.rpartition(":")
+    return host, int(port)
+
+
+@pytest.mark.parametrize("page", ["/", "/metrics", "/mounts.json"])
+def test_a_page_of_another_site_reads_nothing(server: tuple[str, int], page: str) -> None:
+    """DNS rebinding: the browser sends the name of that site to the address of this machine."""
+    mine = socket.gethostname()
+    names = {"evil.example": 421, "evil.example:80": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421}
+    names |= {"": 421, "[::1": 421, "localhost": 200, "LOCALHOST:9100": 200, "127.0.0.1": 200, "10.1.2.3:9100": 200}
+    names |= {"[fe80::1]:9100": 200, mine: 200}
+    for name, code in names.items():
+        connection = http.client.HTTPConnection(*server, timeout=10)
+        connection.request("GET", page, headers={"Host": name})
+        with connection.getresponse() as answer:
+            assert answer.status == code, name
+            answer.read()
+        connection.close()
+
+
+def test_the_host_of_the_address_is_a_name_of_the_server() -> None:
+    server = StatusServer("127.1:0")  # another text for 127.0.0.1, which is no IP address to a browser
+    server.start(lambda: b"")
+    request = urllib.request.Request(f"http://{server.address}/metrics", headers={"Host": "127.1"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert answer.status == 200
+
+
+def test_slow_clients_keep_no_threads(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_server, "LONGEST_S", 1.0)
+    slow = [socket.create_connection(server, timeout=10) for _ in range(status_server.MOST_CONNECTIONS + 5)]
+    try:
+        for connection in slow:
+            with suppress(OSError):  # refused already
+                connection.sendall(b"GET /metrics HTTP/1.0\r\n")
+        handlers = [t for t in threading.enumerate() if "process_request_thread" in t.name]
+        assert len(handlers) <= status_server.MOST_CONNECTIONS
+
+        def closed(connection: socket.socket) -> bool:
+            """Whether the server has closed it, although it gets a byte of a header again and again."""
+            try:
+                connection.sendall(b"a")
+                return select.select([connection], [], [], 0)[0] != [] and connection.recv(1) == b""
+            except OSError:
+                return True
+
+        wait_until(lambda: all(map(closed, slow)))
+    finally:
+        for connection in slow:
+            connection.close()
+    with urllib.request.urlopen(f"http://{server[0]}:{server[1]}/metrics", timeout=10) as answer:
+        assert answer.status == 200
+
+
+class Stuck:
+    """A process that waits for a mount and cannot be killed."""
+
+    stdout, ended = None, False
+
+    def communicate(self, timeout: float) -> None:
+        raise subprocess.TimeoutExpired("ask", timeout)
+
+    def kill(self) -> None:
+        pass
+
+    def poll(self) -> int | None:
+        return 0 if self.ended else None
+
+
+@fuse
+def test_a_mount_that_hangs_is_asked_by_one_process(
+    source: Path, mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, stuck = mount_table._started, list[Stuck]()
+
+    def stick(program: str, mountpoint: str, **options: Any) -> Any:
+        stuck.append(Stuck())
+        return stuck[-1]
+
+    with mounted(source) as mount, mounted(source) as other:
+        monkeypatch.setattr(mount_table, "_started", stick)
+        for _ in range(5):
+            assert [m.state for m in mount_table.mounts(str(mount))] == ["hangs"]
+        assert len(stuck) == 1
+        monkeypatch.setattr(mount_table, "_started", started)
+        monkeypatch.setattr(mount_table, "PATIENCE_S", 30)
+        assert [m.state for m in mount_table.mounts(str(mount))] == ["hangs"]
+        assert [m.state for m in mount_table.mounts(str(other))] == ["answers"]
+        stuck[0].ended = True
+        assert [m.state for m in mount_table.mounts(str(mount))] == ["answers"]
 
 
 def test_a_histogram_has_every_duration_in_its_bin() -> None:
