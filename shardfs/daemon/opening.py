@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardfs.config import loading, parsers
@@ -47,7 +48,18 @@ def open_source(source: str, options: Options, **hooks: Any) -> Tree:
 def open_for_mount(source: str, options: Options, **hooks: Any) -> Tree:
     """Open the tree of a source as a mount with these options does."""
     # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
+    if options.default_permissions:
+        hooks["make"] = _with_modes(options)
     return open_source(source, options, spent_bytes=None if options.direct_io else SPENT, **hooks)
+
+
+def _with_modes(options: Options) -> Callable[..., Tree]:
+    """What makes the tree of a mount on which the kernel checks the modes of files."""
+    from shardfs.vfs.source_modes import TreeWithModes
+
+    gid = os.getgid() if options.gid is None else options.gid
+    files, directories = options.file_mode is None, options.dir_mode is None
+    return partial(TreeWithModes, gid=gid, files=files, directories=directories)
 
 
 def open_mounted(

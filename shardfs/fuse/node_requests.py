@@ -78,15 +78,18 @@ class NodeRequests:
                 errors[absent] += 1
                 send(encoder.absent(unique))
                 return
-            number, directory, length, mtime_ns, _, _ = found
+            number, directory, length, mtime_ns, _, mode = found
             if len(recent) >= CAPACITY:
                 recent.clear()
             recent[number] = found
+            reply = entry(unique, number, directory, length, mtime_ns)
+            if mode:
+                reply = encoder.entry_with_mode(reply, mode)
             if number >= TABLE_END:
-                send(entry(unique, number, directory, length, mtime_ns))
+                send(reply)
                 return
             remember(number)
-            if not send(entry(unique, number, directory, length, mtime_ns)):
+            if not send(reply):
                 forget(number, 1)
 
         return answer
@@ -96,8 +99,10 @@ class NodeRequests:
             self._control.send_attributes(unique, number)
             return
         self._resized.numbers.discard(number)  # before: another thread may find a newer version meanwhile
-        _, directory, size, mtime_ns, _, _ = self.attributes(number)
-        self._device.send(self._device.encoder.attributes(unique, number, directory, size, mtime_ns))
+        _, directory, size, mtime_ns, _, mode = self.attributes(number)
+        encoder = self._device.encoder
+        reply = encoder.attributes(unique, number, directory, size, mtime_ns)
+        self._device.send(encoder.attributes_with_mode(reply, mode) if mode else reply)
 
 
 class WritableNodeRequests:
@@ -135,7 +140,7 @@ class WritableNodeRequests:
         """Reply to GETATTR and SETATTR."""
         reply = self._encoder.attributes(unique, found.number, found.directory, found.size, found.mtime_ns)
         if found.mode:
-            reply = protocol.attributes_with_mode(reply, found.mode)
+            reply = self._encoder.attributes_with_mode(reply, found.mode)
         if self._is_unlinked(found.number):
             reply = protocol.attributes_without_name(reply)
         self._send(reply)
@@ -151,7 +156,7 @@ class WritableNodeRequests:
 
     def _entry(self, unique: int, found: Attributes) -> bytearray:
         reply = self._encoder.entry(unique, found.number, found.directory, found.size, found.mtime_ns)
-        return protocol.entry_with_mode(reply, found.mode) if found.mode else reply
+        return self._encoder.entry_with_mode(reply, found.mode) if found.mode else reply
 
     def _send_counted(self, number: int, reply: bytes | bytearray) -> bool:
         """Send a reply after which the kernel refers to `number`, and count the reference."""

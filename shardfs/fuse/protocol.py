@@ -141,27 +141,10 @@ def written(unique: int, size: int) -> bytes:
     return _WRITE_OUT.pack(_WRITE_OUT.size, 0, unique, size)
 
 
-def entry_with_mode(reply: bytearray, mode: int) -> bytearray:
-    """A copy of a reply of `Encoder.entry` with the permission bits of `mode`, and with its file type if it has one."""
-    return _with_mode(reply, _ENTRY_MODE, mode)
-
-
-def attributes_with_mode(reply: bytearray, mode: int) -> bytearray:
-    """As `entry_with_mode`, for a reply of `Encoder.attributes`."""
-    return _with_mode(reply, _ATTR_MODE, mode)
-
-
 def attributes_without_name(reply: bytearray) -> bytearray:
     """A copy of a reply of `Encoder.attributes` for a file without a name: its number of links is 0."""
     own = reply.copy()
     _LINKS.pack_into(own, _ATTR_MODE + _MODE.size, 0)
-    return own
-
-
-def _with_mode(reply: bytearray, where: int, mode: int) -> bytearray:
-    own = reply.copy()  # the encoder reuses `reply`
-    (before,) = _MODE.unpack_from(own, where)
-    _MODE.pack_into(own, where, (stat.S_IFMT(mode) or stat.S_IFMT(before)) | stat.S_IMODE(mode))
     return own
 
 
@@ -220,10 +203,11 @@ class Encoder:
 
     def __init__(
         self, *, file_mode: int, dir_mode: int, uid: int, gid: int, attr_timeout: float, entry_timeout: float,
-        negative_timeout: float,
+        negative_timeout: float, umask: int = 0,
     ) -> None:  # fmt: skip
-        """Modes include the file type. Time-outs are in seconds."""
+        """Modes include the file type. Time-outs are in seconds. `umask` is removed from modes of single files only."""
         self.owner = uid, gid
+        self._umask = umask
         files, directories = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
         attr, entry, negative = _timeout(attr_timeout), _timeout(entry_timeout), _timeout(negative_timeout)
         timeouts = (entry[0], attr[0], entry[1], attr[1])
@@ -252,6 +236,20 @@ class Encoder:
             reply, 56, number, size, (size + 511) >> 9, seconds, seconds, seconds, nanoseconds, nanoseconds, nanoseconds
         )
         return reply
+
+    def entry_with_mode(self, reply: bytearray, mode: int) -> bytearray:
+        """A copy of a reply of `entry` with the permission bits of `mode`, and with its file type if it has one."""
+        return self._with_mode(reply, _ENTRY_MODE, mode)
+
+    def attributes_with_mode(self, reply: bytearray, mode: int) -> bytearray:
+        """As `entry_with_mode`, for a reply of `attributes`."""
+        return self._with_mode(reply, _ATTR_MODE, mode)
+
+    def _with_mode(self, reply: bytearray, where: int, mode: int) -> bytearray:
+        own = reply.copy()  # the encoder reuses `reply`
+        (before,) = _MODE.unpack_from(own, where)
+        _MODE.pack_into(own, where, (stat.S_IFMT(mode) or stat.S_IFMT(before)) | stat.S_IMODE(mode) & ~self._umask)
+        return own
 
     def absent(self, unique: int) -> bytes | bytearray:
         """A reply to LOOKUP of a name that does not exist; the kernel caches it if `negative_timeout` is not 0."""

@@ -67,6 +67,7 @@ class FuseSettings:
             attr_timeout=self.attr_timeout if remembered else 0,
             entry_timeout=self.entry_timeout if remembered else 0,
             negative_timeout=self.negative_timeout if remembered else 0,
+            umask=self.umask,
         )
 
     def max_background(self) -> int:

@@ -420,8 +420,11 @@ def open_tree(
     offline: bool = False,
     may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
+    make: Callable[..., Tree] = Tree,
 ) -> Tree:
     """Return the unsharded tree of a path or fsspec URL.
+
+    `make` is `Tree`, or makes a tree of a subclass from the same arguments.
 
     `spent_bytes` of the chunk cache are for chunks that were read to their end, if the reader caches them itself.
 
@@ -443,7 +446,7 @@ def open_tree(
     )
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
     store = in_place_store(store)
-    tree = Tree(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
+    tree = make(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     if not may_be_empty:
         tree.survey.require_dataset()
     elif not store.remote:  # a directory of an object store does not exist before it holds an object

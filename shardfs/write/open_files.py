@@ -178,7 +178,7 @@ class OpenFiles:
                 self._require_shown(number)
                 file = self._files.new(parent, name, meaning.kind, meaning.target, number)
                 file.known_size, file.mtime_ns, file.base = found.size, found.mtime_ns, number
-                file.mode = self._names.modes.get(number, 0)
+                file.mode = self._names.modes.get(number, found.mode)
                 file.lookups = 1
         return file
 

@@ -162,7 +162,7 @@ class Overlay:
 
     def with_mode(self, found: Attributes, path: str) -> Attributes:
         """Return the attributes with the mode and time that were set on the mount, or that a local store has."""
-        mode, when = self._names.modes.get(found.number, 0), self._names.times.get(found.number)
+        mode, when = self._names.modes.get(found.number, found.mode), self._names.times.get(found.number)
         if not mode and path and self._local is not None and found.number < TABLE_END:
             with suppress(OSError):
                 mode = shown_mode(self._local.stat(path).st_mode, found.directory)
