@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from contextlib import contextmanager, suppress
@@ -139,6 +140,15 @@ def shown_document(unshard: Callable[[T], tuple[Any, T] | None], doc: T) -> T | 
         if (found := unshard(doc)) is not None:
             return found[1]
     return None
+
+
+def form_of(*parts: Any) -> str:
+    """A digest of values from documents, for `Collection.form`. Raise ValueError if they are nested too deeply."""
+    try:
+        text = json.dumps(parts, sort_keys=True)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -185,6 +185,21 @@ class Layer:
         return name
 
 
+class Description(NamedTuple):
+    """The stored documents that describe a collection.
+
+    Args:
+        directory, scope: where the documents were looked for; `scope` as in `Inherited`.
+        path: the collection's path relative to `directory`, in the format that it is stored in.
+        digests: digests of the documents by their paths in the store.
+    """
+
+    directory: str
+    scope: tuple[Any, str] | None
+    path: str
+    digests: Mapping[str, bytes]
+
+
 @dataclass(frozen=True)
 class Collection:
     """All chunks that share one sharding rule: an array, a scale of a volume, all meshes of a segmentation.
@@ -206,6 +221,10 @@ class Collection:
             other elements in the source.
         check: checks stored chunks; None if the format has no check.
         compressible: whether clients may write chunks under names with a compression suffix, as CloudVolume does.
+        form: a digest of everything in the documents that says how chunks are stored: data type, codecs, chunks and
+            shards, the encoding of their indices, names. Not the array's shape and fill value. "" if no document says
+            so, as for datasets in one file.
+        description: the stored documents that describe the collection; None until they are noted.
     """
 
     format: str
@@ -222,6 +241,8 @@ class Collection:
     zeros: Filler | None = None
     check: ChunkCheck | None = None
     compressible: bool = False
+    form: str = ""
+    description: Description | None = None
 
     @property
     def stored_at(self) -> str:

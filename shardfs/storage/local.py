@@ -252,7 +252,7 @@ class LocalStore:
         """Drop the cached descriptors of all files below a directory."""
         with self._lock:
             self._reopened += 1
-            for known in [k for k in self._blobs if k.startswith(f"{key}/")]:
+            for known in [k for k in self._blobs if not key or k.startswith(f"{key}/")]:
                 self._blobs.pop(known, None)
 
     def entry(self, key: str) -> DirEntry:

@@ -22,7 +22,7 @@ from shardfs.vfs.shown_chunks import ShownChunks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from shardfs.model.collection import Collection, Transform
+    from shardfs.model.collection import ChunkNames, Collection, Transform
     from shardfs.model.file_tree import KernelHooks
     from shardfs.model.listing import EntryRow
     from shardfs.model.shard_format import Placement
@@ -108,6 +108,8 @@ class ChunkDirs:
         is_moved: the store has the shards in another directory than `path`.
         root: the inode number of the top directory (`c`); None if the names are in the dataset's directory.
         former: the tree of an earlier shape of the array; its inode numbers stay valid.
+        description: the stored documents that describe the collection, as they were when they were read last.
+        replaced: the names of the chunks of another array, which was in the directory before.
         refilled: names in the dataset's directory below which chunks have appeared or changed although no client wrote
             them, since the array got another shape or fill value.
         later: the tree of the array's present shape, which shows the chunks that both shapes have. None if this is that
@@ -135,6 +137,8 @@ class ChunkDirs:
         self.mtime_ns = mtime_ns
         self.former: ChunkDirs | None = None
         self.later: ChunkDirs | None = None
+        self.description = collection.description
+        self.replaced: ChunkNames | None = None
         self.refilled: Iterable[bytes] = ()
         self.shown = ShownChunks(path, collection, chunks, cache, mtime_ns)
         self.shards = CollectionShards(path, collection, chunks, cache, numbers.first, ttl_s)
@@ -370,16 +374,26 @@ class ChunkDirs:
             self.shown.invalidate(number, size)
         hooks.resized(numbers)
 
-    def follow(self, former: ChunkDirs) -> None:
-        """Show the array of this tree, which got another shape, under the inode numbers of the former tree, too."""
+    def follow(self, former: ChunkDirs) -> list[ChunkDirs]:
+        """Show the array of this tree, which got another shape, under the inode numbers of the former tree, too.
+
+        Return the trees of earlier shapes that are too many to be kept.
+        """
         self.former = former
+        *_, last = self.formers()
+        freed, last.former = [] if last.former is None else [last.former], None
         if is_refilled(former.collection, self.collection):
             self.refilled = top_names(self._names)
         elif shown_array(self.collection) is None:
-            return
+            return freed
         for tree in self.formers():
             tree.later = self
             note_edges(tree.collection, self.collection)
+        return freed
+
+    def replace(self, former: ChunkDirs) -> None:
+        """Show the array of this tree in place of another one, which was in the same directory."""
+        self.replaced = former._names
 
     def numbers_at_edges(self) -> Iterator[U64]:
         """Yield the inode numbers of former trees whose files have changed with the array's latest change of shape."""

@@ -7,11 +7,14 @@ sharded collection a `ChunkDirs` tree with inode numbers.
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
+import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
@@ -19,6 +22,7 @@ from shardfs.formats.layouts import PACKED
 from shardfs.formats.registry import creating_view, formats, sources, views
 from shardfs.formats.translate import Translation
 from shardfs.model.arrays import Multiscale
+from shardfs.model.collection import Description
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.kinds import is_in
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from shardfs.model.dataset import Levels, Scope
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import DirEntry, Store
+    from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.nodes import ShownItem
 
 log = logging.getLogger(__name__)
@@ -95,7 +100,8 @@ class Datasets:
         skip_unsupported: bool = False,
         chunk_codec: str | None = None,
     ) -> None:
-        self.store, self._codec = store, chunk_codec
+        self.store, self._codec, self._ttl = store, chunk_codec, index_ttl_s
+        self._reading = threading.local()
         self.view = views()[layout] if layout != NATIVE else None
         self.formats = formats() if layout == NATIVE else sources()
         self.layout = next((f for f in self.formats if layout in f.dataset_formats), None)
@@ -111,9 +117,13 @@ class Datasets:
 
     def documents(self, path: str) -> dict[str, bytes]:
         """Return the stored metadata documents of a directory by name."""
-        if path in self._instead:
-            return self._instead[path]
-        return self.store.documents(path, self.document_names, MAX_DOCUMENT_BYTES)
+        return self._instead[path] if path in self._instead else self._read(path, self.document_names)
+
+    def _read(self, path: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Return stored documents by name, and note them for the directory that this thread opens."""
+        documents = self.store.documents(path, names, MAX_DOCUMENT_BYTES)
+        self._reading.__dict__.setdefault("documents", {})[path] = names, _digests(documents)
+        return documents
 
     def open(self, directory: DirectoryNode) -> Content:
         """Return the content of a directory, read at the first call only.
@@ -122,12 +132,33 @@ class Datasets:
         """
         if directory.content is None:
             self.damage.require_none(directory.number)
+            self._reading.documents, directory.checked = {}, monotonic()
             try:
-                directory.content = self._content_of(directory, self._described(directory))
+                content = self._content_of(directory, self._described(directory))
             except CorruptShardError as e:
                 self.damage.put(directory.number, e, DAMAGE_TTL_S)
                 raise
+            read = self._reading.documents
+            if content.dataset is None:  # a search for datasets below may have read very many
+                read = {path: found for path, found in read.items() if path == directory.inside}
+            directory.content = replace(content, read=read)
         return directory.content
+
+    def is_outdated(self, directory: DirectoryNode) -> bool:
+        """Return whether the documents that an opened directory was made of have changed in the source.
+
+        They are read again at most every `index_ttl` seconds. False if the source cannot be read.
+        """
+        content, now = directory.content, monotonic()
+        if content is None or now - directory.checked < self._ttl:
+            return False
+        directory.checked = now
+        with suppress(OSError):
+            return any(
+                _digests(self.store.documents(path, names, MAX_DOCUMENT_BYTES)) != digests
+                for path, (names, digests) in content.read.items()
+            )
+        return False
 
     def _described(self, directory: DirectoryNode) -> Dataset | None:
         inherited = directory.inherited.below
@@ -251,19 +282,44 @@ class Datasets:
 
     def _stored_dataset(self, path: str, inherited: Inherited) -> Dataset | None:
         """Return the dataset described by the documents or the inherited scope, with the chunk codec applied."""
-        documents = self.documents(path)
+        documents, directory = self.documents(path), path
         found = next((d for f in self.formats if (d := f.open(path, documents)) is not None), None)
         if found is None and inherited.scope is not None:
-            scope, base = inherited.scope
-            found = scope.open(path, _below(path, base), self._scope_documents(path, inherited.scope))
+            scope, directory = inherited.scope
+            documents = self._scope_documents(path, inherited.scope)
+            found = scope.open(path, _below(path, directory), documents)
+        if found is not None and found.collections:
+            digests = _digests({_joined(directory, name): raw for name, raw in documents.items()})
+            found = replace(found, collections=tuple(
+                replace(c, description=Description(path, inherited.scope, c.path, digests)) for c in found.collections
+            ))  # fmt: skip
         if found is not None and isinstance(self.store, InPlaceStore):
             found = half_packed(self.store, path, found)
         return found if found is None or self._codec is None else _in_codec(found, self._codec)
 
+    def form_now(self, tree: ChunkDirs) -> str | None:
+        """Return the present `Collection.form` of the array of a tree; None if no document describes the array now.
+
+        Read the documents, and look for others if they have changed. Raise OSError or CorruptShardError without them.
+        """
+        description = tree.description
+        if description is None:
+            return tree.collection.form
+        stored = self.store.documents("", [*description.digests], MAX_DOCUMENT_BYTES)
+        if _digests(stored) == description.digests:
+            return tree.collection.form
+        dataset = self._stored_dataset(description.directory, Inherited(scope=description.scope))
+        for collection in () if dataset is None else dataset.collections:
+            if collection.path == description.path:
+                if collection.form == tree.collection.form:
+                    tree.description = collection.description
+                return collection.form
+        return None
+
     def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
         scope, base = inherited
         wanted = scope.documents(_below(path, base))
-        return self.store.documents(base, wanted, MAX_DOCUMENT_BYTES) if wanted else {}
+        return self._read(base, wanted) if wanted else {}
 
     def is_described(self, path: str, inherited: Inherited) -> bool:
         """Return whether a directory has metadata documents, which proves that it exists."""
@@ -418,6 +474,11 @@ def _in_codec(dataset: Dataset, codec: str) -> Dataset:
         return tuple(replace(c, array=c.array and replace(c.array, codec=codec)) for c in found)
 
     return replace(dataset, collections=asking(dataset.collections), unsharded=asking(dataset.unsharded))
+
+
+def _digests(documents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return a digest of each document."""
+    return {path: hashlib.blake2b(raw, digest_size=16).digest() for path, raw in documents.items()}
 
 
 def _below(path: str, base: str) -> str:

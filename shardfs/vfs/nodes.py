@@ -108,7 +108,8 @@ class Content:
     """The content of an opened directory.
 
     `documents` replace stored files of the same name. `shards` are the formats of the shards in the directory whose
-    chunks are shown in another form. `passed` is what all subdirectories inherit.
+    chunks are shown in another form. `passed` is what all subdirectories inherit. `read` are the stored documents of
+    which the content was made: for each directory, the names looked for, and digests of those that exist.
     """
 
     dataset: Dataset | None = None
@@ -117,6 +118,7 @@ class Content:
     below: Mapping[str, Sequence[tuple[tuple[str, ...], ShownItem]]] = field(default_factory=dict)
     shards: tuple[ShardFormat, ...] = ()
     passed: Inherited = NOTHING_INHERITED
+    read: Mapping[str, tuple[Sequence[str], Mapping[str, bytes]]] = field(default_factory=dict)
 
     def hides(self, name: str) -> bool:
         """Return whether a stored file or directory of this name is hidden."""
@@ -164,14 +166,15 @@ def _leads_to_shard(format: ShardFormat, name: str) -> bool:
 class DirectoryNode(Node):
     """A directory of the store, or a virtual directory on the way to shown content.
 
-    `content` is set when the directory is opened. `inside` is the path in the store of the shown content. `file` is the
-    dataset of a file that is shown as a directory.
+    `content` is set when the directory is opened; `checked` is when its documents were read last. `inside` is the path
+    in the store of the shown content. `file` is the dataset of a file that is shown as a directory.
     """
 
     inherited: Inherited
     file: Dataset | None = None
     inside: str = field(init=False)
     content: Content | None = field(default=None, init=False)
+    checked: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.inside = self.path

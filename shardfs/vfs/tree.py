@@ -54,6 +54,7 @@ class Tree:
         directories: the directories of the store.
         survey: queries about the whole source.
         retry: the retry policy of a remote store; None for a local store.
+        follows_documents: read documents again after `index_ttl_s`, at lookups. A writable tree does so itself.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Tree:
         self.retry: retry.RetryPolicy | None = getattr(store, "retry", None)
         self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
         self._chunks_of, self.hooks = self.datasets.trees.owner, self.datasets.trees.hooks
+        self.follows_documents = index_ttl_s != math.inf
         self._nodes = NodeTable()
         self.remember, self.forget, self.has_moved = self._nodes.remember, self._nodes.forget, self._nodes.has_moved
         self._files = StoredFiles(self._nodes, self.datasets, *caches)
@@ -79,7 +81,6 @@ class Tree:
         self.directories = StoreDirectories(self._nodes, self._files, self.datasets, index_cache, index_ttl_s)
         self.collections = self.directories.collections
         self.shown_by, self.generated = self.directories.shown_by, self.directories.generated
-        self.is_outdated = self.directories.is_outdated
         self.stored_documents = self.datasets.documents
         self.note = partial(_note, self._chunks_of) if store.read_ahead is not None and not store.remote else None
         self.survey = Survey(self.directories, self._files, self.datasets)
@@ -91,7 +92,10 @@ class Tree:
         if parent >= TABLE_END:
             chunks = self._chunks_of(parent)
             return chunks.lookup(parent, name) or self._foreign.lookup(chunks, parent, os.fsdecode(name))
-        return self.directories.lookup(self._nodes.directory(parent), name)
+        directory = self._nodes.directory(parent)
+        if self.follows_documents and self.datasets.is_outdated(directory):
+            self.renew(directory.path)
+        return self.directories.lookup(directory, name)
 
     def attributes(self, number: int) -> Attributes:
         """Return the attributes of a file or directory."""
@@ -303,6 +307,20 @@ class Tree:
         if directory >= TABLE_END:
             return self._chunks_of(directory).classify_name(directory, name)
         return self.directories.classify_name(directory, name)
+
+    def is_outdated(self, number: int) -> bool:
+        """Return whether a path has another inode number now: its document has changed, or another array is there."""
+        if number < TABLE_END:
+            return self.directories.is_outdated(number)
+        try:
+            self._chunks_of(number)
+        except OSError:
+            return True
+        return False
+
+    def is_reformed(self, path: str) -> bool:
+        """Return whether the source says of an array at `path` or below that its chunks are stored in another form."""
+        return any(self.datasets.form_now(tree) != tree.collection.form for tree in self.datasets.trees.below(path))
 
     def is_virtual(self, number: int) -> bool:
         """Return whether an inode number is that of a directory or a chunk of a sharded collection."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.errors import CorruptShardError
+from shardfs.model.grid import IdNames
 from shardfs.model.kinds import NameKind
-from shardfs.vfs.reshaping import is_reshaped
+from shardfs.vfs.reshaping import is_reshaped, top_names
 from shardfs.write.contents import MAX_DOCUMENT
 from shardfs.write.documents import Overlap
 from shardfs.write.files import WritableFile, join, split, stale
@@ -139,7 +140,7 @@ class Descriptions:
         with suppress(OSError, CorruptShardError):
             self._open_files.keep(self._overlay.number(path))
         with self._names.gate.alone():
-            for at in {directory, self._documents.described_by(directory, name)}:
+            for at in self._documents.concerned(directory, name):
                 self.describe_anew(at)
             self._base.changed(path)
         with suppress(OSError, CorruptShardError):
@@ -184,6 +185,7 @@ class Descriptions:
     def describe_anew(self, directory: str) -> None:
         """Update the files in a directory whose documents have changed: their names may now have another kind."""
         former, strays = self._former(self._names.renew(directory)), list[WritableFile]()
+        gone = list[tuple[str, bytes, WritableFile | None]]()
         reshaped: list[int] = []
         with self._names.lock:
             for parent, name, file in self._files.below(directory):
@@ -194,6 +196,12 @@ class Descriptions:
                 known = self._pending.target(path) if file is None else file.target
                 if meaning.target is None and known is not None and known.tree in former:
                     continue  # outside of the new shape, but still readable and deletable
+                if file is not None and file.dirty and _is_reformed(file.target, meaning.target):
+                    continue  # the program that closes the file gets the error
+                self._pending.retarget(path, meaning.target)
+                if self._pending.is_obsolete(path) or _is_reformed(known, meaning.target):
+                    gone.append((parent, name, file))
+                    continue
                 if file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
                     if _is_reshaped(file.target, meaning.target):
                         _forget_shown(file)
@@ -202,11 +210,20 @@ class Descriptions:
                     self._overlay.make_parents(parent)
                 if file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
                     strays.append(file)
-                self._pending.retarget(path, meaning.target)
+            for parent, name, file in gone:
+                self._show_replaced(parent, name, file)
         if reshaped:
             self._names.hooks.reshaped(np.array(reshaped, np.uint64))
         for file in strays:
             self._pass_through(file)
+
+    def _show_replaced(self, directory: str, name: bytes, file: WritableFile | None) -> None:
+        """Show the source's chunk instead of a version for a former array. The caller holds the lock."""
+        if file is None:
+            self._names.reveal(directory, name, None)
+            self._names.invalidate(directory, name)
+        else:
+            self._show_anew(join(directory, os.fsdecode(name)), file, None)
 
     def describes(self, name: bytes) -> bool:
         """Return whether a passed-through file with this name changes what other names in its directory are."""
@@ -262,9 +279,22 @@ class Descriptions:
                 found.update(tree.formers())
                 refilled, tree.refilled = tree.refilled, ()
                 self._names.invalidate_all(path, refilled)
+                self._invalidate_replaced(path, tree)
             (self._overlay.cut.add if found else self._overlay.cut.discard)(path)
             every |= found
         return every
+
+    def _invalidate_replaced(self, path: str, tree: ChunkDirs) -> None:
+        """Have the kernel look up all names in an array's directory again if another array was there before."""
+        replaced, tree.replaced = tree.replaced, None
+        if replaced is None:
+            return
+        above, name = split(path)
+        if name:
+            self._names.invalidate_all(above, [name])
+        for names in (replaced, tree.collection.names) if not name else ():
+            if not isinstance(names, IdNames):  # opening a former number is an error, and has the kernel look it up
+                self._names.invalidate_all(path, top_names(names))
 
     def make_stored_directory(self, path: str) -> None:
         """Create a directory and its parents in a local store, if missing.
@@ -284,6 +314,11 @@ class Descriptions:
 
 def _is_reshaped(old: Target | None, new: Target | None) -> bool:
     return old is not None and new is not None and is_reshaped(old.tree.collection, new.tree.collection, new.coords)
+
+
+def _is_reformed(old: Target | None, new: Target | None) -> bool:
+    """Return whether the chunks of an array are stored in another form than before."""
+    return old is not None and new is not None and old.tree.collection.form != new.tree.collection.form
 
 
 def _forget_shown(file: WritableFile) -> None:

@@ -93,6 +93,12 @@ class Documents:
         document = document_at(self._base, directory, name)
         return directory if document is None else document.form.described_by(document.directory, document.name)
 
+    def concerned(self, directory: str, name: str) -> set[str]:
+        """Return the directories that may have another description when a document has changed in the source."""
+        document = document_at(self._base, directory, name)
+        found = {directory, self.described_by(directory, name)}
+        return found if document is None else {*found, document.directory}
+
     def stored(self, document: Document, data: bytes = b"") -> Mapping[str, bytes]:
         """Return the documents of the source that `Format.edit` needs, by name."""
         form, directory, name = document
@@ -191,7 +197,10 @@ class Documents:
             self._compared.clear()
         self._compared[document.path] = found, now
         form, directory, name = document
-        return found != known and not same_document(form.shown(directory, stored, name), shown)
+        if found == known:
+            return False
+        described = form.described_by(directory, name)
+        return not same_document(form.shown(directory, stored, name), shown) or self._base.is_reformed(described)
 
     def shown(self, path: str) -> bytes | None:
         """Return a document as the unmodified tree shows it; None if there is none."""

@@ -47,6 +47,7 @@ class Names:
 
     def __init__(self, base: Tree, documents: Documents, waiting: Callable[[], None] = nothing) -> None:
         self.base, self.documents, self.waiting = base, documents, waiting
+        base.follows_documents = False  # paths and numbers are cached here
         self.hooks, self.files = base.hooks, Files()
         self.lock, self._rename_lock, self.gate = threading.RLock(), threading.RLock(), RWLock(waiting)
         self.numbers: dict[str, int] = {}

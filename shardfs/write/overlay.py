@@ -44,22 +44,26 @@ class Overlay:
         self.cut: set[str] = set()  # arrays that had another shape before
 
     def recover(self) -> None:
-        """Show the versions in the journal. Of several names for one chunk, the one journaled last is shown."""
+        """Show the versions in the journal, unless another array has replaced that of the chunk.
+
+        Of several names for one chunk, the one journaled last is shown.
+        """
         for path, version in sorted(self._pending.versions().items(), key=lambda item: item[1].lsn):
             if version.is_document:
                 continue
             parent, name = split(path)
             meaning = self._names.classify_name(parent, name)
+            self._pending.retarget(path, meaning.target)
+            if self._pending.is_obsolete(path):
+                continue
             if version.data is None:
                 if meaning.target is not None:
                     self._names.hide(parent, name, meaning.target)
-                self._pending.retarget(path, meaning.target)
                 continue
             kind = meaning.kind if meaning.kind in JOURNALED else NameKind.ORPHAN
             file = self._files.new(parent, name, kind, meaning.target)
             file.version, file.mode, file.mtime_ns, file.known_size = version, version.mode, version.mtime_ns, -1
             self._contents.supersede(file)
-            self._pending.retarget(path, meaning.target)
             self.make_parents(parent)
 
     def make_parents(self, path: str) -> None:

@@ -5,6 +5,7 @@ Only this module knows the meaning of records. Both the live mount and recovery 
 
     PUT       path, mtime_ns, mode, scratch, base: a new version of a file; the data are the whole file.
               stored: the data are the bytes that a shard stores, not those that the mount shows (also in MOVE).
+              form: the `Collection.form` of the chunk's array; absent without one (also in DEL and MOVE).
               layout: the layout of the mount, as options; absent for the native layout (also in DEL and MOVE).
               conflict: like `why` of CONFLICT. document: the file is a metadata document; if the user decides the
               conflict for the local version, the document is written to the source directly
@@ -16,7 +17,8 @@ Only this module knows the meaning of records. Both the live mount and recovery 
               the publish never ends. `entries` maps their paths to their future extents in the shard
     DONE      key, lsns, entries: versions are published. `entries` maps their paths to their extents. A version of such
               a path with an LSN above all `lsns` is newer and not published
-    CONFLICT  path, lsn, why: another writer has published a different version. why "": the local version replaces it
+    CONFLICT  path, lsn, why: another writer has published a different version. why "": the local version replaces it.
+              obsolete: as in `Version`
     DROP      path, lsn: the version is discarded
     CLEAN     all versions are published
 
@@ -49,7 +51,9 @@ class Version(NamedTuple):
     version. `records` are the LSNs of all records that a replay needs to compute this version. `is_document` marks a
     metadata document in conflict: another program has changed the document in the source, which the mount shows.
     `stored`: `data` are the bytes that a shard stores, not those that the mount shows. `layout` is the one in which the
-    path is a name of this file; "" is the native layout.
+    path is a name of this file; "" is the native layout. `form` is that of the array for which the version was written,
+    "" if unknown. `obsolete`: the version is in conflict because its array now has another form, which no choice of
+    the user can change.
     """
 
     lsn: int
@@ -63,6 +67,8 @@ class Version(NamedTuple):
     is_document: bool
     stored: bool
     layout: str
+    form: str
+    obsolete: bool
 
 
 class Pending:
@@ -138,6 +144,7 @@ class Pending:
             record.lsn, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
             meta.get("mode", 0), bool(meta.get("scratch")), str(meta.get("conflict", "")), (record.lsn,),
             bool(meta.get("document")), bool(meta.get("stored")), str(meta.get("layout", "")),
+            str(meta.get("form", "")), False,
         )  # fmt: skip
         self._set(path, version)
 
@@ -158,15 +165,17 @@ class Pending:
             meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
             bool(meta.get("scratch")), "", records, bool(meta.get("document")),
             old.stored if old and record.data is None else bool(meta.get("stored")), str(meta.get("layout", "")),
+            str(meta.get("form", "")), False,
         )  # fmt: skip
         self._set(path, version)
         if source and source != path:
             tombstone = None
             if meta.get("gone"):
                 base = old.base if old else UNKNOWN
+                form = old.form if old else ""
                 tombstone = Version(
-                    lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False, False, version.layout
-                )
+                    lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False, False, version.layout, form, False
+                )  # fmt: skip
             self._set(source, tombstone)
 
     def _version(self, lsn: int) -> Version | None:
@@ -195,7 +204,8 @@ class Pending:
         if version and version.lsn == record.meta.get("lsn"):
             base = version.base if why else UNKNOWN
             records = (*version.records, record.lsn)
-            self._set(path, version._replace(conflict=why, base=base, records=records))
+            obsolete = bool(record.meta.get("obsolete"))
+            self._set(path, version._replace(conflict=why, base=base, records=records, obsolete=obsolete))
 
     def _drop(self, record: Record) -> None:
         path, lsn = record.meta["path"], record.meta.get("lsn")

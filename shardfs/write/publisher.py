@@ -17,14 +17,15 @@ from shardfs.write.journal import RecordKind
 from shardfs.write.publishing import RETRY_S, Extent, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardfs.model.blobs import Stat
     from shardfs.storage.writers import Writer
+    from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.write.dirty_shards import DirtyShards
     from shardfs.write.failures import Failures
     from shardfs.write.pending import Backlog, Version
-    from shardfs.write.publishing import DirtyShard
+    from shardfs.write.publishing import DirtyShard, Taken
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,17 @@ FULL = 0.95
 """Fill level of the journal from which on writers wait for publishing."""
 
 
+OBSOLETE = (
+    "another program has created the array anew, with other codecs or chunks, so this version cannot be stored there; "
+    "use shardfs recover --export to keep it, then --theirs"
+)
+
+
 class Publisher:
     """Publishes the shards of `shards` with `writer`, and removes the published versions from `backlog`.
 
-    `counts` has the figures of publishing for the status. `published` is called after each publish, without the lock,
-    with the published versions by path.
+    `form_now` returns the present form of an array (`Datasets.form_now`). `counts` has the figures of publishing for
+    the status. `published` is called after each publish, without the lock, with the published versions by path.
     """
 
     def __init__(self, backlog: Backlog, shards: DirtyShards, writer: Writer, failures: Failures) -> None:
@@ -55,6 +62,7 @@ class Publisher:
         self._stopping, self._free = False, 0
         self._threads: list[threading.Thread] = []
         self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
+        self.form_now: Callable[[ChunkDirs], str | None] = lambda tree: tree.collection.form
         self.counts = {"published_chunks": 0, "published_shards": 0, "published_bytes": 0, "conflicts": 0,
                        "failures": 0}  # fmt: skip
 
@@ -100,13 +108,18 @@ class Publisher:
     # ---- one attempt ----
 
     def publish(self, shard: DirtyShard) -> None:
-        """Publish the chunks of a shard that can be published now. Raise the errors of `Writer.update`."""
+        """Publish the chunks of a shard that can be published now.
+
+        Raise the errors of `Writer.update`; OSError (ESTALE) if no document describes the array.
+        """
         with self._changed:
             taken = self._shards.taken(shard)
             shard.publishing, shard.due = frozenset(taken), False
             if not taken:  # nothing can be published now: look again in a second, even if the journal is full
                 shard.retry_at, shard.first, shard.last = time.monotonic() + 1, time.monotonic(), time.monotonic()
                 return
+        if not self._has_form(shard, taken):
+            return
         writer = self._writer
         job = Job(self._backlog, self._shards.settings, shard, taken, writer)
         try:
@@ -114,6 +127,32 @@ class Publisher:
             self._arrived(shard, job, stat)
         finally:  # the pinned data are not read any more
             job.close()
+
+    def _has_form(self, shard: DirtyShard, taken: Mapping[str, Taken]) -> bool:
+        """Return whether the array is still stored in the form for which chunks were written.
+
+        Otherwise all pending versions of its chunks become conflicts. Deletions need no document, because clients
+        delete an array's document before its chunks.
+        """
+        form = self.form_now(shard.tree)
+        if form is None and any(version.data is not None for _, version in taken.values()):
+            text = "no document describes its array now, and another program may be about to create the array anew"
+            raise OSError(errno.ESTALE, text, shard.key)
+        if form in (None, shard.tree.collection.form):
+            return True
+        with self._changed:
+            self.refuse_obsolete([p for other in self._shards if other.tree is shard.tree for p in other.targets])
+        return False
+
+    def refuse_obsolete(self, paths: Iterable[str]) -> None:
+        """Keep versions that were written for an array of another form as conflicts. The caller holds the lock."""
+        for path in paths:
+            version = self._backlog.pending.versions[path]
+            if not version.obsolete:
+                meta = {"path": path, "lsn": version.lsn, "why": OBSOLETE, "obsolete": True}
+                self._backlog.add(RecordKind.CONFLICT, meta)
+                self.counts["conflicts"] += 1
+                self._failures.note(path, OSError(errno.ESTALE, OBSOLETE, path))
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
         done = {path: version for path, (_, version) in job.change.done.items()}

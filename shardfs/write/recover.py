@@ -267,7 +267,8 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
     """Decide conflicts: the next mount publishes `ours` over any other version, and `theirs` are discarded here.
 
     A directory stands for all conflicts in it, "." for all conflicts. Decide nothing and raise FileNotFoundError if a
-    path has no conflict, or OSError (EINVAL) if a conflict is in both lists.
+    path has no conflict, or OSError (EINVAL) if a conflict is in both lists, or if the array of a path in `ours` now
+    stores its chunks in another form.
     """
     _require_journal(directory)
     with opened(directory) as backlog:
@@ -278,6 +279,13 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
                     raise OSError(
                         errno.EINVAL, "this conflict cannot be decided both for --ours and for --theirs", path
                     )
+        for path, kind in kinds.items():
+            if kind is RecordKind.CONFLICT and backlog.pending.versions[path].obsolete:
+                text = (
+                    "another program has created the array anew, with other codecs or chunks, which --ours would "
+                    "damage; use --export to keep this version, then --theirs"
+                )
+                raise OSError(errno.EINVAL, text, path)
         for path, kind in kinds.items():
             backlog.add(kind, {"path": path, "lsn": backlog.pending.versions[path].lsn, "why": ""})
 

@@ -96,7 +96,7 @@ class WriteTree:
         self.state, self.left = pending.state, pending.left
         descriptions.publish_chosen()
         view.recover()
-        pending.attach(saving.published, saving.is_held)
+        pending.attach(saving.published, saving.is_held, base.datasets.form_now)
 
     def close(self, timeout: float) -> list[str]:
         """Close all open files, publish within `timeout` seconds, and close the journal. Return the paths left over.

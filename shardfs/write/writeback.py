@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Bytes
     from shardfs.storage.writers import Writer
-    from shardfs.vfs.chunk_dirs import Target
+    from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Journal
     from shardfs.write.pending import Base, Version
 
@@ -95,9 +95,16 @@ class WriteBuffer:
             writer.recover(Begun.from_json(begun))
         writer.recovered()
 
-    def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:
-        """Start publishing. See `Publisher.published` and `DirtyShards.is_held`."""
-        self.publisher.published, self.shards.is_held = published, is_held
+    def attach(
+        self,
+        published: Callable[[Mapping[str, Version]], None],
+        is_held: Callable[[str], bool],
+        form_now: Callable[[ChunkDirs], str | None],
+    ) -> None:
+        """Start publishing. See `Publisher.published`, `DirtyShards.is_held` and `Datasets.form_now`."""
+        self.publisher.published = published
+        self.publisher.form_now = form_now
+        self.shards.is_held = is_held
         self.publisher.start()
 
     # ---- pending versions ----
@@ -135,7 +142,7 @@ class WriteBuffer:
 
         `stored`: `data` are the bytes that the shard is to have, and the mount shows others.
         """
-        meta: dict[str, Any] = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+        meta: dict[str, Any] = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, **_form(target)}
         if stored:
             meta["stored"] = True
         with self._based(path, target) as base:
@@ -158,7 +165,7 @@ class WriteBuffer:
         with self._based(path, target) as base:
             known = self._pending.versions.get(path)
             if target is not None:
-                self._add(RecordKind.DEL, {"path": path, "base": base})
+                self._add(RecordKind.DEL, {"path": path, "base": base, **_form(target)})
             elif known is not None:
                 self._add(RecordKind.DROP, {"path": path, "lsn": known.lsn})
             self.shards.assign(path, target)
@@ -184,6 +191,7 @@ class WriteBuffer:
                 data = bytes(tree.read_chunk(had.coords, 0, EVERYTHING))
             meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base}
             meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, **({"stored": True} if stored else {})}
+            meta |= _form(target)
             if data is None and version is not None:
                 meta["lsn"] = version.lsn
             self._add(RecordKind.MOVE, meta, data)
@@ -193,9 +201,22 @@ class WriteBuffer:
             return self._pending.versions[new]
 
     def retarget(self, path: str, target: Target | None) -> None:
-        """Assign the pending version of a path to the shard of `target`; None: to no shard for now."""
+        """Assign the pending version of a path to the shard of `target`; None: to no shard for now.
+
+        A version that was written for an array of another form becomes a conflict.
+        """
         with self._lock:
+            version, before = self._pending.versions.get(path), self.target(path)
+            if version is not None and target is not None:
+                form = version.form or ("" if before is None else before.tree.collection.form)
+                if form not in ("", target.tree.collection.form):
+                    self.publisher.refuse_obsolete([path])
             self.shards.assign(path, target)
+
+    def is_obsolete(self, path: str) -> bool:
+        """Return whether the pending version of a path was written for an array that another one has replaced."""
+        version = self._pending.versions.get(path)
+        return version is not None and version.obsolete
 
     def _add(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> None:
         began = time.monotonic()
@@ -213,11 +234,15 @@ class WriteBuffer:
         """
         while True:
             known = self._pending.versions.get(path)
-            base = known.base if known is not None else "?" if target is None else self._stored_extent(target)
+            base = self._base_of(target) if known is None or known.obsolete else known.base
             with self._lock:
                 if self._pending.versions.get(path) is known:  # else a publish has moved the chunk meanwhile
                     yield base
                     return
+
+    def _base_of(self, target: Target | None) -> Base:
+        """Return the base of the first version of a chunk."""
+        return "?" if target is None else self._stored_extent(target)
 
     def _stored_extent(self, target: Target) -> tuple[int, ...] | None:
         """Return the chunk's extent in its shard; None if absent.
@@ -393,6 +418,12 @@ class WriteBuffer:
                 self._journal.sync()
                 return True
         return False
+
+
+def _form(target: Target | None) -> dict[str, str]:
+    """Return the member `form` of a record about a chunk."""
+    form = "" if target is None else target.tree.collection.form
+    return {"form": form} if form else {}
 
 
 def _require_layout(backlog: Backlog, layout: str) -> None:

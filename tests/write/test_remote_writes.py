@@ -26,6 +26,7 @@ from tests.waiting import wait_until
 from tests.write.mounts import writable
 from tests.write.targets import TARGETS, Target
 from tests.write.test_object_writer import s3_store
+from tests.write.test_recreated_arrays import create
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -312,3 +313,23 @@ def test_what_did_not_arrive_arrives_at_the_next_mount(server: Server, tmp_path:
         assert done.returncode == 0, done.stderr
     assert (arrived(target, server, tmp_path / "after") == target.array({0: 1, 3: 4})).all()
     assert not any("shardfs" in key for key in server.objects)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_chunks_of_an_array_that_is_created_anew_are_conflicts(server: Server, tmp_path: Path, stored: bool) -> None:
+    """With other codecs: the bytes in the journal do not fit into its shards."""
+    create(tmp_path / "a", "former", list(range(8)) if stored else None)
+    upload(server, tmp_path / "a")
+    with opened(server, tmp_path) as fs:
+        fs.pipe_file("c/0", b"\1\0\2\0")
+        fs.pipe_file("c/3", b"\1\0\2\0")
+        create(tmp_path / "a", "codecs", list(range(10, 18)) if stored else None)
+        for key in [key for key in server.objects if key.startswith(f"{ROOT}/c/")]:
+            del server.objects[key]
+        upload(server, tmp_path / "a")
+        before = {key: found.data for key, found in server.objects.items() if "/c/" in key}
+        with pytest.raises(OSError, match="another program has created the array anew") as caught:
+            fs.publish()
+        assert caught.value.errno == errno.ESTALE
+        assert {key: found.data for key, found in server.objects.items() if "/c/" in key} == before
+        assert len(fs.close(STORE_S)) == 2

@@ -30,7 +30,7 @@ from shardfs.formats.bcolz.carrays import (
     json_line,
 )
 from shardfs.formats.bcolz.values import MAX_YAML_DEPTH, integers, literal, numpy_dtype, parsed
-from shardfs.formats.documents import choice, integer, mapping, parse_json, reason
+from shardfs.formats.documents import choice, form_of, integer, mapping, parse_json, reason
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
@@ -123,6 +123,7 @@ def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], 
     dtype = "bytes"
     if array is not None:
         shape, chunk, dtype = array.shape, (array.chunklen, *array.shape[1:]), str(array.dtype)
+    per_file = layers[0].format.per_file if isinstance(layers[0].format, Superchunks) else 0
     return Collection(
         format=format,
         path=path,
@@ -133,6 +134,7 @@ def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], 
         transform=carrays.BlpHeader(),
         check=Chain((Codec("blosc"),)),
         facts=Facts(shape, chunk, None, dtype, "superchunks" if format == "bcolz" else "one file"),
+        form=form_of(format, dtype, chunk, per_file) if per_file else "",
     )
 
 

@@ -19,7 +19,17 @@ from shardfs.codecs.checks import Blocks, Chain
 from shardfs.codecs.decoders import decode
 from shardfs.codecs.encoders import encode
 from shardfs.formats import n5_viewer
-from shardfs.formats.documents import UNFIT, choice, integers, mapping, print_json, reason, require_rank
+from shardfs.formats.documents import (
+    UNFIT,
+    choice,
+    form_of,
+    integers,
+    mapping,
+    mapping_or_empty,
+    print_json,
+    reason,
+    require_rank,
+)
 from shardfs.formats.n5 import words
 from shardfs.formats.n5.words import DOCUMENT, FIRST_CODECS, ITEM_SIZES, chain_of, endian_of, has_header
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
@@ -128,7 +138,8 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
     if len(layers) > 1:
         sharding.append(f"nested {len(layers)} deep")
     facts = Facts(shape, outer, shard, str(doc["dataType"]), ", ".join(sharding))
-    return _collection(layers, compression["type"], facts, transform), shown, chain
+    form = form_of("n5", doc["dataType"], shard, _form(doc["codecs"]))
+    return _collection(layers, compression["type"], facts, transform, form), shown, chain
 
 
 def _layer(shape: Coords, shard: Coords, chunk: Coords, index: IndexEncoding, fastest_first: bool = True) -> Layer:
@@ -292,10 +303,28 @@ def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transfor
     kind = compression.get("type") if isinstance(compression, dict) else doc.get("compressionType", "raw")
     shown = {name: value for name, value in doc.items() if name != "storage_transformers"}
     facts = Facts(shape, block, shard, str(doc["dataType"]), "storage transformer of 2022, index at end")
-    return _collection([layer], str(kind), facts, None), shown, None
+    zlib = mapping_or_empty(compression).get("useZlib", False)
+    form = form_of("n5 of 2022", doc["dataType"], block, per, kind, zlib)
+    return _collection([layer], str(kind), facts, None, form), shown, None
 
 
-def _collection(layers: Sequence[Layer], compression: str, facts: Facts, transform: Transform | None) -> Collection:
+def _form(codecs: Any) -> list[Any]:
+    """What the codecs of blocks, shards and indices say about stored bytes, for `Collection.form`."""
+    first, rest = chain_of(codecs)
+    out: list[Any] = []
+    for name, configuration in (first, *rest):
+        if name == "sharding_indexed":
+            location, index = configuration.get("index_location", "end"), _form(configuration["index_codecs"])
+            out.append([configuration["chunk_shape"], location, index, _form(configuration["codecs"])])
+        else:
+            endian = endian_of(name, configuration) if name in words.HEADERLESS else ""
+            out.append([name, endian, configuration.get("useZlib", False)])
+    return out
+
+
+def _collection(
+    layers: Sequence[Layer], compression: str, facts: Facts, transform: Transform | None, form: str
+) -> Collection:
     return Collection(
         format="n5",
         path="",
@@ -304,6 +333,7 @@ def _collection(layers: Sequence[Layer], compression: str, facts: Facts, transfo
         codecs=("n5bytes",) if compression == "raw" else ("n5bytes", compression),
         facts=facts,
         transform=transform,
+        form=form,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardfs.codecs.checks import Chain
-from shardfs.formats.precomputed.parts import Parts, around, gunzip, key_path, layers
+from shardfs.formats.documents import form_of
+from shardfs.formats.precomputed.parts import Parts, around, codes, gunzip, key_path, layers
 from shardfs.model.collection import Collection, Facts, Lead
 from shardfs.model.grid import FlatNames, IdNames, MortonCode
 from shardfs.shards.byte_layouts.uint64_spec import Ids, ShardingSpec, integer
@@ -83,6 +84,7 @@ def _collection(
         transform=gunzip(spec),
         check=Chain(around(spec), encoding=what),
         compressible=True,
+        form=form_of("precomputed", what, codes(grid), astuple(spec)),
     )
 
 

@@ -11,14 +11,14 @@ from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Layer, Pair
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
+from shardfs.model.grid import MortonCode
 from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
 from shardfs.shards.byte_layouts.uint64_spec import ENTRY, Ids, ShardingSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.model.grid import MortonCode
-    from shardfs.model.values import U64
+    from shardfs.model.values import U64, Coords
 
     Describe: TypeAlias = Callable[[dict[str, Any], ShardingSpec], Collection]
 
@@ -89,6 +89,14 @@ class Parts:
 def layers(spec: ShardingSpec, ids: Ids | MortonCode) -> tuple[Layer, ...]:
     """The layers of a part with this member `sharding`."""
     return (Layer(Uint64Sharded(spec, ids), pair=Pair(".index", ".data", ENTRY << spec.minishard_bits)),)
+
+
+def codes(grid: Coords) -> list[list[int]]:
+    """How the grid's chunks are numbered, for `Collection.form`: for each axis, the places of its bits in an id."""
+    code = MortonCode(grid)
+    units = ([tuple(int(i == axis) << bit for i in range(len(grid))) for bit in range((max(n, 1) - 1).bit_length())]
+             for axis, n in enumerate(grid))  # fmt: skip
+    return [[code.encode(cell) for cell in cells] for cells in units]
 
 
 def around(spec: ShardingSpec) -> tuple[Codec, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from shardfs.codecs.checks import Chain, Image
 from shardfs.codecs.images import PREFIX
-from shardfs.formats.documents import UNFIT, integer, integers, listed, reason
-from shardfs.formats.precomputed.parts import Parts, around, gunzip, key_path, layers
+from shardfs.formats.documents import UNFIT, form_of, integer, integers, listed, reason
+from shardfs.formats.precomputed.parts import Parts, around, codes, gunzip, key_path, layers
 from shardfs.model.arrays import BYTES, Array, Axis, ChunkEncoding, Codec, Level, Multiscale, finest_first, numbers
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.grid import BoxNames, MortonCode
@@ -84,6 +84,13 @@ class _StoredScale:
             compressible=True,
         )
 
+    def form(self, part: Mapping[str, Any], spec: ShardingSpec) -> str:
+        """The `Collection.form` of this scale. Chunks end with the volume, so its edges count where they cut chunks."""
+        edges = [s if s % c else None for s, c in zip(self.size, self.chunk, strict=True)]
+        block = part.get("compressed_segmentation_block_size")
+        kind = self.data_type, self.channels, self.encoding, block
+        return form_of("precomputed", kind, self.chunk, self.offset, edges, codes(self.names.grid), astuple(spec))
+
 
 def _triple(value: Any, name: str, least: int) -> Coords:
     found = integers(value, name, least)
@@ -105,6 +112,7 @@ def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> 
         scale.collection(layers(spec, MortonCode(names.grid)), str(spec)),
         transform=gunzip(spec, sizes),
         check=Chain(around(spec), sizes, "" if scale.encoding == "raw" else scale.encoding, _image_check(scale, part)),
+        form=scale.form(part, spec),
     )
 
 

@@ -13,13 +13,13 @@ from shardfs.formats.zarr3.stored import (
     SHARDING,
     chunk_keys,
     codec_list,
+    decoding,
     item_size,
     named,
     rewritten,
     unshard,
 )
 from shardfs.formats.zarr_arrays import MAX_NESTING, object_member
-from shardfs.formats.zarr_values import CODEC_PARAMETERS, transposed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +74,7 @@ def _restore(source: Document, shown: Document, doc: Document) -> Changes:
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers would store chunks elsewhere; leave out storage_transformers")
     codecs, size = codec_list(doc["codecs"]), item_size(shown["data_type"])
-    written, stored = ([_decoding(c, rank, size) for c in chain] for chain in (codecs, shown["codecs"]))
+    written, stored = ([decoding(c, rank, size) for c in chain] for chain in (codecs, shown["codecs"]))
     require_same(written, stored, "the list of codecs")
     return {("chunk_grid",): source["chunk_grid"], ("codecs",): _with_shards(source["codecs"], iter(codecs))}
 
@@ -84,21 +84,6 @@ def _chunk_shape(doc: Mapping[str, Any]) -> Any:
     if name != "regular":
         raise ValueError(f"the chunk grid should be regular, not {name!r:.80}")
     return configuration["chunk_shape"]
-
-
-def _decoding(codec: Mapping[str, Any], rank: int, item: int | None) -> tuple[str, Any]:
-    """The name and parameters of a codec that decoding uses. Codecs with equal results decode bytes equally.
-
-    Clients may change the other parameters while chunks are stored.
-    """
-    name, configuration = named(codec)
-    used = {k: v for k, v in configuration.items() if k not in CODEC_PARAMETERS.get(name, ())}
-    match name:
-        case "bytes" | "endian":
-            return "bytes", {} if item == 1 else {"endian": "little", **used}
-        case "transpose":
-            return name, {**used, "order": transposed(tuple(range(rank)), used["order"])}
-    return name, used
 
 
 def _with_shards(source: Any, chain: Iterator[dict[str, Any]]) -> list[Any]:

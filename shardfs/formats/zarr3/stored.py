@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from shardfs.codecs.checks import Chain
 from shardfs.codecs.decoders import can_decode
 from shardfs.formats import ome, zarr_values
-from shardfs.formats.documents import integer, integers, listed, print_json, require_rank, shown_document
+from shardfs.formats.documents import form_of, integer, integers, listed, print_json, require_rank, shown_document
 from shardfs.formats.zarr_arrays import (
     MAX_NESTING,
     ChunkKeys,
@@ -139,6 +139,7 @@ def unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
         codecs=tuple(c["name"] for c in chain),
         facts=Facts(shape, chunk, shard_shape, _data_type(doc.get("data_type")), _describe(layers)),
         check=_check(chain, chunk, doc.get("data_type")),
+        form=_form(doc, codecs, keys.key((1,) * len(shape)), len(shape)),
     )
     return collection, {**doc, "chunk_grid": grid, "codecs": chain}
 
@@ -240,6 +241,37 @@ def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
     if endian not in ("little", "big"):
         raise ValueError(f"index_codecs: endian should be little or big, not {endian!r}")
     return IndexEncoding(endian, len(names) == 2, cast("Literal['start', 'end']", location))
+
+
+def decoding(codec: Mapping[str, Any], rank: int, item: int | None) -> tuple[str, Any]:
+    """The name and parameters of a codec that decoding uses. Codecs with equal results decode bytes equally.
+
+    Clients may change the other parameters while chunks are stored.
+    """
+    name, configuration = named(codec)
+    used = {k: v for k, v in configuration.items() if k not in zarr_values.CODEC_PARAMETERS.get(name, ())}
+    match name:
+        case "bytes" | "endian":
+            return "bytes", {} if item == 1 else {"endian": "little", **used}
+        case "transpose":
+            return name, {**used, "order": zarr_values.transposed(tuple(range(rank)), used["order"])}
+    return name, used
+
+
+def _form(doc: Mapping[str, Any], codecs: list[dict[str, Any]], key: str, rank: int) -> str:
+    """The `Collection.form` of a sharded array. `key` is the key of one chunk."""
+    size = item_size(doc.get("data_type"))
+
+    def stored(chain: list[dict[str, Any]]) -> list[Any]:
+        return [sharding(c["configuration"]) if c["name"] == SHARDING else decoding(c, rank, size) for c in chain]
+
+    def sharding(configuration: Mapping[str, Any]) -> list[Any]:
+        encoding = _index_encoding(configuration)
+        index = encoding.endian, encoding.crc32c, encoding.location
+        return [configuration["chunk_shape"], index, stored(codec_list(configuration["codecs"]))]
+
+    grid = named(doc["chunk_grid"])
+    return form_of("zarr3", doc.get("data_type"), grid, key, stored(codecs))
 
 
 def _describe(layers: Sequence[Layer]) -> str:

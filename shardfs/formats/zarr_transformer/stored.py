@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardfs.formats import ome, zarr_values
-from shardfs.formats.documents import integers, listed, parse_json, print_json, require_rank, shown_document
+from shardfs.formats.documents import (
+    form_of,
+    integers,
+    listed,
+    parse_json,
+    print_json,
+    require_rank,
+    shown_document,
+)
 from shardfs.formats.zarr_arrays import (
     MAX_NESTING,
     ChunkKeys,
@@ -163,8 +171,17 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
         codecs=_codecs(doc),
         facts=Facts(shape, chunk, shard, _data_type(doc.get("data_type")), _describe(len(layers))),
         check=_check(doc, chunk),
+        form=_form(doc, shardings),
     )
     return collection, shown
+
+
+def _form(doc: Mapping[str, Any], shardings: Sequence[Mapping[str, Any]]) -> str:
+    """The `Collection.form` of a sharded array."""
+    members = [doc.get(name) for name in ("data_type", "chunk_grid", "chunk_memory_layout", "extensions")]
+    compressor = doc.get("compressor") or None
+    codec = compressor.get("codec") if isinstance(compressor, dict) else compressor
+    return form_of(FORMAT, members, codec, [s["configuration"] for s in shardings])
 
 
 def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
