@@ -41,6 +41,7 @@ from shardfs.storage.source_locks import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import TextIO
 
     from shardfs.daemon.shutdown import Writing
     from shardfs.daemon.status import ObservableTree, Status
@@ -399,7 +400,7 @@ def _keep_memory() -> None:
 
 def _daemon(arguments: MountArguments, send: int, masked: Iterable[int]) -> None:
     """Run the daemon in the forked child. Does not return: exits the process."""
-    code = 0
+    code, pipe = 0, os.fdopen(send, "w")
     try:
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         tail = logs.set_up(arguments.logs, daemon=True)
@@ -408,7 +409,7 @@ def _daemon(arguments: MountArguments, send: int, masked: Iterable[int]) -> None
             # Call setsid only now: during an automount, autofs lets only the process group of the automounter
             # access the mountpoint. The helper of mount(8) is in that process group.
             os.setsid()
-            _report(send, 0, "".join(f"warning: {problem}\n" for problem in status.problems()))
+            _report(pipe, 0, "".join(f"warning: {problem}\n" for problem in status.problems()))
             _detach()
 
         code = _serve(arguments, tail, ready)
@@ -416,15 +417,17 @@ def _daemon(arguments: MountArguments, send: int, masked: Iterable[int]) -> None
         code = exit_code(e)
         if not is_expected(e):
             log.exception("the daemon ends")
-        _report(send, code, message(e))
+        _report(pipe, code, message(e))
     finally:
         logging.shutdown()
         os._exit(code)
 
 
-def _report(send: int, code: int, text: str) -> None:
-    with suppress(OSError), open(send, "w") as pipe:  # the parent may have exited, or has its report already
-        json.dump([code, text], pipe)
+def _report(pipe: TextIO, code: int, text: str) -> None:
+    """Send the exit code and messages to the parent and close the pipe. A pipe that is closed has had its report."""
+    if not pipe.closed:
+        with suppress(OSError), pipe:  # the parent may have exited
+            json.dump([code, text], pipe)
 
 
 def _detach() -> None:

@@ -19,8 +19,9 @@ import pytest
 
 from shardfs import mounted
 from shardfs.daemon import unmount
+from shardfs.write.journal.records import HEADER_SIZE
 from tests.alone import alone
-from tests.conftest import MountFailed, _start_time, mount_entry, read_with
+from tests.conftest import MountFailed, _start_time, daemon_pid, mount_entry, read_with
 from tests.datasets import ROOT
 from tests.mount.processes import stopped
 from tests.mount.programs import attempt, copy_tree, run, shardfs, status
@@ -125,6 +126,36 @@ def test_umount_publishes(mount: WritableMount, data: Dataset, source: Path) -> 
     done = shardfs("status", "--wait", "-o", f"journal={mount.journal}", source)
     assert (done.returncode, done.stdout) == (0, f"{source}: all data is published\n")
     assert shardfs("status", mount.path).returncode == 5, "of a mountpoint it is still told that nothing is mounted"
+
+
+_FAILING_AT_THE_END = """\
+import sys
+from shardfs.cli import main
+from shardfs.daemon import mount
+
+def failing(*_, **__):
+    raise RuntimeError("a bug at the end of the mount")
+
+mount.drain = failing
+main()
+"""
+
+
+def test_a_daemon_that_fails_after_it_was_ready_leaves_the_journal_alone(source: Path, tmp_path: Path) -> None:
+    """The pipe to the first process is closed by then, and a segment of the journal may have its number."""
+    with writable(source, tmp_path / "m", *LATER) as mount:
+        options = (*LATER, "-o", f"journal={mount.journal}")
+        done = attempt(
+            sys.executable, "-c", _FAILING_AT_THE_END, "mount", "--rw", *options, str(source), str(mount.path)
+        )
+        assert done.returncode == 0, done.stderr
+        pid = daemon_pid(mount.path)
+        assert synced(mount.path / "c/0/0.tmp", chunk(7)) == "ok"  # opens no file but the segment
+        (segment,) = mount.journal.rglob("*.wal")
+        before = segment.read_bytes()[:HEADER_SIZE]
+        mount.clear()
+        wait_until(lambda: gone(pid), 30)
+        assert segment.read_bytes()[:HEADER_SIZE] == before
 
 
 @pytest.fixture
