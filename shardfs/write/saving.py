@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import CorruptShardError, ShardfsError, errno_of, message
 from shardfs.model.kinds import NameKind
 from shardfs.write.encoding import encode
 from shardfs.write.files import split
@@ -35,14 +35,24 @@ class Saving:
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
 
     def settle(self, file: WritableFile) -> None:
-        """Save a dirty file in the journal or the store. Record the error if the file is refused."""
+        """Save a dirty file in the journal or the store. Record the error if the file is refused.
+
+        Raise OSError, also (EIO) if the shard of a chunk is damaged.
+        """
         try:
             self._save(file)
         except OSError as e:
-            file.refused = True
-            if file.path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
-                self._pending.refused.note(file.path, e)
+            self._refuse(file, e)
             raise
+        except ShardfsError as e:
+            failure = OSError(errno_of(e), message(e), file.path)
+            self._refuse(file, failure)
+            raise failure from e
+
+    def _refuse(self, file: WritableFile, failure: OSError) -> None:
+        file.refused = True
+        if file.path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
+            self._pending.refused.note(file.path, failure)
 
     def _save(self, file: WritableFile) -> None:
         unsaved = file.unsaved()
@@ -152,13 +162,16 @@ class Saving:
                     self._names.invalidate(*split(path))
 
     def _was_there(self, file: WritableFile, path: str) -> bool:
-        """Return whether the file existed before the refused write."""
+        """Return whether the file existed before the refused write, or may have existed in a damaged shard."""
         if file.version is not None or file.frozen is not None or file.base:
             return True
         if self._pending.holds(path):  # removed, although its shard still has it
             return False
         target = file.target
-        return target is not None and not target.suffix and self._pending.is_stored(path, target)
+        try:
+            return target is not None and not target.suffix and self._pending.is_stored(path, target)
+        except (OSError, CorruptShardError):  # reads of the file report the damage
+            return True
 
     def rest(self, file: WritableFile) -> None:
         """Forget a file that the source shows with the same contents, or under the plain name.

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardfs.formats.create_rules import Rules
+from shardfs.model.errors import ShardfsError
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import open_writer
@@ -106,9 +107,9 @@ class WriteTree:
         for handle in list(self._handles):
             try:
                 self.flush(handle)
-                self.release(handle)
-            except OSError as e:
+            except (OSError, ShardfsError) as e:
                 log.warning("an open file could not be saved at unmount, and its last changes are lost: %s", e)
+            self.release(handle)
         self._descriptions.pass_strays_through()
         try:
             return self.pending.close(timeout)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from shardfs.write import failures
@@ -114,6 +115,49 @@ def test_inner_flushes_do_not_report_it(files: TreeFiles, disk: FullJournal) -> 
     """A rename or removal of a directory publishes first; an older error of another file is no reason to fail."""
     refused(files, disk)
     files.tree.pending.flush()
+
+
+KEYS = list(TARGET.shards())[:2]
+FIRST, SECOND = (TARGET.shards()[key][0] for key in KEYS)
+
+
+@pytest.fixture
+def handles(files: TreeFiles, tmp_path: Path) -> list[int]:
+    """One of a changed chunk in each of two shards. Another program has damaged the first shard since it was opened."""
+    opened = []
+    for number in (FIRST, SECOND):
+        parent, name = files._parent(TARGET.path(number), make=True)
+        _, handle = files.tree.create(parent, name, os.O_WRONLY | os.O_CREAT, 0o644)
+        files.tree.write(handle, 0, TARGET.shown(number))
+        opened.append(handle)
+    (tmp_path / "store" / KEYS[0]).parent.mkdir(parents=True)
+    (tmp_path / "store" / KEYS[0]).write_bytes(b"no shard" * 100)
+    files.tree.base.collection("").shards.invalidate([TARGET.chunks[FIRST]], moved=True)
+    return opened
+
+
+def test_a_damaged_shard_is_reported_until_the_file_is_written(
+    files: TreeFiles, handles: list[int], tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="its index") as caught:
+        files.tree.flush(handles[0])
+    assert caught.value.errno == errno.EIO
+    files.tree.release(handles[0])
+    assert reported(files) == errno.EIO
+    assert "its index" in files.tree.state()["refused_paths"][TARGET.path(FIRST)]
+    (tmp_path / "store" / KEYS[0]).unlink()
+    files.tree.base.collection("").shards.invalidate([TARGET.chunks[FIRST]], moved=True)
+    files.write(TARGET.path(FIRST), TARGET.shown(1))
+    assert reported(files) is None
+
+
+def test_the_end_of_a_mount_saves_all_files_but_those_of_damaged_shards(
+    files: TreeFiles, handles: list[int], tmp_path: Path
+) -> None:
+    assert files.tree.close(30) == []
+    (tmp_path / "store" / KEYS[0]).unlink()
+    assert np.array_equal(TARGET.readers["zarr"](tmp_path / "store"), TARGET.array({SECOND: SECOND}))
+    assert files.tree.state()["refused_paths"].keys() == {TARGET.path(FIRST)}
 
 
 def test_memory_does_not_grow_with_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
