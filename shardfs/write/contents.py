@@ -14,7 +14,7 @@ from shardfs.write.buffers import Buffer
 from shardfs.write.files import join, shown_mode, stale
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import Target
@@ -139,26 +139,43 @@ class FileContents:
 
     def load(self, file: WritableFile) -> Buffer:
         """Return the buffer of a file with all its bytes, read from where they are now."""
-        if file.buffer is not None:
-            return file.buffer
+        while True:
+            with self.names.lock:
+                if file.buffer is not None:
+                    return file.buffer
+                source = file.buffer, file.version, file.target
+            buffer = self._read_whole(file)
+            with self.names.lock:
+                if source == (file.buffer, file.version, file.target):  # else other bytes are shown by now
+                    file.buffer = buffer
+
+    def _read_whole(self, file: WritableFile) -> Buffer:
         buffer, size, at = self.new_buffer(file), self.attributes(file).size, 0
         while at < size and (piece := self.read(file, at, min(size - at, PIECE))):
             buffer.write(at, piece)
             at += len(piece)
-        with self.names.lock:
-            if file.buffer is None:
-                file.buffer = buffer
-            return file.buffer
+        return buffer
+
+    def write(self, file: WritableFile, offset: int, data: bytes | memoryview) -> None:
+        """Write bytes at `offset` into a file that has no descriptor."""
+        self._change(file, lambda buffer: buffer.write(offset, data))
 
     def resize(self, file: WritableFile, size: int) -> None:
         """Shorten the contents of a file that has no descriptor, or extend them with zeros."""
-        if size:
+        if not size:
+            with self.names.lock:
+                file.buffer = file.buffer or self.new_buffer(file)
+        self._change(file, lambda buffer: buffer.truncate(size))
+
+    def _change(self, file: WritableFile, change: Callable[[Buffer], None]) -> None:
+        """Change the buffer of a file, with all its bytes. Another thread may drop a buffer that is not dirty."""
+        while True:
             self.load(file)
-        with self.names.lock:
-            if file.buffer is None:
-                file.buffer = self.new_buffer(file)
-            file.buffer.truncate(size)
-            file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
+            with self.names.lock:
+                if file.buffer is not None:
+                    change(file.buffer)
+                    file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
+                    return
 
     # ---- chunks with several names ----
 

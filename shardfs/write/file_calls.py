@@ -105,11 +105,7 @@ class FileCalls:
         if file.fd >= 0:
             syscalls.pwrite_all(file.fd, data, offset)
             return len(data)
-        buffer = self._contents.load(file)
-        with self._names.lock:
-            buffer = file.buffer or buffer
-            buffer.write(offset, data)
-            file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
+        self._contents.write(file, offset, data)
         return len(data)
 
     def truncate(self, number: int, size: int, handle: int | None) -> None:
@@ -208,14 +204,18 @@ class FileCalls:
                 self._open_files.remove_reader(opened.number)
                 return
         try:
-            if opened.writes and file.writers == 1 and not file.refused:
-                self._saving.settle(file)
-        except OSError as e:
-            self._pending.failures.note(file.path or "", e)
+            while opened.writes and not self._saving.stop_writing(file):
+                try:
+                    self._saving.settle(file)
+                except OSError as e:
+                    self._pending.failures.note(file.path or "", e)
+                except BaseException:  # a bug: the shard is published without this version
+                    file.refused = True
+                    self._saving.stop_writing(file)
+                    raise
         finally:
             with self._names.lock:
                 file.handles -= 1
-                file.writers -= opened.writes
                 if file.twin is not None and not file.handles:
                     file.frozen = file.version = None
                 self._saving.drop_buffer(file)

@@ -134,6 +134,14 @@ class Saving:
 
     # ---- files that need no buffer any more ----
 
+    def stop_writing(self, file: WritableFile) -> bool:
+        """Count one writer less. Return False instead if it is the last one, and the file must be saved first."""
+        with self._names.lock:
+            if file.writers == 1 and file.unsaved() is not None and not file.refused:
+                return False
+            file.writers -= 1
+            return True
+
     def drop_buffer(self, file: WritableFile) -> None:
         """Free the buffer of a file once no handle writes to it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -33,6 +34,8 @@ from tests.write.mounts import writable
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardfs.write.files import WritableFile
 
 SIZES = st.integers(1, 7)
 
@@ -79,6 +82,39 @@ def test_numbers_of_the_former_shape_show_the_present_chunk(tmp_path: Path) -> N
         files.write("attributes.json", json.dumps({**shown, "dimensions": [11]}).encode())
         assert files.read("2") == header((3,)) + bytes([0, 7, 0, 8, 0, 5])
         assert files.tree.resolve("2").size == 14
+
+
+@pytest.mark.parametrize("call", ["write", "truncate"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_change_of_a_chunk_while_its_array_grows_is_kept(
+    call: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of the former shape are dropped while, or right after, another thread reads them to change the chunk."""
+    store = tmp_path / "store"
+    array = zarr.create_array(store, shape=(10,), chunks=(4,), shards=(8,), dtype="<u2", fill_value=5, compressors=None)
+    array[:] = 3
+    with mounted(store, tmp_path / "journal", "n5") as files:
+        shown = json.loads(files.read("attributes.json") or b"")
+        contents = files.tree._descriptions._contents
+        name, wanted = ("load", "_read_whole")[moment == "before"], header((3,)) + bytes([0, 3, 0, 3, 0, 7])
+        original = getattr(contents, name)
+
+        def raced(file: WritableFile) -> Any:
+            found = original(file)
+            monkeypatch.undo()
+            files.write("attributes.json", json.dumps({**shown, "dimensions": [11]}).encode())
+            return found
+
+        number = files.tree.resolve("2").number
+        handle = files.tree.open(number, os.O_RDWR)
+        monkeypatch.setattr(contents, name, raced)
+        if call == "truncate":
+            files.tree.truncate(number, len(wanted), handle)
+            assert files.tree.read(number, 0, 100) == header((3,)) + bytes([0, 3, 0, 3, 0, 5])
+        files.tree.write(handle, len(wanted) - 2, bytes([0, 7]))
+        files.tree.flush(handle)
+        files.tree.release(handle)
+        assert files.read("2") == wanted
 
 
 @given(cases(), st.data())

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 import traceback
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -145,6 +146,42 @@ def files(target: Target, tmp_path: Path) -> Iterator[TreeFiles]:
     target.fill(tmp_path / "store", target.array({number: 100 + number for number in range(len(target.chunks))}))
     with Whole(Publishing(idle_s=0.0, age_s=0.005)).open(target, tmp_path / "store", tmp_path / "journal") as opened:
         yield opened
+
+
+class MeetingLock:
+    """A reentrant lock. Before their second use, two threads named `closer` wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock, self._meeting, self._uses = threading.RLock(), threading.Barrier(2, timeout=5), Counter[int]()
+
+    def __enter__(self) -> None:
+        if threading.current_thread().name == "closer":
+            self._uses[threading.get_ident()] += 1
+            if self._uses[threading.get_ident()] == 2:
+                self._meeting.wait()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("target", [TARGETS["zarr_end"]], ids=["zarr_end"])
+def test_two_closes_at_once_save_what_was_written_since_the_last_flush(
+    target: Target, files: TreeFiles, tmp_path: Path
+) -> None:
+    """As data written through a memory mapping, which the kernel sends before it releases the handle."""
+    number = files.tree.resolve(target.path(0)).number
+    handles = [files.tree.open(number, os.O_RDWR) for _ in range(2)]
+    files.tree.write(handles[0], 0, target.shown(7))
+    files.tree._descriptions._names.lock = MeetingLock()  # type: ignore[assignment]
+    threads = [threading.Thread(target=files.tree.release, args=(handle,), name="closer") for handle in handles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert files.read(target.path(0)) == target.shown(7)
+    files.publish()
+    assert found_by(target, "tensorstore", tmp_path / "store")[0][0] == 7
 
 
 @pytest.mark.slow
