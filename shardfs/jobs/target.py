@@ -24,7 +24,7 @@ from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
 from shardfs.storage.regular_files import parse_object
 from shardfs.storage.source_locks import canonical
 from shardfs.storage.writers import open_writer
-from shardfs.storage.writers.common import AT_A_TIME
+from shardfs.storage.writers.common import AT_A_TIME, UNREAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -237,7 +237,7 @@ class JobTarget(NamedTuple):
         """
         if not self.is_finished():
             for key, document in sorted(documents, key=lambda found: (-found[0].count("/"), found[0])):
-                self.writer.update(key, lambda _, document=document: [document()])  # type: ignore[misc]
+                self.writer.update(key, lambda _, document=document: [document()], first=UNREAD)  # type: ignore[misc]
             if (version := self._version()) is not None:
                 finished.note(self.url, self.state.raw(), version)
         rest = iter(tasks)

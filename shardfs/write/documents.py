@@ -18,6 +18,7 @@ from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.model.blobs import whole
 from shardfs.model.errors import CorruptShardError
+from shardfs.storage.writers.common import UNREAD
 from shardfs.write.files import join
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
 from shardfs.write.seen import Seen, nearest, same_document
@@ -396,7 +397,7 @@ class Documents:
             return set() if written is None else written.changed
         self.expected.remember(document, stored)
         for below in gone:
-            self._writer.update(join(document.directory, below), lambda _: None)
+            self._writer.update(join(document.directory, below), lambda _: None, first=UNREAD)
             for _ in self._repeated(document.stored_at(below), None, through_layout=True):
                 pass
         self.seen.note(document.path, None)

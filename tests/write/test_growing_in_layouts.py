@@ -89,7 +89,7 @@ def test_numbers_of_the_former_shape_show_the_present_chunk(tmp_path: Path) -> N
 def test_a_change_of_a_chunk_while_its_array_grows_is_kept(
     call: str, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes of the former shape are dropped while, or right after, another thread reads them to change the chunk."""
+    """The bytes of the former shape are dropped while, or right after, another thread reads them for a change."""
     store = tmp_path / "store"
     array = zarr.create_array(store, shape=(10,), chunks=(4,), shards=(8,), dtype="<u2", fill_value=5, compressors=None)
     array[:] = 3

@@ -59,6 +59,9 @@ FIRST = ByteRange(0, 8 << 20)
 """What the first request for an object fetches. Most shards are no larger, so one request fetches them whole."""
 
 
+UNREAD = ByteRange(0, 0)
+"""For updates that need no byte of the old object."""
+
 AT_A_TIME = 16
 """Objects that `create` writes at the same time: disks and stores take much longer for one than for one of many."""
 
@@ -107,8 +110,9 @@ class Writer(Protocol):
             check: gets the new object before the switch. It raises ValueError if the object is invalid.
             in_place: the size in bytes of the units in which a local file may be changed in place; 0 always replaces
                 the object.
-            first: what `make` will probably read of a remote object; None: the object is expected to be absent, and
-                `make` returns a plan without it. An object that was expected wrongly costs more requests.
+            first: what `make` will probably read of a remote object; `UNREAD` receives no byte of it. None: the object
+                is expected to be absent, and `make` returns a plan without it. An object that was expected wrongly
+                costs more requests.
 
         A change in place needs a plan of three parts: new bytes for the beginning, the unchanged rest, and appended
         pieces. The beginning is written last, one unit at a time in any order. A crash may leave a mix of old and new
@@ -152,7 +156,7 @@ class Writer(Protocol):
 
     def put(self, key: str, data: bytes) -> Stat:
         """Replace or create the object without regard to its current version."""
-        return cast("Stat", self.update(key, lambda _: [data]))
+        return cast("Stat", self.update(key, lambda _: [data], first=UNREAD))
 
     def delete(self, key: str) -> None:
         """Remove the object. Raise FileNotFoundError if it does not exist."""

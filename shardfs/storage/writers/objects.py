@@ -26,6 +26,7 @@ from shardfs.storage.retry import RetryPolicy, http_status
 from shardfs.storage.store import read_merged
 from shardfs.storage.writers.common import (
     FIRST,
+    UNREAD,
     Begun,
     Changed,
     Make,
@@ -285,7 +286,8 @@ class ObjectWriter(Writer):
         in_place: int = 0,
         first: ByteRequest | None = FIRST,
     ) -> Stat | None:
-        parts = chain([first], repeat(FIRST))  # an expectation that proves wrong is given up
+        # An expectation that proves wrong is given up.
+        parts = chain([first], repeat(UNREAD if first == UNREAD else FIRST))
         try:
             return repeated(key, self._race_s, lambda: self._attempt(key, next(parts), make, begun, check), PAUSE_S)
         finally:
@@ -328,6 +330,9 @@ class ObjectWriter(Writer):
                 self._uploads.notify_all()
 
     def _pinned(self, path: str, first: ByteRequest) -> PinnedBlob | None:
+        if first == UNREAD:
+            known = self._objects.head(path)
+            return None if known is None else PinnedBlob(self._objects, path, known, first, b"")
         found = self._objects.look(path, first)
         return None if found is None else PinnedBlob(self._objects, path, found[0], first, found[1])
 
@@ -341,7 +346,7 @@ class ObjectWriter(Writer):
 
     def delete(self, key: str) -> None:
         existed = []
-        self.update(key, lambda old: existed.append(old is not None))
+        self.update(key, lambda old: existed.append(old is not None), first=UNREAD)
         if not any(existed):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path(key))
 
