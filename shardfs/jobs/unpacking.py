@@ -247,9 +247,10 @@ class Unpacking:
         """The problem of a document that cannot be read."""
         try:
             self.tree.resolve(document)
-        except FileNotFoundError as e:  # consolidated metadata that would be too long
-            return Problem(document, f"was left out: {message(e)}")
         except (CorruptShardError, OSError) as e:
+            consolidated = document.rpartition("/")[2] in self.tree.datasets.consolidated_names
+            if consolidated and isinstance(e, FileNotFoundError):  # it would be too long
+                return Problem(document, f"was left out: {message(e)}")
             return Problem(document, message(e), damaged=True)
         return None
 

@@ -34,8 +34,11 @@ class CorruptShardError(ShardfsError):
         super().__init__(f"{where or '/'}: {key}{entry}: {why}")
 
 
-class DanglingLinkError(FileNotFoundError):
-    """A symbolic link on the way to a file leads nowhere, as in a git-annex repository without the file's content."""
+class DanglingLinkError(OSError):
+    """A symbolic link on the way to a file leads nowhere, as in a git-annex repository without the file's content.
+
+    Its errno is EIO. It is no FileNotFoundError: the file is not absent, its content is elsewhere.
+    """
 
 
 class UnfitChunkError(ShardfsError, ValueError):

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardfs.model.blobs import whole
 from shardfs.model.collection import ShardSource
-from shardfs.model.errors import CorruptShardError, DanglingLinkError, StaleShardError
+from shardfs.model.errors import CorruptShardError, StaleShardError
 from shardfs.model.grid import ravel, ravel_many, renamed, unravel, unravel_many
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.shards.shard_sources import NestedShards, StoreShards
@@ -144,8 +144,6 @@ class HalfPackedShards(ShardSource):
     def _in_file(self, coords: Coords) -> Blob | None:
         try:
             blob = self._files.stored(self._format.file(coords))
-        except DanglingLinkError:
-            raise
         except (FileNotFoundError, NotADirectoryError):
             return None
         transform = self._format.sharded.transform_of(coords)

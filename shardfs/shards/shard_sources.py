@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.collection import ShardSource
-from shardfs.model.errors import CorruptShardError, DanglingLinkError
+from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ravel_many, unravel
 from shardfs.shards.wrapping import DecodedShards, unwrapped
 from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, SliceBlob
@@ -58,8 +58,6 @@ class StoreShards(ShardSource):
 
         try:
             blob = self._store.open(key)
-        except DanglingLinkError:
-            raise
         except FileNotFoundError:
             return open_pair()
         return EitherBlob(blob, open_pair) if self._store.remote else blob
@@ -117,7 +115,7 @@ class StoreShards(ShardSource):
             return np.zeros(1, np.uint64), []
         found: set[int] = set()
         faults: list[CorruptShardError] = []
-        for name, directory in self._names():
+        for name, directory in self._names(faults):
             shard = self._shard_of(name)
             if directory and shard is not None:
                 faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
@@ -125,22 +123,38 @@ class StoreShards(ShardSource):
                 found.add(shard)
         return np.array(sorted(found), np.uint64), faults
 
-    def _names(self) -> Iterator[tuple[str, bool]]:
-        """Yield every name at the depth of shards, relative to the collection, and whether it is a directory."""
-        return self._walk("", self._entries(""), self.layer.format.key(0).count("/"))
+    def _names(self, faults: list[CorruptShardError] | None = None) -> Iterator[tuple[str, bool]]:
+        """Yield every name at the depth of shards, relative to the collection, and whether it is a directory.
+
+        `faults` gets local directories of shards that cannot be opened, such as dangling links.
+        """
+        return self._walk("", self._entries(""), self.layer.format.key(0).count("/"), [] if faults is None else faults)
 
     def listed(self, parent: str) -> dict[str, Stat | None]:
         """Return the objects in a directory of shards by name; the value is None if the listing has no attributes."""
         where = f"{self._prefix}{parent}".rstrip("/")
         return {e.name: e.stat for e in self._store.scan(where) if not e.directory}
 
-    def _walk(self, below: str, entries: Iterable[DirEntry], depth: int) -> Iterator[tuple[str, bool]]:
+    def _walk(
+        self, below: str, entries: Iterable[DirEntry], depth: int, faults: list[CorruptShardError]
+    ) -> Iterator[tuple[str, bool]]:
         if not depth:
             yield from ((below + e.name, e.directory) for e in entries)
             return
-        directories = (f"{below}{e.name}/" for e in entries if e.directory)
+        directories = self._directories(below, entries, faults)
         for directory, found in load_ahead(self._store.read_ahead, self._entries, directories, first=4):
-            yield from self._walk(directory, found, depth - 1)
+            yield from self._walk(directory, found, depth - 1, faults)
+
+    def _directories(self, below: str, entries: Iterable[DirEntry], faults: list[CorruptShardError]) -> Iterator[str]:
+        for e in entries:
+            path = f"{below}{e.name}/"
+            if e.directory:
+                yield path
+            elif e.stat is None and not self._store.remote:
+                rest = self.layer.format.key(0).split("/")[path.count("/") :]
+                if self._shard_of(path + "/".join(rest)) is not None:
+                    why = "should be a directory of shards, but cannot be opened; is it a link that leads nowhere?"
+                    faults.append(CorruptShardError("", self._prefix + path.rstrip("/"), why))
 
     def _entries(self, below: str) -> Iterable[DirEntry]:
         entries = self._store.scan(f"{self._prefix}{below}".rstrip("/"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardfs.storage.read_ahead import ReadAhead
 
-from shardfs.storage.store import LARGE, OWN, DirEntry
+from shardfs.storage.store import LARGE, OWN, DirEntry, absent_documents
 
 MAX_DESCRIPTORS = 1024
 
@@ -148,12 +148,17 @@ class LocalStore:
     def descriptor(self, key: str, flags: int) -> int:
         """Open a regular file or directory, or anything with O_PATH. The caller closes it.
 
-        Raise PermissionError if it is outside the source, or if it is a device, a pipe or a socket. Such a file is not
-        opened, because that may have effects.
+        Raise FileNotFoundError or NotADirectoryError only if it does not exist; DanglingLinkError if a symbolic link in
+        its path leads nowhere; PermissionError if it is outside the source, or if it is a device, a pipe or a socket.
+        Such a file is not opened, because that may have effects.
         """
         harmless = flags & (os.O_PATH | os.O_DIRECTORY)
         only = os.O_PATH | flags & os.O_NOFOLLOW
-        fd = descriptors.open(self.path(key), flags if harmless else only)
+        try:
+            fd = descriptors.open(self.path(key), flags if harmless else only)
+        except FileNotFoundError:
+            self._require_absent(key)
+            raise
         try:
             self.confined(fd, key)
             if harmless:
@@ -181,13 +186,7 @@ class LocalStore:
                 self._blobs.move_to_end(key)
             return blob
         before = self._reopened
-        try:
-            blob = self._open(key)
-        except FileNotFoundError as e:
-            if (link := self._dangling(key)) is not None:
-                why = f"the symbolic link {link} leads nowhere (git-annex: git annex get)"
-                raise DanglingLinkError(errno.ENOENT, why, key) from e
-            raise
+        blob = self._open(key)
         with self._lock:
             if self._reopened != before:
                 return blob  # opened before the `reopen`, so the version may be outdated
@@ -227,14 +226,14 @@ class LocalStore:
         self.reopen(key)
         return blob
 
-    def _dangling(self, key: str) -> str | None:
-        """Return the key of a dangling symbolic link in the path of `key`; None if there is none."""
-        while key:
-            path = self.path(key)
-            if os.path.lexists(path):
-                return None if os.path.exists(path) else key
-            key = key.rpartition("/")[0]
-        return None
+    def _require_absent(self, key: str) -> None:
+        """Raise DanglingLinkError if there is a dangling symbolic link in the path of a file that cannot be opened."""
+        link = key
+        while link and not os.path.lexists(self.path(link)):
+            link = link.rpartition("/")[0]
+        if link and not os.path.exists(self.path(link)):
+            why = f"the symbolic link {link} leads nowhere (git-annex: git annex get)"
+            raise DanglingLinkError(errno.EIO, why, key)
 
     def release_descriptors(self) -> None:
         """Close all cached descriptors that no thread uses."""
@@ -256,7 +255,10 @@ class LocalStore:
                 self._blobs.pop(known, None)
 
     def entry(self, key: str) -> DirEntry:
-        fd = self.descriptor(key, os.O_PATH)
+        try:
+            fd = self.descriptor(key, os.O_PATH)
+        except DanglingLinkError as e:  # stat(2) gives the same error; `open` says that the file is not absent
+            raise FileNotFoundError(errno.ENOENT, e.strerror, key) from e
         try:
             info = os.fstat(fd)
         finally:
@@ -275,7 +277,7 @@ class LocalStore:
     def _entries(self, key: str) -> Iterator[os.DirEntry[str]]:
         try:
             fd = self.descriptor(key, os.O_RDONLY | os.O_DIRECTORY)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, DanglingLinkError):  # the listing above has the link
             return
         try:
             self._waiting()
@@ -300,7 +302,7 @@ class LocalStore:
         out = {}
         for name in names:
             key = f"{directory}/{name}" if directory else name
-            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            with absent_documents(name, key):
                 out[name] = self._open(key).read([ByteRange(0, limit + 1)])[0]
         return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import uuid
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from time import time
@@ -16,12 +17,12 @@ from shardfs.storage.range_client import Answer, UnsuitedError, replaced
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
     from shardfs.storage.range_client import RangeClient
     from shardfs.storage.read_ahead import ReadAhead
 
-from shardfs.storage.store import OWN, DirEntry, read_merged
+from shardfs.storage.store import OWN, DirEntry, absent_documents, read_merged
 
 
 class FsspecBlob:
@@ -100,6 +101,7 @@ class FsspecStore:
         self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
         self.name = self.root.rsplit("/", 1)[-1]
         self.retry, self.read_ahead, self._ranges = retry or RetryPolicy(), read_ahead, ranges
+        self._denied: dict[str, bool] = {}  # answers of `_denied_if_missing`
 
     def path(self, key: str) -> str:
         """Return the object's path in its fsspec file system."""
@@ -229,18 +231,38 @@ class FsspecStore:
             got = self._ask_for_documents(self.path(directory), paths, limit)
         self.retry.counters.received(sum(len(data) for data in got if isinstance(data, bytes)))
         out: dict[str, bytes] = {}
-        refused: PermissionError | None = None
+        refused: dict[str, PermissionError] = {}
         for name, path, data in zip(names, paths, got, strict=True):
             try:
-                with store_errors(path):
+                with absent_documents(name, path), store_errors(path):
                     out[name] = _bytes_or_raise(data)[: limit + 1]
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                continue
-            except PermissionError as e:  # some stores deny access to missing names if listing is not permitted
-                refused = refused if "/" in name else e
-        if refused is not None and not out and not directory:
-            raise refused
+            except PermissionError as e:
+                refused[name] = e
+        denied = self._denied_if_missing(refused)
+        for name, error in refused.items():
+            at_root = not (out or directory or "/" in name)
+            if at_root or name not in denied:
+                raise error
         return out
+
+    def _denied_if_missing(self, names: Iterable[str]) -> Set[str]:
+        """Return those names for which the store denies access also if they do not exist.
+
+        Object stores do so if listing is not permitted, and web servers that hide names which begin with a dot. The
+        store is asked once for names of the same kind, which cannot exist.
+        """
+        if asked := [name for name in names if name not in self._denied]:
+            paths = [self.path(f"{name[0]}{uuid.uuid4().hex}{name.replace('/', '-')}") for name in asked]
+            with store_errors(self.root):
+                answers = self._ask_for_documents(self.root, paths, 0)
+            for name, path, answer in zip(asked, paths, answers, strict=True):
+                self._denied[name] = False
+                try:
+                    with suppress(FileNotFoundError), store_errors(path):
+                        _bytes_or_raise(answer)
+                except PermissionError:
+                    self._denied[name] = True
+        return {name for name, is_denied in self._denied.items() if is_denied}
 
     def require_ranges(self, keys: Iterable[str]) -> None:
         pass

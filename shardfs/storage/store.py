@@ -6,6 +6,8 @@ disk or a network.
 
 from __future__ import annotations
 
+import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardfs.model.byte_ranges import coalesce
@@ -86,9 +88,9 @@ class Store(Protocol):
         """Yield the entries of a directory, in the store's order; none if the directory does not exist."""
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return the bytes of those files that exist, fetched together.
+        """Return the bytes of those files that exist, fetched together; see `absent_documents`.
 
-        At most `limit` + 1 bytes of each file are returned.
+        At most `limit` + 1 bytes of each file are returned. Raise OSError for a file that exists and cannot be read.
         """
 
     def require_ranges(self, keys: Iterable[str]) -> None:
@@ -108,6 +110,22 @@ def read_merged(
         for i in (filled[member] for member in members):
             out[i] = bytes(data[ranges[i].start - whole.start : ranges[i].stop - whole.start])
     return out
+
+
+@contextmanager
+def absent_documents(name: str, path: str) -> Iterator[None]:
+    """Ignore the error of a metadata document that certainly does not exist. Every other error is raised.
+
+    An array whose document cannot be read must not look like a plain directory. A directory with the name of a document
+    is an error, unless it is a common name of directories, such as `info`.
+    """
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except IsADirectoryError as e:
+        if "." in name:
+            raise IsADirectoryError(errno.EISDIR, "is a directory; a metadata document was expected", path) from e
 
 
 PACKAGES = {

@@ -70,8 +70,11 @@ def test_documents_are_asked_for_once(missing: int, server: Any) -> None:
     server.missing = missing
     store = opened(server)
     assert store.documents("", NAMES, 100) == {"zarr.json": b"{}"}
-    assert clients(server) == ["object_store"] * 3
+    asked = 0 if missing == 404 else len(NAMES) - 1  # for names that cannot exist
+    assert clients(server) == ["object_store"] * (3 + asked)
     assert not is_made(store)
+    assert store.documents("sub", NAMES[1:], 100) == {}
+    assert clients(server) == ["object_store"] * 2
 
 
 def test_a_directory_without_documents(server: Any) -> None:
@@ -82,10 +85,10 @@ def test_a_directory_without_documents(server: Any) -> None:
     assert is_made(store)
     store.documents("", NAMES, 100)
     clients(server)
-    for status in (404, 403):
+    for status, asked in ((404, 0), (403, 3)):
         server.missing = status
         assert store.documents("sub", NAMES, 100) == {}
-        assert clients(server) == ["object_store"] * 3
+        assert clients(server) == ["object_store"] * (3 + asked)
 
 
 def test_pages_are_left_to_aiohttp(server: Any) -> None:

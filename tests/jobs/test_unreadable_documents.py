@@ -1,0 +1,215 @@
+"""A metadata document that cannot be read is an error with its path; only one that does not exist is absent."""
+
+from __future__ import annotations
+
+import errno
+import http.server
+import json
+import os
+import shutil
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+from click.testing import CliRunner
+
+from shardfs.cli import commands
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.errors import exit_code, message
+from tests.jobs.test_pack import files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DATA: Any = np.arange(400, dtype="u2").reshape(20, 20)
+
+
+def zarr3(root: Path, *, sharded: bool) -> str:
+    """A group with the arrays `a` and `b`; return the name of the documents."""
+    group = zarr.create_group(root)
+    for name in ("a", "b"):
+        how: Any = {"shards": (10, 10)} if sharded else {}
+        group.create_array(name, shape=DATA.shape, chunks=(5, 5), dtype=DATA.dtype, **how)[:] = DATA
+    return "zarr.json"
+
+
+def zarr2(root: Path, *, sharded: bool) -> str:
+    assert not sharded
+    group = zarr.create_group(root, zarr_format=2)
+    for name in ("a", "b"):
+        group.create_array(name, shape=DATA.shape, chunks=(5, 5), dtype=DATA.dtype)[:] = DATA
+    return ".zarray"
+
+
+def n5(root: Path, *, sharded: bool) -> str:
+    assert not sharded
+    root.mkdir()
+    (root / "attributes.json").write_text(json.dumps({"n5": "4.0.0"}))
+    for name in ("a", "b"):
+        metadata = {"dimensions": [20, 20], "blockSize": [5, 5], "dataType": "uint16", "compression": {"type": "raw"}}
+        kvstore = {"driver": "file", "path": str(root / name)}
+        ts.open({"driver": "n5", "kvstore": kvstore, "metadata": metadata, "create": True}).result()[...] = DATA
+    return "attributes.json"
+
+
+def dangling(document: Path) -> None:
+    document.unlink()
+    document.symlink_to("../.git/annex/objects/KEY")
+
+
+def loop(document: Path) -> None:
+    document.unlink()
+    document.symlink_to(document.name)
+
+
+def directory(document: Path) -> None:
+    document.unlink()
+    document.mkdir()
+
+
+def linked_directory(document: Path) -> None:
+    """The whole array is a dangling link."""
+    shutil.rmtree(document.parent)
+    document.parent.symlink_to("../elsewhere")
+
+
+BROKEN = [dangling, loop, directory]
+
+
+def run(*command: object) -> tuple[int, str]:
+    """Run a command of shardfs; return its exit code and its texts."""
+    result = CliRunner().invoke(commands, list(map(str, command)), standalone_mode=False)
+    if isinstance(error := result.exception, Exception):
+        return exit_code(error), result.output + message(error)
+    return result.return_value, result.output
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("write", [zarr3, zarr2, n5])
+def test_pack_refuses_it_and_writes_nothing(
+    write: Callable[..., str], broken: Callable[[Path], None], tmp_path: Path
+) -> None:
+    document = tmp_path / "source" / "b" / write(tmp_path / "source", sharded=False)
+    broken(document)
+    code, text = run("pack", tmp_path / "source", tmp_path / "target")
+    assert code != 0
+    assert "b" in text
+    assert not list(tmp_path.glob("target/*"))
+
+
+@pytest.mark.parametrize("broken", [*BROKEN, linked_directory])
+@pytest.mark.parametrize("layout", ["native", "zarr2"])
+def test_unpack_names_it_and_does_not_copy_shards(layout: str, broken: Callable[[Path], None], tmp_path: Path) -> None:
+    document = tmp_path / "source" / "b" / zarr3(tmp_path / "source", sharded=True)
+    broken(document)
+    code, text = run("unpack", tmp_path / "source", tmp_path / "target", "--layout", layout)
+    assert code == 3
+    assert "b" in text
+    assert not any(name.startswith("b/") for name in files(tmp_path / "target"))
+    assert not any(Path(name).name.startswith((".z", "zarr")) for name in files(tmp_path / "target"))
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_verify_reports_it(broken: Callable[[Path], None], tmp_path: Path) -> None:
+    broken(tmp_path / "source" / "b" / zarr3(tmp_path / "source", sharded=True))
+    code, text = run("verify", tmp_path / "source")
+    assert code == 7
+    assert any(line.startswith("b") and "metadata" in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_the_document_of_the_source_itself_is_named(broken: Callable[[Path], None], tmp_path: Path) -> None:
+    broken(tmp_path / "source" / "b" / zarr3(tmp_path / "source", sharded=True))
+    code, text = run("info", tmp_path / "source" / "b")
+    assert code == 3
+    assert "zarr.json" in text
+
+
+@pytest.mark.parametrize("broken", [dangling, loop])
+def test_a_reader_of_a_mount_gets_an_error_instead_of_an_absent_array(
+    broken: Callable[[Path], None], tmp_path: Path
+) -> None:
+    broken(tmp_path / "source" / "b" / zarr3(tmp_path / "source", sharded=True))
+    fs = ShardFileSystem(str(tmp_path / "source"), skip_instance_cache=True)
+    for path in ("b/zarr.json", "b/c/0/0"):
+        with pytest.raises(OSError) as caught:  # noqa: PT011 - the errno is compared
+            fs.cat_file(path)
+        assert caught.value.errno in (errno.EIO, errno.ELOOP)
+
+
+def test_a_directory_of_chunks_that_is_a_dangling_link_is_not_empty(tmp_path: Path) -> None:
+    zarr3(tmp_path / "source", sharded=True)
+    (tmp_path / "source" / "b" / "c").rename(tmp_path / "elsewhere")
+    (tmp_path / "source" / "b" / "c").symlink_to("nowhere")
+    assert run("verify", tmp_path / "source")[0] == 7
+    assert run("unpack", tmp_path / "source", tmp_path / "target")[0] == 3
+
+
+def test_directories_with_common_names_are_no_documents(tmp_path: Path) -> None:
+    """Precomputed names its document `info`."""
+    zarr3(tmp_path / "source", sharded=True)
+    os.makedirs(tmp_path / "source" / "info")
+    os.makedirs(tmp_path / "source" / "a" / "meta" / "storage")
+    assert run("verify", tmp_path / "source")[0] == 0
+
+
+# ---- web servers
+
+
+@contextmanager
+def server(root: Path, denied: Callable[[str], bool]) -> Iterator[str]:
+    """A server that answers 403 for some paths."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(root))
+
+        def send_head(self) -> Any:
+            if denied(self.path):
+                self.send_error(403)
+                return None
+            return super().send_head()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{web.server_port}"
+        finally:
+            web.shutdown()
+            thread.join()
+
+
+def test_a_document_that_a_server_denies_is_an_error(tmp_path: Path) -> None:
+    zarr3(tmp_path / "source", sharded=False)
+    with server(tmp_path / "source", lambda path: path.startswith("/b/zarr.json")) as url:
+        code, text = run("pack", url, tmp_path / "target")
+    assert code != 0
+    assert "b/zarr.json" in text
+    assert not list(tmp_path.glob("target/*"))
+
+
+def test_a_server_that_denies_all_names_with_a_dot_can_be_read(tmp_path: Path) -> None:
+    """As many web servers do, whether these files exist or not."""
+    zarr3(tmp_path / "source", sharded=False)
+    with server(tmp_path / "source", lambda path: "/." in path) as url:
+        code, text = run("pack", url, tmp_path / "target")
+    assert code == 0, text
+    array: Any = zarr.open_array(tmp_path / "target" / "b", mode="r")
+    assert np.array_equal(array[:], DATA)
+
+
+def test_a_server_that_denies_what_does_not_exist_can_be_read(tmp_path: Path) -> None:
+    zarr3(tmp_path / "source", sharded=False)
+    root = tmp_path / "source"
+    with server(root, lambda path: not (root / path.strip("/")).exists()) as url:
+        code, text = run("pack", url, tmp_path / "target")
+    assert code == 0, text
