@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -293,6 +295,32 @@ def test_a_removal_spares_what_is_new(how: str, writer: LocalWriter, tmp_path: P
             writer.update(KEY, remove_if_alone)
         assert "theirs" in (read(tmp_path) or {}), at
         assert names(tmp_path) == ["shard"], at
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_directory_that_is_created_anew_meanwhile(removes: bool, writer: LocalWriter, tmp_path: Path) -> None:
+    """At every call. The update reaches the object in the new directory, or fails and then does so."""
+
+    def anew() -> None:
+        shutil.rmtree(tmp_path / "a")
+        (tmp_path / "a").mkdir()
+        replace(tmp_path, "anew")
+
+    def change(old: Blob | None) -> Plan | None:
+        return None if removes else with_member("ours")(old)
+
+    replace(tmp_path, "theirs")
+    with hooked(counting := Recorder()):
+        writer.update(KEY, change)
+    for at in range(len(counting.calls)):
+        anew()
+        with hooked(Recorder(at, anew)):
+            try:
+                writer.update(KEY, change)
+            except FileNotFoundError:
+                writer.update(KEY, change)
+        assert read(tmp_path) == (None if removes else {"ours": 1, "anew": 1}), counting.names[at]
+        assert [name for name in names(tmp_path) if name != "shard"] == []
 
 
 def test_who_never_stops_is_left_alone(writer: LocalWriter, tmp_path: Path) -> None:
@@ -633,7 +661,7 @@ def test_a_directory_swapped_for_a_link_meanwhile(tmp_path: Path, outside: Path)
         LocalWriter(LocalStore(str(source))).update("sub/shard", with_member("ours"))
     for at in range(len(recorder.calls)):
         prepare()
-        with hooked(Recorder(at, swap)):
+        with hooked(Recorder(at, swap)), suppress(PermissionError):  # the directory has no name in the source
             LocalWriter(LocalStore(str(source))).update("sub/shard", with_member("ours"))
         assert json.loads((source / "was/shard").read_bytes()) == {"ours": 1}
         assert os.listdir(outside) == ["secret"]

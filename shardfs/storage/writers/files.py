@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.blobs import ByteRange, FilePart
+from shardfs.model.kinds import is_in
 from shardfs.model.write_plan import piece_size
 from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
@@ -66,6 +67,17 @@ class SourceDirectories:
             return ObjectPlace(key, self._open(parent, make=make), name)
         parent, name = os.path.split(self._store.path(key))
         return ObjectPlace(key, descriptors.open(parent, DIRECTORY), name)
+
+    def has_path(self, place: ObjectPlace) -> bool:
+        """Return whether an opened directory still has its path. Another program may have removed or replaced it."""
+        directory = place.key.rpartition("/")[0]
+        if not place.key:
+            return True  # the source is a file
+        with suppress(FileNotFoundError, NotADirectoryError), self._store.opened(directory, DIRECTORY) as at:
+            if os.path.samestat(os.fstat(at), os.fstat(place.at)):
+                return True
+        self._durable -= {known for known in self._durable if known and is_in(known, directory)}
+        return False
 
     @contextmanager
     def changing(self, place: ObjectPlace) -> Iterator[ObjectPlace]:

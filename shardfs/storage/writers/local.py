@@ -80,6 +80,20 @@ class LocalWriter(Writer):
         in_place: int = 0,
         first: ByteRequest | None = FIRST,
     ) -> Stat | None:
+        return repeated(key, self._race_s, partial(self._update, key, make, begun, check, in_place))
+
+    def _update(
+        self,
+        key: str,
+        make: Make,
+        begun: Callable[[Begun], None],
+        check: Callable[[Blob], None],
+        in_place: int,
+    ) -> Stat | None:
+        """Update an object in the directory that has its path now.
+
+        Raise Changed if another directory has taken that path meanwhile.
+        """
         try:
             place = self._directories.locate(key)
         except FileNotFoundError:
@@ -97,7 +111,10 @@ class LocalWriter(Writer):
                     settle(place, self._unsettled[key])
                     del self._unsettled[key]
                 attempt = partial(self._attempt, place, make, begun, check, in_place)
-                return repeated(key, self._race_s, attempt)
+                stat = repeated(key, self._race_s, attempt)
+            if not self._directories.has_path(place):
+                raise Changed
+            return stat
 
     def recover(self, begun: Begun) -> None:
         if begun.temp or begun.head:
