@@ -49,6 +49,12 @@ def leaving_reason(start: int | np.integer[Any], size: int | np.integer[Any], ob
     return f"its range [{int(start)}, {int(start) + int(size)}) leaves the object of {object_size} bytes"
 
 
+def require_inside(start: int, size: int, object_size: int) -> None:
+    """Raise ValueError, with the reason, if the range of an index entry leaves the object."""
+    if start + size > object_size:
+        raise ValueError(leaving_reason(start, size, object_size))
+
+
 def cover(starts: U64, stops: U64) -> Coverage:
     """The union of ranges (n,), which may be in any order."""
     order = np.lexsort((stops, starts))

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardfs.codecs import encoders
 from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.byte_ranges import require_inside
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
 from shardfs.model.shard_format import Put, ShardChange
@@ -195,12 +196,13 @@ def replaces_all(collection: Collection, shard: int, old: Blob, changed: Set[Coo
         return False
     try:
         blob = unwrapped(layer, old)
+        size = blob.stat().size
         for block in range(layer.format.blocks):
             root = read_root(layer.format, blob, block)
             pages = layer.format.nonempty_pages(block, root).tolist()
             decode = partial(layer.format.decode_page, shard)
-            for page, _, index in read_pages(layer.format, shard, pages, root, blob, decode, blob.stat().size):
-                if isinstance(index, ValueError) or len((found := index.arrays()).broken):
+            for page, _, index in read_pages(layer.format, shard, pages, root, blob, decode, size):
+                if isinstance(index, ValueError) or len((found := index.checked(size).arrays()).broken):
                     return False
                 cells, valid = layer.format.coords(shard, page, found.all_slots())
                 if not valid.all() or not changed >= set(map(tuple, cells.tolist())):
@@ -236,6 +238,18 @@ def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords])
     shard = shard_of(collection, coords[0])
     with _naming_shard(collection, shard):
         return _ShardRewriting(collection, shard, blob).entries(coords)
+
+
+def stored_chunks(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[Blob | None]:
+    """Return the stored bytes of chunks in an outermost shard, within all codecs around shards; None for an absent one.
+
+    Nothing but indices is read, unless codecs surround a shard. Both files of a chunk give the bytes of both together.
+    Raise CorruptShardError, also if a chunk's entry leaves the shard.
+    """
+    if blob is None or not coords:
+        return [None] * len(coords)
+    with _naming_shard(collection, shard_of(collection, coords[0])):
+        return _ShardRewriting(collection, shard_of(collection, coords[0]), blob).stored_chunks(coords)
 
 
 def entry(collection: Collection, blob: Blob | None, coords: Coords) -> Extent | None:
@@ -446,21 +460,42 @@ class _ShardRewriting:
     def entries(self, coords: Sequence[Coords]) -> list[Extent | None]:
         self._homes = _homes_of_all(self._collection, coords)
         out: dict[Coords, Extent | None] = {}
-        self._add_entries(out, 0, self._stored, 0, list(self._homes))
+        for group, _, begin, extent in self._located(0, self._stored, 0, list(self._homes)):
+            out |= dict.fromkeys(group, None if extent is None else (begin + extent[0], extent[1]))
         return [out[c] for c in coords]
 
-    def _add_entries(
-        self, out: dict[Coords, Extent | None], level: int, stored: Blob | None, start: int, members: list[Coords]
-    ) -> None:
-        """Add the entries of these chunks to `out`. The shard begins at `start` of the outermost one."""
+    def stored_chunks(self, coords: Sequence[Coords]) -> list[Blob | None]:
+        self._homes = _homes_of_all(self._collection, coords)
+        out: dict[Coords, Blob | None] = {}
+        for group, blob, _, extent in self._located(0, self._stored, 0, list(self._homes)):
+            out |= dict.fromkeys(group, self._whole_chunk(blob, extent))
+        return [out[c] for c in coords]
+
+    def _whole_chunk(self, blob: Blob | None, extent: Extent | None) -> Blob | None:
+        """Return a chunk with its lead. Raise ValueError if its entry leaves the shard."""
+        if blob is None or extent is None:
+            return None
+        start, size = extent
+        require_inside(start, size, blob.stat().size)
+        leads = self._leads(of_damaged=0)
+        lead = 0 if leads is None else int(leads(np.array([start], np.uint64), np.array([size], np.uint64))[0])
+        return SliceBlob(blob, start - lead, lead + size)
+
+    def _located(
+        self, level: int, stored: Blob | None, begin: int, members: list[Coords]
+    ) -> Iterator[tuple[list[Coords], Blob | None, int, Extent | None]]:
+        """Yield the members by placement: their innermost shard, where it begins in the outermost one, and the entry.
+
+        `stored` is a shard of this level, and begins at `begin`.
+        """
         shard = self._homes[members[0]][level][0]
         blob = None if stored is None else unwrapped(self._layers[level], stored)
         for group, extent in self._found(level, shard, blob, members).values():
-            begin = start + (extent[0] if extent is not None else 0)
-            if level + 1 < len(self._layers):
-                self._add_entries(out, level + 1, _slice(blob, extent), begin, group)
+            if level + 1 == len(self._layers):
+                yield group, blob, begin, extent
             else:
-                out |= dict.fromkeys(group, None if extent is None else (begin, extent[1]))
+                inside = begin + (extent[0] if extent is not None else 0)
+                yield from self._located(level + 1, _slice(blob, extent), inside, group)
 
     # ---- the whole shard ----
 
@@ -475,7 +510,11 @@ class _ShardRewriting:
 
 
 def _slice(blob: Blob | None, extent: Extent | None) -> SliceBlob | None:
-    return None if blob is None or extent is None else SliceBlob(blob, *extent)
+    """Return an inner shard. Raise ValueError if its entry leaves the outer one."""
+    if blob is None or extent is None:
+        return None
+    require_inside(*extent, blob.stat().size)
+    return SliceBlob(blob, *extent)
 
 
 def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:

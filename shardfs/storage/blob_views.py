@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SPAN = 1 << 20
-
 WITHOUT_DATA = "has no file of data beside that of its index"
 
 READ_ONLY_PAIR = (
@@ -126,14 +124,3 @@ class EitherBlob:
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         return self._with_fallback(lambda blob: blob.read(requests))
-
-
-def crc32c_of(blob: Blob, start: int, size: int) -> int:
-    """Return the crc32c of a range of a blob. The range is read in pieces to limit memory."""
-    import google_crc32c
-
-    crc = 0
-    for at in range(start, start + size, _SPAN):
-        data = blob.read([ByteRange(at, min(at + _SPAN, start + size))])[0]
-        crc = google_crc32c.extend(crc, data)
-    return crc

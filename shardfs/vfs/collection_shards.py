@@ -11,13 +11,13 @@ from shardfs.model.collection import Located
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ravel_many, unravel
 from shardfs.shards import rewriting
-from shardfs.storage.blob_views import crc32c_of
+from shardfs.storage.blob_views import SliceBlob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardfs.model.collection import Collection
-    from shardfs.model.values import U64, Coords, Version
+    from shardfs.model.values import U64, Coords
     from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
     from shardfs.shards.shard_indices import StoredChunk
     from shardfs.storage.cache import ByteLRU
@@ -58,16 +58,6 @@ class CollectionShards:
     def key(self, shard: int) -> str:
         """Return the path in the store of an outermost shard."""
         return self.outermost.source.key(shard)
-
-    def version(self, shard: int) -> Version:
-        """Return the cached version of an outermost shard; None if the shard does not exist."""
-        outermost = self.outermost
-        try:
-            if outermost.is_local:
-                return outermost.source.stored(shard).stat().version
-            return None if outermost.index.is_absent(shard) else outermost.stat(shard).version
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
     def may_be_all(self, shard: int, coords: Sequence[Coords]) -> bool:
         """Return whether an outermost shard has no more chunks than these and no index page without one of them.
@@ -122,20 +112,23 @@ class CollectionShards:
             shards = np.sort(np.concatenate(inner))
         yield from self._chunks.scan(0, shards)
 
-    def entry(self, coords: Coords, *, summed: bool = False) -> tuple[int, ...] | None:
-        """Return start and size of a chunk in its outermost shard, like `rewriting.entries`; None if absent.
+    def has(self, coords: Coords) -> bool:
+        """Return whether a chunk is stored. Both files of a chunk are stored together."""
+        return self._stored(coords) is not None
 
-        `summed`: also return the CRC-32C of the stored bytes, unless codecs surround the shard.
-        """
-        found = self._stored_with_lead(coords)
-        if found is None:
+    def stored_chunk(self, coords: Coords) -> SliceBlob | None:
+        """Return the stored bytes of a chunk, like `rewriting.stored_chunks`; None if absent. Reads no chunk."""
+        chunk = self._stored(coords)
+        if chunk is None:
             return None
-        extent = (max(found.blob.base, 0) + found.start, found.size)
-        if not summed or any(layer.codecs for layer in self._collection.layers):
-            return extent
-        return (*extent, crc32c_of(found.blob, found.start, found.size))
+        start, stop = chunk.start, chunk.start + chunk.size
+        if self._collection.lead is not None:
+            with suppress(CorruptShardError):  # a damaged chunk has no second file
+                lead = self._chunks.stored((*coords[:-1], 1))
+                start -= 0 if lead is None else lead.size
+        return SliceBlob(chunk.blob, start, stop - start)
 
-    def _stored_with_lead(self, coords: Coords) -> StoredChunk | None:
+    def _stored(self, coords: Coords) -> StoredChunk | None:
         return self._chunks.stored(coords if self._collection.lead is None else (*coords[:-1], 0))
 
     def locate(self, coords: Coords) -> Located | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
-from shardfs.write.publishing import UNKNOWN_STORED, DirtyShard
+from shardfs.write.publishing import DirtyShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,6 @@ class DirtyShards:
     def __init__(self, backlog: Backlog, settings: Publishing) -> None:
         self._backlog, self.settings = backlog, settings
         self._early = min(EARLY * backlog.journal.limit_bytes, settings.dirty_bytes)
-        self._recovered = max((record.lsn for record in backlog.journal.recovered), default=-1)
         self._shards: dict[tuple[int, int], DirtyShard] = {}
         self.at: dict[str, DirtyShard] = {}
         self.is_held: Callable[[str], bool] = lambda path: False
@@ -63,8 +62,6 @@ class DirtyShards:
             self._backlog.changed.notify_all()  # `Publisher.drain` may wait for this shard
         if target is None or shard is None:
             return
-        if before not in (None, shard) or self._backlog.pending.versions[path].lsn <= self._recovered:
-            shard.version = UNKNOWN_STORED  # the base was noted for another shard, or before a crash
         shard.targets[path], shard.last = target, time.monotonic()
         shard.unfit.clear()
         if shard.failure is None:
@@ -82,7 +79,8 @@ class DirtyShards:
         if not shard.targets:
             shard.first = time.monotonic()
             if not shard.busy:
-                shard.version = tree.shards.version(number)
+                outermost = tree.shards.outermost
+                shard.seems_absent = not outermost.is_local and outermost.index.is_absent(number)
         return shard
 
     def forget_if_clean(self, shard: DirtyShard) -> None:

@@ -11,27 +11,27 @@ Only this module knows the meaning of records. Both the live mount and recovery 
               conflict for the local version, the document is written to the source directly
     DEL       path, base: the file was removed
     MOVE      from, to: the file was renamed. lsn: of the version at `from`; or the data are the whole file.
-              gone: `from` becomes a tombstone. base: of `to`; from_base: of `from`; each if nothing is pending there.
+              gone: `from` becomes a tombstone. base: of `to`; from_base: of `from`, if nothing is pending there.
               mtime_ns, mode, scratch: if they change
     BEGIN     key, base, temp, temp_ino, lsns, entries: versions are about to be published. Recovery uses this record if
-              the publish never ends. `entries` maps their paths to their future extents in the shard
-    DONE      key, lsns, entries: versions are published. `entries` maps their paths to their extents. A version of such
-              a path with an LSN above all `lsns` is newer and not published
+              the publish never ends. `entries` maps paths to digests of bytes that the shard may have from then on
+    DONE      key, lsns, entries: versions are published. `entries` maps their paths to digests of their stored bytes,
+              or to `SAME`. A version of such a path with an LSN above all `lsns` is newer and not published
     CONFLICT  path, lsn, why: another writer has published a different version. why "": the local version replaces it.
               obsolete: as in `Version`
     DROP      path, lsn: the version is discarded
     CLEAN     all versions are published
 
-`base` is the chunk's extent in the store before the write: `[start, size]`, perhaps followed by its crc32c; null if the
-store had no such chunk; "?" if unknown.
+`base` is what the store had before the write: `Stored.to_json`; null if it had no such chunk.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.write.journal import Position, Record, RecordKind
+from shardfs.write.stored import ABSENT, ANYTHING, NOT_NOTED, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from shardfs.storage.writers import Begun
     from shardfs.write.journal import Journal
 
-Base: TypeAlias = "tuple[int, ...] | str | None"
-UNKNOWN = "?"
+
+SAME = False
+"""Stands for the digest of a chunk whose stored bytes a publish has not changed, because they were the same."""
 
 
 class Version(NamedTuple):
@@ -58,7 +59,7 @@ class Version(NamedTuple):
 
     lsn: int
     data: Position | None
-    base: Base
+    base: Stored
     mtime_ns: int
     mode: int
     scratch: bool
@@ -130,11 +131,11 @@ class Pending:
             self._uses.pop(lsn, None)
             self._free.append(lsn)
 
-    def _base(self, path: str, meta: dict[str, Any]) -> Base:
-        base = meta.get("base", UNKNOWN)
-        if base == UNKNOWN and (old := self.versions.get(path)):
-            return old.base
-        return _as_base(base)
+    def _base(self, path: str, meta: dict[str, Any]) -> Stored:
+        if "base" in meta:
+            return Stored.from_json(meta["base"])
+        old = self.versions.get(path)
+        return NOT_NOTED if old is None else old.base
 
     # -------------------------------------------------------------------------------------------------- records
 
@@ -171,7 +172,7 @@ class Pending:
         if source and source != path:
             tombstone = None
             if meta.get("gone"):
-                base = old.base if old else UNKNOWN
+                base = old.base if old else Stored.from_json(meta.get("from_base", ()))
                 form = old.form if old else ""
                 tombstone = Version(
                     lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False, False, version.layout, form, False
@@ -184,6 +185,10 @@ class Pending:
     def _begin(self, record: Record) -> None:
         self.begun[record.lsn] = record.meta
         self._uses[record.lsn] += 1
+        for path, entry in record.meta.get("entries", {}).items():
+            version, digest = self.versions.get(path), _digest(entry)
+            if version is not None and digest is not None:
+                self._set_base(path, version, version.base.including(digest), record)
 
     def _done(self, record: Record) -> None:
         key, last = record.meta["key"], max(record.meta.get("lsns", ()), default=0)
@@ -193,16 +198,20 @@ class Pending:
         for path, entry in record.meta.get("entries", {}).items():
             version = self.versions.get(path)
             if version is not None and version.lsn > last:  # a newer version, which replaces the published one
-                records = (*version.records, record.lsn)
-                self._set(path, version._replace(base=_as_base(entry), records=records))
+                digest = _digest(entry)
+                self._set_base(path, version, version.base if digest is None else Stored(None, (digest,)), record)
             elif version is not None or self.lost.get(path, last + 1) <= last:
                 self._set(path, None)
+
+    def _set_base(self, path: str, version: Version, base: Stored, record: Record) -> None:
+        if base != version.base:
+            self._set(path, version._replace(base=base, records=(*version.records, record.lsn)))
 
     def _conflict(self, record: Record) -> None:
         path, why = record.meta["path"], record.meta.get("why", "")
         version = self.versions.get(path)
         if version and version.lsn == record.meta.get("lsn"):
-            base = version.base if why else UNKNOWN
+            base = version.base if why else ANYTHING
             records = (*version.records, record.lsn)
             obsolete = bool(record.meta.get("obsolete"))
             self._set(path, version._replace(conflict=why, base=base, records=records, obsolete=obsolete))
@@ -219,8 +228,9 @@ class Pending:
         self.begun = {}
 
 
-def _as_base(base: Any) -> Base:
-    return tuple(base) if isinstance(base, list) else base
+def _digest(entry: Any) -> str | None:
+    """Return the digest in a record; None for `SAME`, and for what earlier releases have written."""
+    return ABSENT if entry is None else entry if isinstance(entry, str) else None
 
 
 _APPLY = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
 import time
 from contextlib import suppress
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 from shardfs.model.errors import ShardfsError, errno_of
 from shardfs.model.kinds import is_in
-from shardfs.write.files import join
 from shardfs.write.journal import RecordKind
-from shardfs.write.publishing import RETRY_S, Extent, Job
+from shardfs.write.publishing import RETRY_S, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -159,8 +157,8 @@ class Publisher:
         shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.change.packed)
         with self._changed:
             lsns = [version.lsn for version in done.values()]
-            self._backlog.add(RecordKind.DONE, {"key": shard.key, "lsns": lsns, "entries": self._entries(job)})
-            shard.version = None if stat is None else stat.version
+            self._backlog.add(RecordKind.DONE, {"key": shard.key, "lsns": lsns, "entries": job.entries()})
+            shard.seems_absent = stat is None
             shard.failure, shard.pause, shard.retry_at = None, RETRY_S, 0.0
             for path in done:
                 if path not in self._backlog.pending.versions:
@@ -176,21 +174,6 @@ class Publisher:
                 text = f"another writer has changed this chunk too: {why}. Use shardfs recover --ours or --theirs"
                 self._failures.note(path, OSError(errno.ESTALE, text, path))
         self.published(done)
-
-    def _entries(self, job: Job) -> dict[str, Extent]:
-        """Return the entries of a DONE record: all published paths, with the new extent if a newer version is pending.
-
-        The lock is held until the record is written. Otherwise a version added in between would look like a conflict.
-        """
-        out: dict[str, Extent] = dict.fromkeys(job.change.done)
-        for path, (target, version) in job.change.done.items():
-            directory, _, name = path.rpartition("/")
-            others = (join(directory, other) for other in target.tree.other_names(os.fsencode(name)))
-            for known in (path, *others):
-                newest = self._backlog.pending.versions.get(known)
-                if newest is not None and newest.lsn != version.lsn:
-                    out[known] = job.extents[path]
-        return out
 
     def _note_unfit(self, shard: DirtyShard, job: Job) -> None:
         """Note the chunks that do not fit. Half of a mesh is no error, because its other file may still be written."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -16,11 +17,14 @@ from shardfs.model.shard_format import Put
 from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
-from shardfs.storage.blob_views import READ_ONLY_PAIR, crc32c_of
+from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.writers.common import FIRST
+from shardfs.write.files import join
+from shardfs.write.pending import SAME
+from shardfs.write.stored import ABSENT, Stored, conflicts, digest_and_crc32c_of, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence, Set
+    from collections.abc import Callable, Collection, Mapping, Set
 
     from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan
     from shardfs.model.values import Coords
@@ -35,12 +39,6 @@ LIMIT = 64 << 20
 """Dead bytes. A shard with more is compacted if its dead bytes also exceed three times its live bytes."""
 
 RETRY_S = 0.1
-
-UNKNOWN_STORED = object()
-"""Marks a shard whose version at the time of the writes is unknown, for example after a crash."""
-
-Extent: TypeAlias = "tuple[int, ...] | None"
-"""Start, size and perhaps crc32c of a chunk as stored in the shard; None: the shard does not have the chunk."""
 
 Taken: TypeAlias = "tuple[Target, Version]"
 """A chunk and its version to be published."""
@@ -100,8 +98,8 @@ class DirtyShard:
     failure: BaseException | None = None
     retry_at: float = 0.0
     pause: float = RETRY_S
-    version: Any = None
-    """Version of the shard object before the first pending write, or after our last publish; or `UNKNOWN_STORED`."""
+    seems_absent: bool = False
+    """Whether a remote store probably has no such object. A wrong value costs requests."""
 
     @property
     def is_complete(self) -> bool:
@@ -128,20 +126,18 @@ class PublishPlan(NamedTuple):
 
 
 def plan_change(
-    shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
-    settings: Publishing, content: Callable[[Target, Version], Bytes], *, may_replace: bool = False,
+    shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, settings: Publishing,
+    content: Callable[[Target, Version], Bytes], *, may_replace: bool = False,
 ) -> PublishPlan:  # fmt: skip
     """Return how to publish chunks, given the present shard object `old`.
 
     Args:
         taken: the chunks to publish, by path.
-        earlier: extents by path from earlier attempts that a crash or an error interrupted. They may be in the shard.
         content: returns the bytes to store for a chunk. Raises ValueError, with the reason, if they do not fit.
-        may_replace: write the shard anew, without its old bytes, if all its chunks are changed. The caller has noted
-            the version of the shard, which must be unchanged.
+        may_replace: write the shard anew, without its old bytes, if all its chunks are changed.
     """
-    conflicts = _conflicts(shard, taken, old, earlier, settings)
-    left = {path: known for path, known in taken.items() if path not in conflicts}
+    changed = _conflicts(shard, taken, old, settings)
+    left = {path: known for path, known in taken.items() if path not in changed}
     collection = shard.tree.collection
     refused = dict[Any, str]()
     puts = dict[Any, Put]()
@@ -152,20 +148,24 @@ def plan_change(
         except ValueError as e:
             refused[target.coords] = str(e)
     drops = {target.coords for target, version in left.values() if version.data is None} - puts.keys()
-    anew = may_replace and _is_replaced(shard, old, puts.keys() | drops)
+    anew = may_replace and _is_replaced(shard, taken, old, puts.keys() | drops)
     packed = not anew and _packs(shard, old, settings.compact)
     kept = None if anew else old
     plan = rewriting.plan(collection, shard.number, kept, puts, drops, pack=packed, unfit=refused)
     if anew and refused:  # these chunks keep their old bytes
-        return plan_change(shard, taken, old, earlier, settings, content)
+        return plan_change(shard, taken, old, settings, content)
     unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}
     done = {path: known for path, known in left.items() if path not in unfit}
-    return PublishPlan(plan, done, conflicts, unfit, packed)
+    return PublishPlan(plan, done, changed, unfit, packed)
 
 
-def _is_replaced(shard: DirtyShard, old: Blob | None, changed: Set[Coords]) -> bool:
-    """Return whether all chunks of the shard are changed, and no other writer has changed the shard."""
-    if old is None or old.stat().version != shard.version:
+def _is_replaced(shard: DirtyShard, taken: Mapping[str, Taken], old: Blob | None, changed: Set[Coords]) -> bool:
+    """Return whether all chunks of the shard are changed, and it has the version over which programs wrote them.
+
+    A shard with another version may have the new chunks already, from a publish that a crash interrupted.
+    """
+    versions = {version.base.version for _, version in taken.values()} - {None}
+    if old is None or versions != {old.stat().version}:
         return False
     return rewriting.replaces_all(shard.tree.collection, shard.number, old, changed)
 
@@ -184,53 +184,21 @@ def _packs(shard: DirtyShard, old: Blob | None, compact: str) -> bool:
     return packs
 
 
-def _conflicts(
-    shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, earlier: Sequence[Mapping[str, Any]],
-    settings: Publishing,
-) -> dict[str, str]:  # fmt: skip
-    """Return the chunks that another writer has changed since they were written here, and why each conflicts."""
-    version = None if old is None else old.stat().version
-    if version == shard.version:
-        return {}
-    known = {path: target.coords for path, (target, pending) in taken.items() if pending.base != "?"}
-    entries = rewriting.entries(shard.tree.collection, old, list(known.values()))
-    found = {}
-    for path, entry in zip(known, entries, strict=True):
-        pending = taken[path][1]
-        # The extents of a chunk that no other writer has changed: before the local write, or of an earlier attempt.
-        expected = [pending.base, *(extents[path] for extents in earlier if path in extents)]
-        expected += [None] if pending.data is None else []
-        if not any(_is_at(extent, entry, shard, old) for extent in expected):
-            found[path] = f"the stored chunk was at {pending.base} when it was written here, and is at {entry} now"
-    if found and settings.conflict == "ours":
+def _conflicts(shard: DirtyShard, taken: Mapping[str, Taken], old: Blob | None, settings: Publishing) -> dict[str, str]:
+    """Return the chunks that may have been changed by another writer since they were written here, and why."""
+
+    def digests(paths: Collection[str]) -> list[str]:
+        coords = [taken[path][0].coords for path in paths]
+        return [digest_of(chunk) for chunk in rewriting.stored_chunks(shard.tree.collection, old, coords)]
+
+    bases = {path: pending.base for path, (_, pending) in taken.items()}
+    removed = {path for path, (_, pending) in taken.items() if pending.data is None}
+    reasons = conflicts(bases, removed, None if old is None else old.stat().version, digests)
+    if reasons and settings.conflict == "ours":
         text = "%s: another writer has changed this shard; conflict=ours replaces %s of its version, first %s"
-        log.warning(text, shard.key, counted(len(found), "chunk"), next(iter(found)))
+        log.warning(text, shard.key, counted(len(reasons), "chunk"), next(iter(reasons)))
         return {}
-    if found or not (shard.version is UNKNOWN_STORED or earlier):
-        log.warning(
-            "%s: another writer has changed this shard; the chunks written here are added to its version", shard.key
-        )
-    return found
-
-
-def _is_at(extent: Any, entry: tuple[int, int] | None, shard: DirtyShard, old: Blob | None) -> bool:
-    """Return whether a chunk at `entry` is unchanged since it was at `extent`.
-
-    If checksums are known, size and checksum are compared, because another writer may have moved the chunk to write its
-    neighbours. Otherwise start and size are compared.
-    """
-    if extent is None or entry is None:
-        return extent is entry
-    crc = None if len(extent) == 2 else _crc_of(shard, old, entry)
-    return tuple(extent[:2]) == entry if crc is None else tuple(extent[1:]) == (entry[1], crc)
-
-
-def _crc_of(shard: DirtyShard, blob: Blob | None, entry: tuple[int, int] | None) -> int | None:
-    """Return the crc32c of a chunk's stored bytes; None if the shard has codecs, or no local file to read."""
-    layers = shard.tree.collection.layers
-    if blob is None or entry is None or blob.fd < 0 or any(layer.codecs for layer in layers):
-        return None
-    return crc32c_of(blob, *entry)
+    return reasons
 
 
 def _is_copied(target: Target, version: Version) -> bool:
@@ -243,7 +211,7 @@ class Job:
 
     Attributes:
         change: what the attempt does to the shard.
-        extents: the new extents of the chunks in `change.done`, by path.
+        digests: the digests of the stored bytes of the chunks in `change.done`, by path; `SAME` if they stay.
         written: the bytes written to the store.
     """
 
@@ -256,17 +224,15 @@ class Job:
         self._may_replace = may_pack and self._index is not None and self._may_be_all()
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
         self.change = PublishPlan(None, {}, {}, {}, packed=False)
-        self.extents: dict[str, Extent] = {}
+        self.digests: dict[str, str | bool] = {}
+        self._kept: dict[str, str] = {}
         self.written = self._old_size = 0
         self._pinned = ExitStack()
-        with backlog.changed:
-            begun = backlog.pending.begun.values()
-            self._earlier = [meta.get("entries", {}) for meta in begun if meta["key"] == shard.key]
 
     @property
     def first(self) -> ByteRequest | None:
         """The part of the present object that `make` will probably read; None if there is probably no object."""
-        if self._shard.version is None and any(version.data is not None for _, version in self.taken.values()):
+        if self._shard.seems_absent and any(version.data is not None for _, version in self.taken.values()):
             return None
         return self._index if self._index is not None and (self._may_replace or self._is_large()) else FIRST
 
@@ -286,11 +252,42 @@ class Job:
         shard, settings, anew = self._shard, self._settings, self._may_replace
         if old is None:
             self._require_no_pair()
-        self.change = plan_change(shard, self.taken, old, self._earlier, settings, self._content, may_replace=anew)
+        elif not anew and old.stat().size <= FIRST.stop:
+            self._note_bases(old)
+        self.change = plan_change(shard, self.taken, old, settings, self._content, may_replace=anew)
         self.written = 0 if self.change.plan is None else size_of(self.change.plan)
         self._old_size = 0 if old is None else old.stat().size
-        self.extents = dict.fromkeys(self.change.done)
+        done = self.change.done.items()
+        self.digests = {path: ABSENT if version.data is None else SAME for path, (_, version) in done}
+        self._kept = {} if old is None else self._digests_of_kept(old)
         return self.change.plan
+
+    def _note_bases(self, old: Blob) -> None:
+        """Note the digests of the chunks in `old` that programs have written over, in case another writer is faster.
+
+        `old` is in memory as a whole.
+        """
+        base = Stored(old.stat().version)
+        relying = {path: target for path, (target, version) in self.taken.items() if version.base == base}
+        for path, digest in self._digests_in(old, relying).items():
+            target, version = self.taken[path]
+            self.taken[path] = target, version._replace(base=base.including(digest))
+
+    def _digests_of_kept(self, old: Blob) -> dict[str, str]:
+        """Return the digests of stored chunks that wait for a later publish, and only rely on the version of `old`.
+
+        This publish replaces that version.
+        """
+        base = Stored(old.stat().version)
+        with self._backlog.changed:
+            versions = self._backlog.pending.versions
+            relying = {path: target for path, target in self._shard.targets.items() if versions[path].base == base}
+        return self._digests_in(old, {path: relying[path] for path in relying.keys() - self.change.done.keys()})
+
+    def _digests_in(self, old: Blob, targets: Mapping[str, Target]) -> dict[str, str]:
+        coords = [target.coords for target in targets.values()]
+        chunks = rewriting.stored_chunks(self._shard.tree.collection, old, coords)
+        return dict(zip(targets, map(digest_of, chunks), strict=True))
 
     def _require_no_pair(self) -> None:
         """Raise UnsupportedError if the chunks of the shard are stored as two files: a new shard would hide them."""
@@ -299,30 +296,35 @@ class Job:
                 raise UnsupportedError(READ_ONLY_PAIR)
 
     def _content(self, target: Target, version: Version) -> Bytes:
-        """Return the bytes to store: those of the journal, unless it got them before it was known what they are."""
-        data = cast("Position", version.data)
+        """Return the bytes to store: those of the journal, unless it got them before it was known what they are.
+
+        `check` verifies those that are copied. It cannot verify both files of one chunk.
+        """
+        data, copied = cast("Position", version.data), _is_copied(target, version)
         part = self._pinned.enter_context(self._backlog.journal.using(data))
-        return part if _is_copied(target, version) else target.store(self._backlog.journal.read(data))
+        if copied and self._shard.tree.collection.lead is None:
+            return part
+        whole = self._backlog.journal.read(data)
+        return part if copied else target.store(whole)
 
     def check(self, new: Blob) -> None:
-        """Verify the new object by reading its index, and note the extents of the published chunks.
+        """Verify the chunks to be published in the new object, and note their digests.
 
         Raise ValueError if a chunk is missing, was not removed, or has the wrong checksum; CorruptShardError if the
         journal's own bytes of that chunk are damaged.
         """
         collection, done = self._shard.tree.collection, self.change.done
-        entries = rewriting.entries(collection, new, [target.coords for target, _ in done.values()])
-        for (path, (target, version)), entry in zip(done.items(), entries, strict=True):
-            crc = _crc_of(self._shard, new, entry)
-            plain = crc is not None and _is_copied(target, version)
-            # The entry of a lead is that of the next chunk.
-            plain &= collection.lead is None or target.coords[-1] == 0
-            wrong = plain and version.data is not None and version.data.crc != crc
-            if wrong and version.data is not None:
-                self._require_sound(path, version.data)
-            if wrong or (entry is None) != (version.data is None):
+        chunks = rewriting.stored_chunks(collection, new, [target.coords for target, _ in done.values()])
+        for (path, (target, version)), chunk in zip(done.items(), chunks, strict=True):
+            data = version.data
+            wrong = (chunk is None) != (data is None)
+            if chunk is not None and data is not None:
+                self.digests[path], crc = digest_and_crc32c_of(chunk)
+                wrong = collection.lead is None and _is_copied(target, version) and crc != data.crc
+                if wrong:
+                    self._require_sound(path, data)
+            if wrong:
                 raise ValueError(f"the new shard would not have {path} as it was written, so the old shard is kept")
-            self.extents[path] = entry if entry is None or crc is None else (*entry, crc)
 
     def _require_sound(self, path: str, data: Position) -> None:
         """Raise CorruptShardError if the journal's bytes are damaged or unreadable."""
@@ -336,7 +338,17 @@ class Job:
         if note.head:
             self.written -= self._old_size
         lsns = [version.lsn for _, version in self.change.done.values()]
-        self._backlog.begin(note, lsns=lsns, entries=self.extents)
+        self._backlog.begin(note, lsns=lsns, entries=self.entries() | self._kept)
+
+    def entries(self) -> dict[str, str | bool]:
+        """Return the digests of the published chunks, also under other names that have a newer version."""
+        out = dict(self.digests)
+        with self._backlog.changed:
+            for path, (target, _) in self.change.done.items():
+                directory, _, name = path.rpartition("/")
+                others = (join(directory, other) for other in target.tree.other_names(os.fsencode(name)))
+                out |= {other: out[path] for other in others if other in self._backlog.pending.versions}
+        return out
 
     def close(self) -> None:
         """Unpin the chunks' bytes in the journal."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
@@ -25,6 +26,7 @@ from shardfs.write.pending import Backlog
 from shardfs.write.publisher import FULL, Publisher
 from shardfs.write.publishing import Publishing
 from shardfs.write.recover import park_scratch
+from shardfs.write.stored import NOTHING, Stored, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Journal
-    from shardfs.write.pending import Base, Version
+    from shardfs.write.pending import Version
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +134,7 @@ class WriteBuffer:
             shard = self.shards.at.get(path)
             if shard is not None and path in shard.publishing:
                 return True
-        return target.tree.shards.entry(target.coords) is not None
+        return target.tree.shards.has(target.coords)
 
     def put(
         self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False,
@@ -146,7 +148,7 @@ class WriteBuffer:
         if stored:
             meta["stored"] = True
         with self._based(path, target) as base:
-            self._add(RecordKind.PUT, {**meta, "base": base}, data)
+            self._add(RecordKind.PUT, {**meta, "base": base.to_json()}, data)
             self.refused.forget(path)
             self.shards.assign(path, target)
             return self._pending.versions[path]
@@ -165,7 +167,7 @@ class WriteBuffer:
         with self._based(path, target) as base:
             known = self._pending.versions.get(path)
             if target is not None:
-                self._add(RecordKind.DEL, {"path": path, "base": base, **_form(target)})
+                self._add(RecordKind.DEL, {"path": path, "base": base.to_json(), **_form(target)})
             elif known is not None:
                 self._add(RecordKind.DROP, {"path": path, "lsn": known.lsn})
             self.shards.assign(path, target)
@@ -189,11 +191,13 @@ class WriteBuffer:
             if data is None and version is None and had is not None:
                 gone, tree = had, had.tree
                 data = bytes(tree.read_chunk(had.coords, 0, EVERYTHING))
-            meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base}
+            meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base.to_json()}
             meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, **({"stored": True} if stored else {})}
             meta |= _form(target)
             if data is None and version is not None:
                 meta["lsn"] = version.lsn
+            elif gone is not None and version is None:
+                meta["from_base"] = self._stored(gone).to_json()
             self._add(RecordKind.MOVE, meta, data)
             self.refused.forget(new)
             self.shards.assign(old, gone)
@@ -226,35 +230,44 @@ class WriteBuffer:
             self._written_bytes += record.data.size
 
     @contextmanager
-    def _based(self, path: str, target: Target | None) -> Iterator[Base]:
-        """Hold the lock, and give the extent of the stored chunk that a new version of the path replaces.
+    def _based(self, path: str, target: Target | None) -> Iterator[Stored]:
+        """Hold the lock, and give what is stored for the chunk that a new version of the path replaces.
 
-        A later publish compares this extent with the shard to detect changes by other writers. The shard is read before
-        the lock is taken.
+        The shard is read before the lock is taken. No chunk is stored under a name that is none of a chunk.
         """
         while True:
             known = self._pending.versions.get(path)
-            base = self._base_of(target) if known is None or known.obsolete else known.base
+            base = self._stored(target) if known is None or known.obsolete else known.base
             with self._lock:
                 if self._pending.versions.get(path) is known:  # else a publish has moved the chunk meanwhile
                     yield base
                     return
 
-    def _base_of(self, target: Target | None) -> Base:
-        """Return the base of the first version of a chunk."""
-        return "?" if target is None else self._stored_extent(target)
+    def _stored(self, target: Target | None) -> Stored:
+        """Return what is stored for a chunk now; for another file, that nothing is.
 
-    def _stored_extent(self, target: Target) -> tuple[int, ...] | None:
-        """Return the chunk's extent in its shard; None if absent.
-
-        In a local store, the extent includes the crc32c: another writer may store a different chunk in the same place.
+        The bytes of a remote chunk are not read: a program that replaces chunks need not load them
+        (docs/durability.md). Raise CorruptShardError if the bytes of a local chunk are not there.
         """
-        return target.tree.shards.entry(target.coords, summed=self._writer.local)
+        if target is None:
+            return NOTHING
+        shards = target.tree.shards
+        chunk = shards.stored_chunk(target.coords)
+        if chunk is None:
+            return NOTHING
+        version = chunk.stat().version
+        if not self._writer.local:
+            return Stored(version)
+        try:
+            return Stored(version, (digest_of(chunk),))
+        except ValueError as e:
+            number = shards.number_of(target.coords)
+            raise CorruptShardError(target.tree.path, shards.key(number), f"chunk {target.coords}: {e}") from e
 
     def look(self, path: str, target: Target | None) -> None:
         """Load the index entry of the chunk into the cache, so that a `put` under the caller's lock need not wait."""
         if target is not None and path not in self._pending.versions:
-            target.tree.shards.entry(target.coords)
+            target.tree.shards.has(target.coords)
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.

@@ -188,10 +188,31 @@ BUGS = [
     # ---- other writers
     bug(
         "nobody looks whether somebody else changed the chunk",
-        "_conflicts",
-        "    if version == shard.version:\n",
-        "    if True:\n",
+        "conflicts",
+        "        if key in same or base.digests is None or now.get(key) in base.digests:\n",
+        "        if True:\n",
         "tests/write/test_conflicts.py",
+    ),
+    bug(
+        "a chunk whose earlier bytes are not known counts as unchanged",
+        "conflicts",
+        "        if key in same or base.digests is None or",
+        "        if key in same or not base.digests or",
+        "tests/write/test_remote_writes.py::test_another_writer_is_noticed_in_every_stored_form",
+    ),
+    bug(
+        "a publish that a crash interrupted is taken for another writer",
+        "Pending._begin",
+        "                self._set_base(path, version, version.base.including(digest), record)\n",
+        "                pass\n",
+        "tests/write/test_conflicts.py::test_a_publish_that_was_killed_is_no_other_writer",
+    ),
+    bug(
+        "damaged bytes of the journal are published",
+        "Job.check",
+        "and crc != data.crc\n",
+        "and False\n",
+        "tests/write/test_remote_writes.py::test_damaged_bytes_of_the_journal_are_not_published",
     ),
     bug(
         "what comes out of the exchange is taken for ours",

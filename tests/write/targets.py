@@ -107,6 +107,11 @@ def _zstd(array: Array) -> bytes:
     return bytes(numcodecs.Zstd(level=1).encode(array.tobytes()))
 
 
+def _with_crc(array: Array) -> bytes:
+    """All of these have the same CRC-32C."""
+    return array.tobytes() + data_n5.crc32c(array.tobytes())
+
+
 def _zarr_document(grid: Coords, chunk: Coords, shard: Coords, codecs: Sequence[Json]) -> Json:
     return {
         "zarr_format": 3,
@@ -313,6 +318,7 @@ TARGETS: dict[str, Target] = {
         _zarr("zarr_end", lambda chunk: [_sharding(chunk)]),
         _zarr("zarr_start", lambda chunk: [_sharding(chunk, location="start")]),
         _zarr("zarr_zstd", lambda chunk: [_sharding(chunk, [LITTLE, ZSTD])], _zstd),
+        _zarr("zarr_crc", lambda chunk: [_sharding(chunk, [LITTLE, CRC])], _with_crc),
         _zarr("zarr_nested", _nested, per_shard=(2, 4)),
         _zarr(
             "zarr_gzip_after",

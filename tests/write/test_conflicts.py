@@ -6,14 +6,18 @@ The default is that the first one wins: ours stays in the journal and says ESTAL
 from __future__ import annotations
 
 import errno
+import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
+import google_crc32c
 import pytest
 
+from shardfs.model.errors import CorruptShardError
 from shardfs.write.publishing import Publishing
 from tests.write.faults import Args, Frozen, Function, hooked
-from tests.write.places import NEW, Place
+from tests.write.places import NEW, OLD, THEIRS, Place
 from tests.write.targets import LAYOUTS, TARGETS, Target
 
 if TYPE_CHECKING:
@@ -23,13 +27,22 @@ if TYPE_CHECKING:
     from shardfs.write.publishing import DirtyShard
     from tests.write.engines import TreeFiles
 
-NAMES = ["zarr_end", "zarr_start", "zarr_nested", "precomputed", "precomputed_gzip", "n5", "turned_as_n5"]
-"""Not those with codecs around whole shards: in there a chunk that stays where it is looks unchanged."""
+NAMES = [
+    "zarr_end", "zarr_start", "zarr_zstd", "zarr_crc", "zarr_nested", "zarr_gzip_after", "zarr_crc_after",
+    "precomputed", "precomputed_gzip", "n5", "turned_as_n5", "zstd_as_zarr2",
+]  # fmt: skip
+MOVING = ["zarr_end", "zarr_zstd", "zarr_gzip_after", "n5", "precomputed_gzip"]
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place({**TARGETS, **LAYOUTS}[request.param], tmp_path)
+
+
+@pytest.fixture
+def sparse(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Every second chunk is there."""
+    return Place({**TARGETS, **LAYOUTS}[request.param], tmp_path, step=2)
 
 
 def killed(place: Place, run: Callable[[TreeFiles], None]) -> None:
@@ -65,11 +78,61 @@ def test_theirs_stays_and_ours_says_so(place: Place) -> None:
     with place.mount() as files:
         place.write(files, ours)
         place.write_theirs(ours)
-        with pytest.raises(OSError, match="the stored chunk was at") as caught:
+        with pytest.raises(OSError, match="the stored chunk") as caught:
             files.publish()
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
     assert place.found() == place.held
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("sparse", ["zarr_start", "zarr_gzip_after", "precomputed"], indirect=True)
+def test_a_chunk_that_another_program_has_created_stays(sparse: Place, crash: bool) -> None:
+    """It was absent when it was written here."""
+
+    def run(files: TreeFiles) -> None:
+        place.write(files, ours)
+        if not crash:
+            publish(files)
+
+    def publish(files: TreeFiles) -> None:
+        place.write_theirs(ours)
+        with pytest.raises(OSError, match="the stored chunk was changed") as caught:
+            files.publish()
+        assert caught.value.errno == errno.ESTALE
+
+    place, ours = sparse, 1
+    killed(place, run)
+    if crash:
+        with place.mount() as files:
+            publish(files)
+    assert place.found()[ours] == place.held[ours]
+
+
+@pytest.mark.parametrize("place", ["zarr_end", "zarr_gzip_after"], indirect=True)
+def test_a_chunk_that_is_renamed_is_removed_only_if_it_is_unchanged(place: Place) -> None:
+    ours, other = same_shard(place.target)
+    with place.mount() as files:
+        files.rename(place.target.path(ours), place.target.path(other))
+        place.write_theirs(ours)
+        with pytest.raises(OSError, match="the stored chunk was changed"):
+            files.publish()
+    assert place.found()[ours] == place.held[ours]
+
+
+def test_another_writer_is_noticed_although_its_chunk_has_the_same_checksum(tmp_path: Path) -> None:
+    """Both chunks end in their own CRC-32C, as the chunk codec writes them."""
+    target = TARGETS["zarr_crc"]
+    assert google_crc32c.value(target.shown(OLD)) == google_crc32c.value(target.shown(NEW))
+    place = Place(target, tmp_path)
+    for number, key in ((0, "theirs"), (1, "ours")):
+        with place.mount() as files:
+            place.write(files, number)
+            if key == "theirs":
+                place.write_theirs(number)
+                with pytest.raises(OSError, match="the stored chunk was changed"):
+                    files.publish()
+        assert place.found()[number] == (THEIRS if key == "theirs" else NEW) + number
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
@@ -95,7 +158,7 @@ def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> No
         for number in members:
             place.write_theirs(number)
         pending.shards.is_held = is_held
-        with pytest.raises(OSError, match="the stored chunk was at"):
+        with pytest.raises(OSError, match="the stored chunk"):
             pending.flush(timeout=60)
         tried, publish = list[str](), pending.publisher.publish
 
@@ -116,17 +179,17 @@ def test_an_old_journal_does_not_overwrite_what_is_newer(place: Place) -> None:
     killed(place, lambda files: place.write(files, ours))
     place.write_theirs(ours)
     with place.mount() as files:
-        with pytest.raises(OSError, match="the stored chunk was at") as caught:
+        with pytest.raises(OSError, match="the stored chunk") as caught:
             files.publish()
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
     assert place.found() == place.held
 
 
-@pytest.mark.parametrize("place", ["zarr_end", "n5"], indirect=True)
+@pytest.mark.parametrize("place", MOVING, indirect=True)
 @pytest.mark.parametrize("crash", [False, True])
 def test_what_both_wrote_side_by_side_is_there(place: Place, crash: bool) -> None:
-    """Their chunk is as long as the one before, so that no other has moved."""
+    """Their chunk may have another size than the one before, so that others have moved."""
     ours, theirs = same_shard(place.target)
     if crash:
         killed(place, lambda files: place.write(files, ours))
@@ -139,7 +202,7 @@ def test_what_both_wrote_side_by_side_is_there(place: Place, crash: bool) -> Non
     assert place.found() == {**place.held, ours: NEW + ours}
 
 
-@pytest.mark.parametrize("place", [*NAMES, "zarr_gzip_after"], indirect=True)
+@pytest.mark.parametrize("place", NAMES, indirect=True)
 def test_after_a_crash_ours_is_published_if_nobody_else_was_there(place: Place) -> None:
     ours, other = same_shard(place.target)
 
@@ -167,3 +230,73 @@ def test_theirs_comes_back_after_a_crash_with_it_in_hand(place: Place) -> None:
     with place.mount() as files:
         files.publish()
     assert place.found() == {**place.held, ours: NEW + ours}
+
+
+def publish_without_open_files(files: TreeFiles) -> None:
+    """As after `age` seconds: chunks that are open for writing wait for the next publish."""
+    (shard,) = files.tree.pending.shards
+    files.tree.pending.publisher.publish(shard)
+
+
+def open_to_write(files: TreeFiles, path: str) -> int:
+    return files.tree.open(files.tree.resolve(path).number, os.O_RDWR)
+
+
+@pytest.mark.parametrize("place", NAMES, indirect=True)
+def test_a_publish_that_was_killed_is_no_other_writer(place: Place) -> None:
+    """It was killed after the exchange. The next mount publishes the other chunks, while this one is written again."""
+    ours, other = same_shard(place.target)
+
+    def published_in_vain(files: TreeFiles) -> None:
+        place.write(files, ours)
+        with hooked(SlipIn(lambda: None)), pytest.raises(OSError, match="error"):
+            files.publish()
+
+    def written_again(files: TreeFiles) -> None:
+        handle = open_to_write(files, place.target.path(ours))
+        place.write(files, other)
+        publish_without_open_files(files)
+        files._fill(handle, 0, place.target.shown(2 * NEW), sync=True)
+
+    killed(place, published_in_vain)
+    killed(place, written_again)
+    with place.mount() as files:
+        files.publish()
+    assert place.found() == {**place.held, ours: 2 * NEW, other: NEW + other}
+
+
+@pytest.mark.parametrize("place", NAMES, indirect=True)
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_chunk_that_moves_with_a_publish_of_its_neighbour_is_unchanged(place: Place, crash: bool) -> None:
+    """Codecs around shards write all chunks anew, and so does packing."""
+    ours, other = same_shard(place.target)
+
+    def run(files: TreeFiles) -> None:
+        place.write(files, ours)
+        handle = open_to_write(files, place.target.path(ours))
+        place.write(files, other)
+        publish_without_open_files(files)
+        files.tree.release(handle)
+        if not crash:
+            files.publish()
+
+    killed(place, run)
+    with place.mount() as files:
+        files.publish()
+    assert place.found() == {**place.held, ours: NEW + ours, other: NEW + other}
+
+
+def test_an_index_that_another_program_has_made_unreadable_ends_a_publish(tmp_path: Path) -> None:
+    """It has changed how indices are stored: what is read as entries are ranges of terabytes."""
+    target = LAYOUTS["big_as_n5"]
+    place = Place(target, tmp_path)
+    with place.mount() as files:
+        place.write(files, 0)
+        document = json.loads((place.store / "zarr.json").read_text())
+        sharding = document["codecs"][0]["configuration"]
+        sharding["index_codecs"] = [{"name": "bytes", "configuration": {"endian": "big"}}]
+        (place.store / "zarr.json").write_text(json.dumps(document))
+        target.fill(place.store, target.array(place.held))
+        with pytest.raises((OSError, CorruptShardError)):
+            files.tree.pending.flush(timeout=30)
+    assert place.found() == place.held

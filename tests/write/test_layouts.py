@@ -22,6 +22,7 @@ from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover, writeback
 from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.stored import ANYTHING
 from tests import data_n5, handmade
 from tests.data_bcolz import BLP, compressed
 from tests.data_zarr_transformer import Cells, array_document, named, pack_shards, write_hierarchy
@@ -182,7 +183,13 @@ def test_an_empty_file_waits_for_its_bytes(place: Place, monkeypatch: pytest.Mon
 
 def test_bytes_in_the_journal_without_a_note_are_those_of_the_file(place: Place) -> None:
     """They were written before a document said what they are, or by a former shardfs."""
-    meta = {"mtime_ns": 1, "mode": 0o644, "scratch": False, "base": "?", "layout": f"layout={place.target.layout}"}
+    meta = {
+        "mtime_ns": 1,
+        "mode": 0o644,
+        "scratch": False,
+        "base": ANYTHING.to_json(),
+        "layout": f"layout={place.target.layout}",
+    }
     journal = Journal.open(place.journal, str(place.store), limit_bytes=64 << 20, commit_s=0)
     journal.append(RecordKind.PUT, {"path": place.target.path(0), **meta}, place.target.shown(NEW))
     journal.append(RecordKind.PUT, {"path": place.target.path(2), **meta}, b"no chunk")

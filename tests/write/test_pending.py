@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from shardfs.write.journal import Position, Record, RecordKind
 from shardfs.write.pending import Pending
+from shardfs.write.stored import ANYTHING, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ENTRY = [4096, 100]
+DIGEST = "6b86b273ff34fce19d6b804eff5a3f57"
+BASE = Stored((1, 2), (DIGEST,))
 
 
 def recorder() -> Callable[..., Record]:
@@ -33,9 +35,9 @@ def put(record: Callable[..., Record], path: str, **meta: Any) -> Record:
 
 def test_a_later_version_supersedes_and_keeps_the_base() -> None:
     record, pending = recorder(), Pending()
-    assert pending.apply(put(record, "c/0", base=ENTRY)) == []
+    assert pending.apply(put(record, "c/0", base=BASE.to_json())) == []
     assert pending.apply(put(record, "c/0")) == [1]
-    assert pending.versions["c/0"].base == (4096, 100)
+    assert pending.versions["c/0"].base == BASE
     assert pending.apply(record(RecordKind.DEL, path="c/0")) == [2]
     assert pending.versions["c/0"].data is None
 
@@ -45,7 +47,7 @@ def test_done_frees_versions_begin_and_itself() -> None:
     pending.apply(put(record, "c/0", base=None))
     pending.apply(record(RecordKind.BEGIN, key="shard", lsns=[1], temp="t"))
     assert list(pending.begun) == [2]
-    free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
+    free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": DIGEST}))
     assert sorted(free) == [1, 2, 3]
     assert not pending.versions
     assert not pending.begun
@@ -56,30 +58,33 @@ def test_what_was_published_is_the_base_of_a_later_version() -> None:
     pending.apply(put(record, "c/0", base=None))
     pending.apply(record(RecordKind.BEGIN, key="shard", lsns=[1], temp="t"))
     assert pending.apply(put(record, "c/0")) == [1]
-    free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": ENTRY}))
+    free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": DIGEST}))
     assert free == [2]  # DONE itself says what the base is
-    assert pending.versions["c/0"].base == (4096, 100)
+    assert pending.versions["c/0"].base == Stored(None, (DIGEST,))
     assert sorted(pending.apply(record(RecordKind.DONE, key="shard", lsns=[3], entries={"c/0": None}))) == [3, 4, 5]
 
 
 def test_a_move_needs_the_record_with_the_data() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "c/0.partial", scratch=True, base=None))
-    assert pending.apply(record(RecordKind.MOVE, **{"from": "c/0.partial", "to": "c/0", "lsn": 1, "base": ENTRY})) == []
+    assert (
+        pending.apply(record(RecordKind.MOVE, **{"from": "c/0.partial", "to": "c/0", "lsn": 1, "base": BASE.to_json()}))
+        == []
+    )
     version = pending.versions["c/0"]
     assert list(pending.versions) == ["c/0"]
     assert (version.lsn, version.data, version.records, version.scratch) == (2, Position(1, 4096, 10, 0), (1, 2), False)
-    assert version.base == (4096, 100)
-    assert sorted(pending.apply(record(RecordKind.DONE, key="s", lsns=[2], entries={"c/0": ENTRY}))) == [1, 2, 3]
+    assert version.base == BASE
+    assert sorted(pending.apply(record(RecordKind.DONE, key="s", lsns=[2], entries={"c/0": DIGEST}))) == [1, 2, 3]
 
 
 def test_a_move_may_leave_a_tombstone() -> None:
     record, pending = recorder(), Pending()
-    pending.apply(put(record, "c/0", base=ENTRY))
+    pending.apply(put(record, "c/0", base=BASE.to_json()))
     pending.apply(record(RecordKind.MOVE, **{"from": "c/0", "to": "c/1", "lsn": 1, "gone": True}))
     assert pending.versions["c/0"].data is None
-    assert pending.versions["c/0"].base == (4096, 100)
-    assert pending.apply(record(RecordKind.DONE, key="a", lsns=[2], entries={"c/1": ENTRY})) == [1, 3]
+    assert pending.versions["c/0"].base == BASE
+    assert pending.apply(record(RecordKind.DONE, key="a", lsns=[2], entries={"c/1": DIGEST})) == [1, 3]
     assert pending.apply(record(RecordKind.DONE, key="b", lsns=[2], entries={"c/0": None})) == [2, 4]
 
 
@@ -98,19 +103,19 @@ def test_a_move_that_was_done_with_is_not_lost() -> None:
     put(record, "t")
     pending.apply(put(record, "x"))
     pending.apply(record(RecordKind.MOVE, **{"from": "t", "to": "x", "lsn": 1}))
-    pending.apply(record(RecordKind.DONE, key="s", lsns=[3], entries={"x": ENTRY}))
+    pending.apply(record(RecordKind.DONE, key="s", lsns=[3], entries={"x": DIGEST}))
     assert pending.versions == {}
     assert pending.lost == {}
 
 
 def test_a_conflict_stays_until_it_is_decided() -> None:
     record, pending = recorder(), Pending()
-    pending.apply(put(record, "c/0", base=ENTRY))
+    pending.apply(put(record, "c/0", base=BASE.to_json()))
     assert pending.apply(record(RecordKind.CONFLICT, path="c/0", lsn=1, why="written by somebody else")) == []
     assert pending.versions["c/0"].conflict
     pending.apply(record(RecordKind.CONFLICT, path="c/0", lsn=1, why=""))
     assert pending.versions["c/0"].conflict == ""
-    assert pending.versions["c/0"].base == "?"
+    assert pending.versions["c/0"].base == ANYTHING
     assert sorted(pending.apply(record(RecordKind.DROP, path="c/0", lsn=1))) == [1, 2, 3, 4]
 
 

@@ -13,6 +13,7 @@ from shardfs.storage.source_locks import journal_directory
 from shardfs.write import recover
 from shardfs.write.journal import Journal, RecordKind
 from shardfs.write.pending import Backlog, Pending
+from shardfs.write.stored import ANYTHING
 from tests.write.journals import SOURCE, kill, open_journal, put
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def test_export_goes_on_where_one_path_is_below_another(tmp_path: Path) -> None:
 def test_a_conflict_is_decided_for_us(directory: Path) -> None:
     recover.decide(directory, ours=["a/c/0/3"])
     version = versions(directory)["a/c/0/3"]
-    assert (version.conflict, version.base) == ("", "?")
+    assert (version.conflict, version.base) == ("", ANYTHING)
     with pytest.raises(FileNotFoundError, match="no conflict"):
         recover.decide(directory, ours=["a/c/0/3"])
 

@@ -11,6 +11,7 @@ import pytest
 
 from shardfs.storage.source_locks import journal_directory
 from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.stored import ANYTHING
 from tests.conftest import read_with
 from tests.mount.programs import copy_tree, shardfs
 from tests.write.journals import make_newer
@@ -37,10 +38,10 @@ def source(dataset: Get, tmp_path: Path) -> Path:
     """With a chunk written, one deleted, and an orphan, as a daemon leaves them that was killed."""
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
     journal = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
-    meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": "?"}
+    meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": ANYTHING.to_json()}
     journal.append(RecordKind.PUT, {"path": "c/0/0", **meta}, CHUNK)
     journal.append(RecordKind.PUT, {"path": "c/99", **meta}, b"orphan")
-    journal.append(RecordKind.DEL, {"path": "c/3/3", "base": "?"})
+    journal.append(RecordKind.DEL, {"path": "c/3/3", "base": ANYTHING.to_json()})
     journal.close(clean=False)
     return path
 
@@ -77,7 +78,7 @@ def test_it_is_published_without_a_mount(dataset: Get, source: Path, tmp_path: P
 def test_it_says_why_a_file_is_not_published(dataset: Get, tmp_path: Path, state: Path) -> None:
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
     journal = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
-    meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": "?"}
+    meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": ANYTHING.to_json()}
     journal.append(RecordKind.PUT, {"path": "c/0/0", **meta}, b"")
     journal.append(RecordKind.PUT, {"path": "c/0/1", **meta, "conflict": "another program has changed it"}, CHUNK)
     journal.close(clean=False)
@@ -125,7 +126,7 @@ def test_only_what_needs_a_decision_is_listed(source: Path, state: Path) -> None
     busy = state / ("2" * 32)
     other = state / "of the user's"
     journal = Journal.open(done, None, limit_bytes=64 << 20, commit_s=0)
-    meta = {"path": "c/0/0", "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": "?"}
+    meta = {"path": "c/0/0", "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": ANYTHING.to_json()}
     lsn = journal.append(RecordKind.PUT, meta, CHUNK).lsn
     journal.append(RecordKind.DONE, {"key": "x", "lsns": [lsn], "entries": {"c/0/0": None}})
     journal.close(clean=False)  # as a kill leaves it
@@ -208,7 +209,7 @@ def test_a_journal_that_cannot_be_read_does_not_hide_others(source: Path, state:
     make_newer(next(state.glob("*/*.wal")))
     other = state / ("3" * 32)
     journal = Journal.open(other, "memory://other", limit_bytes=64 << 20, commit_s=0)
-    journal.append(RecordKind.DEL, {"path": "c/0", "base": "?"})
+    journal.append(RecordKind.DEL, {"path": "c/0", "base": ANYTHING.to_json()})
     journal.close(clean=False)
     done = shardfs("recover")
     assert (done.returncode, done.stdout) == (0, f"memory://other: 1 deleted\n  {other}\n")

@@ -181,7 +181,10 @@ def test_old_offsets_stay_valid_unless_all_chunks_are_replaced(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_shard_that_another_program_has_changed_is_not_replaced(late: bool, server: Server, tmp_path: Path) -> None:
-    """It has changed a chunk that is written here, and one that is not: before the publish, or right before the put."""
+    """It has changed a chunk that is written here, and one that is not: before the publish, or right before the put.
+
+    Whether it has changed the other chunks that are written here is not known, because they were not read.
+    """
     target = TARGETS["zarr_end"]
     _, numbers = numbers_of_a_shard(target)
     held = {number: 1 + number for number in numbers[:3]}
@@ -203,8 +206,9 @@ def test_a_shard_that_another_program_has_changed_is_not_replaced(late: bool, se
             slip_in()
         with pytest.raises(OSError, match=target.path(numbers[0])):
             fs.publish()
+        assert fs.cat_file(target.path(numbers[1])) == target.shown(held[numbers[1]])
         server.fault = lambda number, name: ""
-    held |= {numbers[0]: 500, numbers[3]: 600}
+    held = {numbers[0]: 500, numbers[1]: 1 + numbers[1], numbers[2]: 1 + numbers[2], numbers[3]: 600}
     assert slipped
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
 

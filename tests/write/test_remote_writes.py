@@ -227,6 +227,78 @@ def test_a_conflict_is_told_and_theirs_stays(server: Server, tmp_path: Path) -> 
     assert (arrived(target, server, tmp_path / "after") == target.array({0: 200, 1: 2})).all()
 
 
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "zarr_zstd", "zarr_crc", "zarr_nested", "zarr_gzip_after"])
+@pytest.mark.parametrize("was_there", [True, False])
+def test_another_writer_is_noticed_in_every_stored_form(
+    name: str, was_there: bool, server: Server, tmp_path: Path
+) -> None:
+    """Its chunk has the size of the former one, and is where that was."""
+    target, held = TARGETS[name], {0: 1, 1: 2} if was_there else {1: 2}
+    filled(target, server, tmp_path / "natively", held)
+    with opened(server, tmp_path) as fs:
+        fs.pipe_file(target.path(0), target.shown(100))
+        target.fill(tmp_path / "natively", target.array(held | {0: 200}))
+        upload(server, tmp_path / "natively")
+        with pytest.raises(OSError, match="the stored chunk") as caught:
+            fs.publish(timeout=30)
+        assert caught.value.errno == errno.ESTALE
+    assert (arrived(target, server, tmp_path / "after") == target.array(held | {0: 200})).all()
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("compact", ["limit", "eager"])
+@pytest.mark.parametrize("name", ["zarr_end", "zarr_zstd", "zarr_start"])
+def test_chunks_that_wait_for_a_later_publish_are_unchanged(
+    name: str, compact: str, crash: bool, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publish of other chunks gives the shard another version, and may move them."""
+    target = TARGETS[name]
+    ours, other, *_ = next(iter(target.shards().values()))
+    held = {number: 1 + number for number in range(len(target.chunks))}
+    filled(target, server, tmp_path / "natively", held)
+    with opened(server, tmp_path, compact=compact) as fs:
+        pending = fs.tree.pending
+        for turn in range(4):  # so that half of the shard is dead bytes
+            held[other] = 1000 + turn
+            fs.pipe_file(target.path(other), target.shown(held[other]))
+            fs.publish(timeout=30)
+        held[ours], held[other] = 2000, 2001
+        fs.pipe_file(target.path(ours), target.shown(held[ours]))
+        fs.pipe_file(target.path(other), target.shown(held[other]))
+        with monkeypatch.context() as patch:
+            patch.setattr(pending.shards, "is_held", lambda path: path == target.path(ours))
+            if crash:
+                patch.setattr("shardfs.write.publisher.Publisher._arrived", lambda *_: None)
+            (shard,) = pending.shards
+            pending.publisher.publish(shard)
+        if crash:
+            pending.close(0)
+        else:
+            fs.publish(timeout=30)
+    with opened(server, tmp_path) as fs:
+        fs.publish(timeout=30)
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
+@pytest.mark.parametrize("name", ["zarr_end", "precomputed_gzip", "n5"])
+def test_damaged_bytes_of_the_journal_are_not_published(name: str, server: Server, tmp_path: Path) -> None:
+    target, held = TARGETS[name], {0: 1, 1: 2}
+    filled(target, server, tmp_path / "natively", held)
+    with opened(server, tmp_path) as fs:
+        fs.pipe_file(target.path(0), target.shown(100))
+        before = dict(server.objects)
+        data = fs.tree.pending.versions()[target.path(0)].data
+        (segment,) = (tmp_path / "journals").rglob("*.wal")
+        with segment.open("r+b") as file:
+            file.seek(data.start + data.size // 2)
+            file.write(b"damage")
+        with pytest.raises(OSError, match=target.path(0)):
+            fs.publish(timeout=30)
+        assert server.objects == before
+    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+
+
 # ------------------------------------------------------------------------------------------------ T19: through a mount
 
 

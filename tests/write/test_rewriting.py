@@ -561,3 +561,18 @@ def test_bloscpack_reads_what_was_written(name: str, tmp_path: Path) -> None:
     wanted[96:192] = bytes(96)
     run_client("read_bloscpack", tmp_path / f"{name}.blp", tmp_path / "out.npy", python=client_python("bcolz"))
     assert np.load(tmp_path / "out.npy").tobytes() == wanted
+
+
+@pytest.mark.parametrize("extent", [(4_398_046_511_104, 13_194_139_533_312), (0, 2**63), (2**63, 2**63), (0, 1000)])
+def test_a_chunk_whose_entry_leaves_the_shard_is_damage(extent: tuple[int, int], tmp_path: Path) -> None:
+    handmade.write_json(tmp_path / "zarr.json", handmade.zarr_metadata((4, 4), (4, 4), (2, 2)))
+    shard = handmade.zarr_shard([b"one", b"two", b"three", None], entries={1: extent})
+    handmade.write_files(tmp_path, {"c/0/0": shard})
+    (chunks,) = _tree(tmp_path).collections()
+    whole, absent = rewriting.stored_chunks(chunks.collection, MemoryBlob(shard), [(1, 0), (1, 1)])
+    assert whole is not None
+    assert whole.read([ByteRange(0, 9)]) == [b"three"]
+    assert absent is None
+    with pytest.raises(CorruptShardError, match=f"leaves the object of {len(shard)} bytes"):
+        rewriting.stored_chunks(chunks.collection, MemoryBlob(shard), [(0, 1)])
+    assert not rewriting.replaces_all(chunks.collection, 0, MemoryBlob(shard), {(0, 0), (0, 1), (1, 0), (1, 1)})

@@ -1,0 +1,125 @@
+"""What was stored for a chunk when a program first wrote over it, and the one judge of whether that is still stored.
+
+The judge is the same for every store and every stored form of a chunk. What is not known to be unchanged is a conflict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import google_crc32c
+import mmh3
+
+from shardfs.model.blobs import ByteRange
+from shardfs.model.write_plan import chunks_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence, Set
+
+    from shardfs.model.blobs import Blob
+    from shardfs.model.values import Version
+
+K = TypeVar("K")
+
+ABSENT = ""
+"""The digest of a chunk that is not stored."""
+
+CHANGED = "the stored chunk was changed by another program after it was written here"
+
+NOT_KNOWN = (
+    "the stored chunk may have been changed by another program after it was written here: its shard has changed, and"
+    " the chunk's earlier bytes are not known"
+)
+
+
+class Stored(NamedTuple):
+    """The stored bytes of a chunk when a program first wrote over them.
+
+    Args:
+        version: the version of the shard object that has these bytes; None if it is not known.
+        digests: the digest of these bytes, and those of later versions that this mount has published, or that it was
+            publishing at a crash. Empty: none is known. None: the user has decided that any stored bytes are replaced.
+    """
+
+    version: Version = None
+    digests: tuple[str, ...] | None = ()
+
+    def including(self, digest: str) -> Self:
+        """Return the value with one more digest of bytes that count as unchanged."""
+        if self.digests is None or digest in self.digests:
+            return self
+        return self._replace(digests=(*self.digests, digest))
+
+    def to_json(self) -> Any:
+        """Return the value as JSON, for `from_json`."""
+        if self == NOTHING:
+            return None
+        return {"version": self.version, "digests": None if self.digests is None else list(self.digests)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Stored:
+        """Return the value of a journal record. Anything but a result of `to_json` counts as not known."""
+        if value is None:
+            return NOTHING
+        digests = value.get("digests", ()) if isinstance(value, dict) else ()
+        if digests is None:
+            return ANYTHING
+        if not isinstance(digests, list) or not all(isinstance(digest, str) for digest in digests):
+            return NOT_NOTED
+        return Stored(version_from_json(value.get("version")), tuple(digests))
+
+
+NOT_NOTED = Stored()
+ANYTHING = Stored(None, None)
+NOTHING = Stored(None, (ABSENT,))
+
+
+def version_from_json(value: Any) -> Version:
+    """Return the version of an object from its JSON form, in which tuples are lists."""
+    return tuple(map(version_from_json, value)) if isinstance(value, list) else value
+
+
+def digest_of(chunk: Blob | None) -> str:
+    """Return the digest of all bytes of a chunk; `ABSENT` for None. Raise ValueError if bytes are missing.
+
+    The digest has 128 bits and is no CRC-32C: all bytes that end in their own CRC-32C, as the chunk codec writes them,
+    have the same one.
+    """
+    if chunk is None:
+        return ABSENT
+    digest = mmh3.mmh3_x64_128()
+    for data in chunks_of([ByteRange(0, chunk.stat().size)], chunk):
+        digest.update(data)
+    return digest.digest().hex()
+
+
+def digest_and_crc32c_of(chunk: Blob) -> tuple[str, int]:
+    """Return the digest of a chunk, and its CRC-32C to compare with a journal record. Errors as `digest_of`."""
+    digest, crc = mmh3.mmh3_x64_128(), 0
+    for data in chunks_of([ByteRange(0, chunk.stat().size)], chunk):
+        digest.update(data)
+        crc = google_crc32c.extend(crc, bytes(data))
+    return digest.digest().hex(), crc
+
+
+def conflicts(
+    bases: Mapping[K, Stored], removed: Set[K], version: Version, digests: Callable[[Collection[K]], Sequence[str]]
+) -> dict[K, str]:
+    """Return the chunks that are not known to be stored unchanged, and why.
+
+    Args:
+        bases: what was stored when each chunk was first written over.
+        removed: the chunks that are to be removed. Another program may have removed them already.
+        version: the version of their present shard object; None if there is none.
+        digests: returns the digests of the present bytes of some of the chunks.
+    """
+    same = {key for key, base in bases.items() if version is not None and base.version == version}
+    asked = [key for key, base in bases.items() if key not in same and (base.digests or key in removed)]
+    now = dict(zip(asked, digests(asked), strict=True))
+    reasons = {}
+    for key, base in bases.items():
+        if key in same or base.digests is None or now.get(key) in base.digests:
+            continue
+        if key not in removed or now[key] != ABSENT:
+            reasons[key] = CHANGED if base.digests else NOT_KNOWN
+    return reasons

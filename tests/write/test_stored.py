@@ -1,0 +1,84 @@
+"""The one judge of whether a stored chunk is unchanged."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import google_crc32c
+import pytest
+
+from shardfs.write.stored import ABSENT, ANYTHING, NOT_NOTED, NOTHING, Stored, conflicts, digest_of
+from tests.suites.shard_format import MemoryBlob
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+V1, V2 = (1, 7, 100), (1, 8, 100)
+
+
+def judged(base: Stored, now: str, version: Any = V2, *, removed: bool = False) -> str | None:
+    def digests(keys: Collection[str]) -> list[str]:
+        return [now for _ in keys]
+
+    return conflicts({"x": base}, {"x"} if removed else set(), version, digests).get("x")
+
+
+@pytest.mark.parametrize(
+    ("base", "now", "version"),
+    [
+        (Stored(V1, ()), "anything", V1),
+        (Stored(V1, ("a",)), "a", V2),
+        (Stored(V1, ("a", "b")), "b", V2),
+        (Stored(None, ("a",)), "a", None),
+        (NOTHING, ABSENT, V2),
+        (NOTHING, ABSENT, None),
+        (ANYTHING, "b", V2),
+    ],
+)
+def test_what_is_known_to_be_unchanged(base: Stored, now: str, version: Any) -> None:
+    assert judged(base, now, version) is None
+
+
+@pytest.mark.parametrize(
+    ("base", "now", "version"),
+    [
+        (Stored(V1, ("a",)), "b", V2),
+        (Stored(V1, ("a",)), ABSENT, None),
+        (NOTHING, "a", V1),
+        (Stored(V1, ()), "a", V2),
+        (Stored(V1, ()), ABSENT, None),
+        (Stored(None, ()), "a", None),
+        (NOT_NOTED, "a", V1),
+    ],
+)
+def test_everything_else_is_a_conflict(base: Stored, now: str, version: Any) -> None:
+    assert judged(base, now, version)
+
+
+def test_a_chunk_that_both_have_removed_is_no_conflict() -> None:
+    for base in (Stored(V1, ("a",)), Stored(V1), NOTHING):
+        assert judged(base, ABSENT, removed=True) is None
+        assert judged(base, "b", removed=True)
+
+
+def test_bytes_with_their_own_checksum_have_different_digests() -> None:
+    chunks = [data + int(google_crc32c.value(data)).to_bytes(4, "little") for data in (b"one", b"two")]
+    assert len({google_crc32c.value(chunk) for chunk in chunks}) == 1
+    digests = {digest_of(MemoryBlob(chunk)) for chunk in chunks}
+    assert len(digests) == 2
+    assert {len(bytes.fromhex(digest)) for digest in digests} == {16}
+
+
+@pytest.mark.parametrize("value", [NOTHING, ANYTHING, NOT_NOTED, Stored(((1, 2), ("x", None)), ("a", ABSENT))])
+def test_it_is_kept_in_the_journal(value: Stored) -> None:
+    assert Stored.from_json(json.loads(json.dumps(value.to_json()))) == value
+    assert Stored.from_json(value.to_json()) == value
+
+
+@pytest.mark.parametrize(
+    "value", [[0, 10], [0, 10, 99], "?", 7, {}, {"digests": "a"}, {"digests": [1]}, {"version": 1}]
+)
+def test_what_other_releases_have_noted_is_not_known(value: Any) -> None:
+    assert not Stored.from_json(value).digests
+    assert judged(Stored.from_json(value), "a")
