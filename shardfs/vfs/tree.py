@@ -354,6 +354,11 @@ class Tree:
                 return self.directories.content(self.resolve(path).number).passed.closed
         return False
 
+    @property
+    def expires(self) -> bool:
+        """Whether the tree looks at shards again, to show what other programs have changed."""
+        return math.isfinite(self._ttl)
+
     def may_be_old(self, age_s: float) -> bool:
         """Return whether documents read `age_s` seconds ago may be outdated.
 

@@ -12,6 +12,7 @@ from shardfs.model.attributes import Attributes
 from shardfs.model.kinds import COMPRESSIONS, NameKind
 from shardfs.write.buffers import Buffer
 from shardfs.write.files import join, shown_mode, stale
+from shardfs.write.stored import Stored, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,6 +55,8 @@ class FileContents:
             return self._attributes_on_disk(file, self.local)
         if file.twin is not None and file.buffer is None:
             return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
+        if self.names.base.expires and file.target is not None:
+            self._follow_source(file, file.target)
         version, size = file.version, file.size()
         if size < 0 and file.target is not None:
             size = self._shown_size(file.target, version)
@@ -61,6 +64,33 @@ class FileContents:
                 if file.version is version:
                     file.known_size = size
         return Attributes(file.number, False, size, file.mtime_ns, None, file.mode)
+
+    def _follow_source(self, file: WritableFile, target: Target) -> None:
+        """Take over size and time of a chunk that another program has changed in the source since it was published.
+
+        Raise OSError (ESTALE) if the program has removed the chunk: the name is then looked up in the source.
+        """
+        if not file.is_settled or file.frozen is not None or file.twin is not None:
+            return
+        chunk, before = target.tree.shards.stored_chunk(target.coords), file.stored
+        now = Stored() if chunk is None else Stored(chunk.stat().version)
+        if before is not None and now.version == before.version:
+            return
+        if before is not None and before.digests:
+            now = now.including(digest_of(chunk))
+        shown = None if chunk is None else target.tree.chunk_attributes(file.number, target.coords)
+        with self.names.lock:
+            if not file.is_settled:
+                return
+            file.stored = now
+            if before is None or (now.digests and now.digests == before.digests):
+                return  # only its neighbours have changed
+            if shown is None:
+                self.names.files.unname(file)
+                raise stale(file.number)
+            file.known_size = shown.size
+            file.mtime_ns = shown.mtime_ns
+        self.names.hooks.invalidate_content(file.number)
 
     def _attributes_on_disk(self, file: WritableFile, local: Writer) -> Attributes:
         with self.names.lock:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Buffer
     from shardfs.write.pending import Version
+    from shardfs.write.stored import Stored
 
 MAX_SETTLED = 65_536
 """Maximum number of files whose inode number, times and mode are kept although the source shows the same contents."""
@@ -35,14 +36,15 @@ class WritableFile:
         refused: these bytes could not be saved, and the writer got the error.
         merged: the source's document differs from the one written here or cached by the kernel; `frozen` has the
             former.
+        stored: what the source had for a chunk whose size and time are those of this file; None if that was not noted.
 
     The contents are in the first of these places that is set: `buffer` (being written), `frozen` (a fixed copy), the
     journal (`version`), `fd`, or the tree, as chunk `target` or as inode number `base`.
     """
 
     __slots__ = (
-        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "merged",
-        "mode", "mtime_ns", "name", "number", "parent", "refused", "spent", "target", "twin", "version", "writers",
+        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "merged", "mode",
+        "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "target", "twin", "version", "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: NameKind, target: Target | None = None) -> None:
@@ -54,6 +56,7 @@ class WritableFile:
         self.buffer: Buffer | None = None
         self.frozen: bytes | None = None
         self.version: Version | None = None
+        self.stored: Stored | None = None
         self.fd, self.base = -1, 0
         self.spent: list[int] = []
         self.dirty = self.refused = self.merged = False

@@ -51,7 +51,8 @@ class Publisher:
     """Publishes the shards of `shards` with `writer`, and removes the published versions from `backlog`.
 
     `form_now` returns the present form of an array (`Datasets.form_now`). `counts` has the figures of publishing for
-    the status. `published` is called after each publish, without the lock, with the published versions by path.
+    the status. `published` is called after each publish, without the lock, with the published versions by path;
+    their `base` is what is stored now.
     """
 
     def __init__(self, backlog: Backlog, shards: DirtyShards, writer: Writer, failures: Failures) -> None:
@@ -153,7 +154,7 @@ class Publisher:
                 self._failures.note(path, OSError(errno.ESTALE, OBSOLETE, path))
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
-        done = {path: version for path, (_, version) in job.change.done.items()}
+        done = job.done(stat)
         shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.change.packed)
         with self._changed:
             lsns = [version.lsn for version in done.values()]

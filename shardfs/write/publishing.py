@@ -26,7 +26,7 @@ from shardfs.write.stored import ABSENT, Stored, conflicts, digest_and_crc32c_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Set
 
-    from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan
+    from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan, Stat
     from shardfs.model.values import Coords
     from shardfs.storage.writers import Begun, Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
@@ -349,6 +349,16 @@ class Job:
                 others = (join(directory, other) for other in target.tree.other_names(os.fsencode(name)))
                 out |= {other: out[path] for other in others if other in self._backlog.pending.versions}
         return out
+
+    def done(self, stat: Stat | None) -> dict[str, Version]:
+        """Return the published versions by path, with what is stored now as their base. `stat`: of the new shard."""
+        now = Stored(None if stat is None else stat.version)
+        versions = {path: version for path, (_, version) in self.change.done.items()}
+        digests = {path: digest for path, digest in self.digests.items() if isinstance(digest, str)}
+        return {
+            path: version._replace(base=now.including(digests[path]) if path in digests else now)
+            for path, version in versions.items()
+        }
 
     def close(self) -> None:
         """Unpin the chunks' bytes in the journal."""

@@ -236,6 +236,7 @@ class Saving:
                 self._names.hooks.drop_content(self._base.lookup(number, name).number)
 
     def _file_published(self, file: WritableFile, version: Version) -> None:
+        file.stored = version.base
         if file.target is None or file.target.is_verbatim or (version.stored and file.known_size >= 0):
             if not version.stored:
                 file.known_size = version.data.size if version.data is not None else 0

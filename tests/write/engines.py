@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
@@ -161,10 +162,11 @@ class Whole:
 
 @contextmanager
 def mounted(
-    store: Path, journal: Path, layout: str = "native", publishing: Publishing | None = None
-) -> Iterator[TreeFiles]:
+    store: Path, journal: Path, layout: str = "native", publishing: Publishing | None = None,
+    index_ttl_s: float = math.inf,
+) -> Iterator[TreeFiles]:  # fmt: skip
     """The writable tree of a source in a layout. By default, publishing must be asked for."""
-    base = open_tree(str(store), layout=layout)
+    base = open_tree(str(store), layout=layout, index_ttl_s=index_ttl_s)
     # Small, so that segments come and go.
     held = Journal.open(journal, str(store), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
     publishing = publishing or Publishing(idle_s=NEVER, age_s=NEVER)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,11 @@ import pytest
 
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.publishing import Publishing
+from tests.conftest import need_fuse
+from tests.waiting import wait_until
+from tests.write.engines import mounted
 from tests.write.faults import Args, Frozen, Function, hooked
+from tests.write.mounts import writable
 from tests.write.places import NEW, OLD, THEIRS, Place
 from tests.write.targets import LAYOUTS, TARGETS, Target
 
@@ -269,7 +274,7 @@ def test_a_publish_that_was_killed_is_no_other_writer(place: Place) -> None:
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_chunk_that_moves_with_a_publish_of_its_neighbour_is_unchanged(place: Place, crash: bool) -> None:
     """Codecs around shards write all chunks anew, and so does packing."""
-    ours, other = same_shard(place.target)
+    other, ours = same_shard(place.target)
 
     def run(files: TreeFiles) -> None:
         place.write(files, ours)
@@ -290,13 +295,84 @@ def test_an_index_that_another_program_has_made_unreadable_ends_a_publish(tmp_pa
     """It has changed how indices are stored: what is read as entries are ranges of terabytes."""
     target = LAYOUTS["big_as_n5"]
     place = Place(target, tmp_path)
-    with place.mount() as files:
-        place.write(files, 0)
+
+    def stored_with(index_codecs: list[str]) -> None:
+        codecs = [{"name": name, "configuration": {"endian": "little"}} for name in index_codecs[:1]]
         document = json.loads((place.store / "zarr.json").read_text())
-        sharding = document["codecs"][0]["configuration"]
-        sharding["index_codecs"] = [{"name": "bytes", "configuration": {"endian": "big"}}]
+        document["codecs"][0]["configuration"]["index_codecs"] = [*codecs, *({"name": n} for n in index_codecs[1:])]
+        shutil.rmtree(place.store / "c")
         (place.store / "zarr.json").write_text(json.dumps(document))
         target.fill(place.store, target.array(place.held))
+
+    stored_with(["bytes"])
+    with place.mount() as files:
+        place.write(files, 0)
+        stored_with(["bytes", "crc32c"])
         with pytest.raises((OSError, CorruptShardError)):
             files.tree.pending.flush(timeout=30)
     assert place.found() == place.held
+
+
+# ---- after a publish
+
+
+@pytest.mark.parametrize("place", NAMES, indirect=True)
+@pytest.mark.parametrize("written", [True, False])
+def test_what_another_program_writes_later_is_shown(place: Place, written: bool) -> None:
+    """With a finite `index_ttl`, also if the chunk was written here, or only opened to write."""
+    ours, neighbour = same_shard(place.target)
+    path = place.target.path(ours)
+    with mounted(place.store, place.journal, place.target.layout, index_ttl_s=0.0) as files:
+        if written:
+            place.put(files, ours)
+        else:
+            files.tree.release(open_to_write(files, path))
+        files.publish()
+        attributes = files.tree.resolve(path)
+        place.write_theirs(neighbour)
+        files.tree.resolve(path)
+        place.shown(files)
+        if written:
+            assert files.tree.resolve(path) == attributes
+        place.write_theirs(ours)
+        place.shown(files)
+        assert files.tree.resolve(path).mtime_ns != attributes.mtime_ns
+        place.put(files, ours)  # this is no conflict
+        files.publish()
+        place.shown(files)
+    place.natively()
+
+
+@pytest.mark.parametrize("place", ["zarr_end", "zarr_zstd"], indirect=True)
+def test_a_chunk_that_another_program_removes_later_is_gone(place: Place) -> None:
+    ours, _ = same_shard(place.target)
+    path = place.target.path(ours)
+    with mounted(place.store, place.journal, index_ttl_s=0.0) as files:
+        place.put(files, ours)
+        files.publish()
+        assert files.read(path) == place.target.shown(NEW + ours)
+        held = {number: token for number, token in place.held.items() if number != ours}
+        place.target.fill(place.store, place.target.array(held))
+        assert files.read(path) is None
+        place.put(files, ours)
+        files.publish()
+    place.natively()
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("place", ["zarr_end", "zarr_zstd"], indirect=True)
+def test_a_mount_shows_what_another_program_writes_later(place: Place, tmp_path: Path) -> None:
+    """The kernel drops the bytes and the size that it has cached."""
+    need_fuse()
+    with writable(place.store, tmp_path / "mount", "-o", "index_ttl=0.2,idle=600,age=600") as mount:
+        mount.mount()
+        path, shown = mount.path / place.target.path(0), place.target.shown
+        path.write_bytes(shown(NEW))
+        place.held[0] = NEW
+        assert mount.flush().returncode == 0
+        assert path.read_bytes() == shown(NEW)
+        place.write_theirs(0)
+        wait_until(lambda: path.read_bytes() == shown(THEIRS), 30)
+        assert path.stat().st_size == len(shown(THEIRS))
+        assert mount.umount().returncode == 0
+    place.natively()
