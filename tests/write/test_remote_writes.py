@@ -20,6 +20,7 @@ from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from shardfs.write.journal import places
+from shardfs.write.tree import WriteTree
 from tests.conftest import _start_time, need_fuse
 from tests.mount.distant import in_words
 from tests.waiting import wait_until
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.collection import Collection
+    from shardfs.write.writeback import WriteBuffer
     from tests.write.object_store import Server
     from tests.write.tokens import Array
 
@@ -227,6 +229,11 @@ def test_a_conflict_is_told_and_theirs_stays(server: Server, tmp_path: Path) -> 
     assert (arrived(target, server, tmp_path / "after") == target.array({0: 200, 1: 2})).all()
 
 
+def pending_of(fs: ShardFileSystem) -> WriteBuffer:
+    assert isinstance(fs.tree, WriteTree)
+    return fs.tree.pending
+
+
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
 @pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "zarr_zstd", "zarr_crc", "zarr_nested", "zarr_gzip_after"])
 @pytest.mark.parametrize("was_there", [True, False])
@@ -258,7 +265,7 @@ def test_chunks_that_wait_for_a_later_publish_are_unchanged(
     held = {number: 1 + number for number in range(len(target.chunks))}
     filled(target, server, tmp_path / "natively", held)
     with opened(server, tmp_path, compact=compact) as fs:
-        pending = fs.tree.pending
+        pending = pending_of(fs)
         for turn in range(3):  # so that more than half of the shard is dead bytes
             held[other] = 1000 + turn
             fs.pipe_file(target.path(other), target.shown(held[other]))
@@ -288,7 +295,8 @@ def test_damaged_bytes_of_the_journal_are_not_published(name: str, server: Serve
     with opened(server, tmp_path) as fs:
         fs.pipe_file(target.path(0), target.shown(100))
         before = dict(server.objects)
-        data = fs.tree.pending.versions()[target.path(0)].data
+        data = pending_of(fs).versions()[target.path(0)].data
+        assert data is not None
         (segment,) = (tmp_path / "journals").rglob("*.wal")
         with segment.open("r+b") as file:
             file.seek(data.start + data.size // 2)
