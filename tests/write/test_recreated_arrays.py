@@ -238,7 +238,7 @@ def test_a_version_chosen_before_the_array_was_created_anew_is_not_published(tmp
         files.die()
     create(tmp_path / "store/a", "former", list(range(20, 28)))
     with engines.mounted(tmp_path / "store", tmp_path / "journal", "native") as files:
-        with pytest.raises(OSError, match="stored chunk was at"):
+        with pytest.raises(OSError, match="stored chunk was changed"):
             files.publish()
         files.die()
     recover.decide(tmp_path / "journal", ours=["."])
