@@ -6,6 +6,8 @@
 # SHARDFS_VENV           the virtualenv, created if missing (default .venv)
 # SHARDFS_<NAME>_PYTHON  a Python with the libraries <NAME> of the list below, created if missing
 #                        (default .venv-<name>/bin/python)
+# SHARDFS_AZURITE        the program azurite-blob, installed if missing
+#                        (default .venv-azurite/node_modules/.bin/azurite-blob)
 set -eu
 cd "$(dirname "$0")/.."
 . scripts/setup.sh
@@ -14,7 +16,7 @@ debian_packages python3:python3 venv:python3-venv fusermount3:fuse3 rsync:rsync 
     nginx:nginx-light apache2:apache2-bin lighttpd:lighttpd caddy:caddy \
     getfattr:attr tar:tar find:findutils systemctl:systemd zsh:zsh fish:fish \
     dpkg-buildpackage:dpkg-dev dh:debhelper \
-    fio:fio stress-ng:stress-ng ncdump:netcdf-bin gdal_translate:gdal-bin
+    fio:fio stress-ng:stress-ng ncdump:netcdf-bin gdal_translate:gdal-bin npm:npm
 need_python
 need_fuse
 
@@ -45,6 +47,15 @@ while read -r name requirements; do
 done <<END
 $clients
 END
+
+# Azurite, Microsoft's emulator of Azure Blob Storage.
+SHARDFS_AZURITE=${SHARDFS_AZURITE:-$PWD/.venv-azurite/node_modules/.bin/azurite-blob}
+export SHARDFS_AZURITE
+[ -x "$SHARDFS_AZURITE" ] || {
+    npm install --silent --no-audit --no-fund --prefix "${SHARDFS_AZURITE%/node_modules/*}" azurite@3 </dev/null &
+    installs="$installs $!"
+}
+
 make_venv "$venv" --editable '.[test]'
 for install in $installs; do
     wait "$install"

@@ -250,10 +250,6 @@ class Options:
         "Shards on a local disk that are symbolic links, as in git-annex and DataLad: refuse to write their chunks, or "
         "replace the link by a file; what the link leads to stays unchanged.",
     )
-    cas: str = _writing(
-        _one_of("store", "none"),
-        "none allows writing to a store without conditional writes, where concurrent writers may overwrite each other.",
-    )
     journal: str | None = _writing(
         _Kind(parsers.file_path, "DIRECTORY"), "The directory of the journals.", unset="$XDG_STATE_HOME/shardfs"
     )

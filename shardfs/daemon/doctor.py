@@ -305,7 +305,7 @@ def _writing(source: str, shown: str, options: Options) -> Diagnosis:
         require_writable(store, source)
         if is_locked(str(directory / LOCK)):
             raise busy(read_owner(str(directory / LOCK)), source)
-        open_writer(store, cas_none=options.cas == "none", replace_links=options.linked_shards == "replace")
+        open_writer(store, replace_links=options.linked_shards == "replace")
     except (ShardfsError, OSError) as e:
         return Diagnosis("writing", WRONG, f"{shown}: {message(e)}", "mount it without `writable`")
     return Diagnosis("writing", OK, f"{shown}: can be mounted with `writable`")

@@ -43,8 +43,8 @@ class ShardReplacer:
         with ExitStack() as stack:
             journal, clean = open_journal(source, found), False
             stack.callback(lambda: journal.close(clean=clean))
-            links, cas_none = found.linked_shards == "replace", found.cas == "none"
-            writer = open_writer(tree.store, cas_none=cas_none, replace_links=links, journal=journal.directory)
+            links = found.linked_shards == "replace"
+            writer = open_writer(tree.store, replace_links=links, journal=journal.directory)
             stack.callback(writer.close)
             made = cls(writer, journal)
             clean = True  # otherwise the journal contains unpublished files

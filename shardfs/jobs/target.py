@@ -147,7 +147,7 @@ class JobTarget(NamedTuple):
         if new and "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
         store = open_store(target.url, json.loads(target.options))
-        writer = open_writer(store, cas_none=True)  # an object written twice has the same bytes
+        writer = open_writer(store, alone=True)  # an object written twice has the same bytes
         writer.recovered()
 
         def begin(old: Blob | None) -> Plan | None:

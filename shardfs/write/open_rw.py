@@ -149,7 +149,6 @@ def open_writable(
             publishing=publishing,
             rules=create_rules.parse(found.create or ""),
             dirty_bytes=found.dirty_limit,
-            cas_none=found.cas == "none",
             replace_links=found.linked_shards == "replace",
             layout=found.shown_as,
             waiting=waiting,

@@ -124,7 +124,6 @@ def open_write_tree(
     publishing: Publishing | None = None,
     rules: Rules | None = None,
     dirty_bytes: int = 256 << 20,
-    cas_none: bool = False,
     replace_links: bool = False,
     layout: str = "",
     waiting: Callable[[], None] = nothing,
@@ -133,14 +132,13 @@ def open_write_tree(
 
     Args:
         dirty_bytes: memory limit of files open for writing.
-        cas_none: accept a store without conditional writes, where concurrent writers could overwrite each other.
         replace_links: passed to `LocalWriter`.
         layout: passed to `WriteBuffer`.
         rules: passed to `ExpectedDatasets`.
 
     Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """
-    writer = open_writer(base.store, cas_none=cas_none, replace_links=replace_links, journal=journal.directory)
+    writer = open_writer(base.store, replace_links=replace_links, journal=journal.directory)
     try:
         pending = WriteBuffer(journal, writer, publishing, waiting, layout)
     except BaseException:

@@ -188,7 +188,7 @@ def test_arrays_in_an_object_store_are_created_through_fsspec(tmp_path: Path) ->
     """Object stores have no directories, so nothing exists before the first document."""
     url = f"memory://{tmp_path}/source"
     zarr.create_array(url, name="old", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="u1")
-    options = {"journal": str(tmp_path / "journals"), "create": "zarr3:chunks_per_shard=4,4", "cas": "none"}
+    options = {"journal": str(tmp_path / "journals"), "create": "zarr3:chunks_per_shard=4,4"}
     fs = ShardFileSystem(url, layout="zarr2", rw=True, write_options=options, skip_instance_cache=True)
     store = FsspecStore(AsyncFileSystemWrapper(fs, asynchronous=True), path="/")
     group = zarr.open_group(store, mode="a", zarr_format=2).create_group("g")

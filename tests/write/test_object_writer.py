@@ -23,11 +23,13 @@ from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers import Begun, open_writer
+from shardfs.storage.writers.azure import AzureObjects
 from shardfs.storage.writers.common import PlannedBlob
 from shardfs.storage.writers.gcs import GcsObjects
 from shardfs.storage.writers.memory import MemoryObjects
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import MultipartLimits, S3Objects, in_parts
+from tests.write.azurite import azurite
 from tests.write.hooks import Recorder, hooked
 from tests.write.object_store import ALL, Server
 from tests.write.object_store_gcs import gcs_options, gcs_store
@@ -104,13 +106,31 @@ def gcs_bench(server: Server) -> Bench:
     return Bench(store, ObjectWriter(store, GcsObjects(store)), server)
 
 
-@pytest.fixture(params=["memory", "s3", "s3 in parts", "moto", "gcs"])
+@pytest.fixture(scope="module")
+def azure_account() -> Iterator[str]:
+    with azurite() as account:
+        yield account
+
+
+def azure_bench(account: str) -> Bench:
+    pytest.importorskip("adlfs")
+    if account not in clients:
+        clients[account] = fsspec.filesystem("abfs", connection_string=account)
+    container = f"data-{os.urandom(4).hex()}"
+    clients[account].mkdir(container)
+    store = FsspecStore(clients[account], f"{container}/root")
+    return Bench(store, ObjectWriter(store, AzureObjects(store)))
+
+
+@pytest.fixture(params=["memory", "s3", "s3 in parts", "moto", "gcs", "azure"])
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     if request.param == "memory":
         yield memory_bench()
         fsspec.filesystem("memory").store.pop("/write-tests/root/a/shard", None)
     elif request.param == "gcs":
         yield gcs_bench(request.getfixturevalue("gcs_server"))
+    elif request.param == "azure":
+        yield azure_bench(request.getfixturevalue("azure_account"))
     elif request.param == "moto":
         yield request.getfixturevalue("moto_bench")()
     else:
@@ -600,7 +620,7 @@ def test_conditions_are_tried_out(heeds: frozenset[str], server: Server) -> None
     else:
         with pytest.raises(UnsupportedError, match="conditional writes"):
             open_writer(store)
-    writer = open_writer(store, cas_none=True)
+    writer = open_writer(store, alone=True)
     writer.put(KEY, b"1")
     server.put("data/root/a/shard", b"2")
     writer.update(KEY, lambda old: [ByteRange(0, 1), b"3"])
@@ -641,7 +661,7 @@ def test_any_store_can_be_written_if_asked_for(kind: type[Plain]) -> None:
     with pytest.raises(UnsupportedError, match="conditional writes"):
         open_writer(store)
     assert not fs.store
-    writer = open_writer(store, cas_none=True)
+    writer = open_writer(store, alone=True)
     assert not writer.conditional
     writer.put(KEY, b"0123")
     with hooked(recorder := Recorder()):
@@ -682,7 +702,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="conditional writes"):
             open_writer(store)
         with pytest.raises(UnsupportedError, match="cannot be written"):
-            open_writer(store, cas_none=True)
+            open_writer(store, alone=True)
 
 
 class Refusing(Plain):

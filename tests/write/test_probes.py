@@ -53,13 +53,13 @@ def test_a_fault_at_any_request_of_the_probe_changes_nothing(fault: str, heeds: 
 def test_a_fault_that_persists_refuses_the_mount(fault: str, name: str, server: Server) -> None:
     server.fault = lambda number, asked: fault if asked == name else ""
     store = s3_store(server, RetryPolicy(60, 1))
-    with pytest.raises(OSError, match=r"heeds conditional requests.*Try again later.*-o cas=none"):
+    with pytest.raises(OSError, match=r"heeds conditional requests.*Try again later"):
         open_writer(store)
 
 
-def test_cas_none_accepts_a_fault_that_persists(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_writer_alone_accepts_a_fault_that_persists(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     server.fault = lambda number, name: "error" if name == "delete_object" else ""
-    writer = open_writer(s3_store(server, RetryPolicy(60, 1)), cas_none=True)
+    writer = open_writer(s3_store(server, RetryPolicy(60, 1)), alone=True)
     assert not writer.conditional
     assert "not known whether the store heeds conditional requests" in caplog.text
     server.fault = lambda number, name: ""
@@ -77,7 +77,7 @@ def test_a_condition_that_the_store_rejects_is_one_it_does_not_heed(
     assert (found.conditional, found.removes) == (kind != "put", kind != "delete")
     assert not server.objects
     if kind == "put":
-        with pytest.raises(UnsupportedError, match=r"data/root: .*conditional writes.*-o cas=none"):
+        with pytest.raises(UnsupportedError, match=r"data/root: .*conditional writes"):
             open_writer(s3_store(server))
     else:
         open_writer(s3_store(server))
@@ -119,7 +119,7 @@ def test_probes_of_a_store_that_is_only_compared_are_removed() -> None:
     fs.pipe_file("/root/.shardfs-0123456789abcde0.tmp", b"new")
     (old, _) = fs.store.values()
     old.created = old.created.replace(year=2001)
-    open_writer(FsspecStore(fs, "/root"), cas_none=True)
+    open_writer(FsspecStore(fs, "/root"), alone=True)
     assert list(fs.store) == ["/root/.shardfs-0123456789abcde0.tmp"]
 
 
@@ -158,7 +158,7 @@ class Faulty(Moving):
 def test_lost_answers_of_a_store_that_is_only_compared(name: str) -> None:
     fs = Faulty()
     fs.lost = {name}
-    writer = open_writer(FsspecStore(fs, "/root"), cas_none=True)
+    writer = open_writer(FsspecStore(fs, "/root"), alone=True)
     writer.put(KEY, b"1")
     writer.put(KEY, b"2")
     assert fs.store[f"/root/{KEY}"].getvalue() == b"2"
@@ -173,12 +173,12 @@ def test_a_store_that_is_down_is_not_one_that_cannot_be_written(name: str) -> No
     fs = Faulty()
     fs.down = {name}
     with pytest.raises(OSError, match=r"down.*Try again later"):
-        open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 1)), cas_none=True)
+        open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 1)), alone=True)
 
 
 def test_a_crash_leaves_no_temporary_file_beside_the_shard() -> None:
     fs = Faulty()
-    writer, notes = open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 0)), cas_none=True), list[Begun]()
+    writer, notes = open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 0)), alone=True), list[Begun]()
     fs.down = {"mv"}
     with pytest.raises(OSError, match="down"):
         writer.update(KEY, lambda _: [b"1"], notes.append)
@@ -266,5 +266,10 @@ def test_a_mount_survives_lost_answers_and_refuses_what_it_cannot_know(server: S
             mount.mount()
         said = str(refused.value)
         assert "Traceback" not in said
-        assert re.search(r"heeds conditional requests.*InternalError.*-o cas=none", said)
+        assert re.search(r"heeds conditional requests.*InternalError", said)
         assert refused.value.returncode == 3
+        server.fault = lambda number, asked: ""
+        server.heeds = ALL - {"put"}
+        with pytest.raises(MountFailed, match=r"no conditional writes.*mount it read-only, or write to S3") as refused:
+            mount.mount()
+        assert refused.value.returncode == 4

@@ -50,7 +50,7 @@ def remote(tmp_path: Path, source: Path) -> Iterator[TreeFiles]:
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/zarr.json", (source / "zarr.json").read_bytes())
     journal = Journal.open(tmp_path / "journal", url, limit_bytes=2 << 20, commit_s=0)
     publishing = Publishing(idle_s=NEVER, age_s=NEVER)
-    files = TreeFiles(open_write_tree(open_tree(url), journal, publishing=publishing, cas_none=True), journal)
+    files = TreeFiles(open_write_tree(open_tree(url), journal, publishing=publishing), journal)
     yield files
     assert files.tree.close(20) == []
 

@@ -9,6 +9,7 @@ from shardfs.model.errors import UnsupportedError, errno_of, message
 from shardfs.storage.in_place import require_finished
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
+from shardfs.storage.writers.azure import AzureObjects
 from shardfs.storage.writers.common import Begun, Changed, Make, Writer
 from shardfs.storage.writers.gcs import GcsObjects
 from shardfs.storage.writers.lease import Lease
@@ -27,21 +28,19 @@ __all__ = ["Begun", "Make", "Writer", "open_writer"]
 
 log = logging.getLogger(__name__)
 
-_OBJECTS: dict[str, type[GcsObjects | MemoryObjects | S3Objects]]
-_OBJECTS = {"gs": GcsObjects, "memory": MemoryObjects, "s3": S3Objects}
+_OBJECTS: dict[str, type[AzureObjects | GcsObjects | MemoryObjects | S3Objects]]
+_OBJECTS = {"abfs": AzureObjects, "gs": GcsObjects, "memory": MemoryObjects, "s3": S3Objects}
 """The requests to stores with conditional writes, by fsspec's name of the protocol."""
-
-_RISK = "-o cas=none mounts it all the same, and concurrent writers may overwrite each other's changes"
 
 
 def open_writer(
-    store: Store, *, cas_none: bool = False, replace_links: bool = False, journal: Path | None = None
+    store: Store, *, alone: bool = False, replace_links: bool = False, journal: Path | None = None
 ) -> Writer:
     """Return the writer for `store`. Sends probe requests if the store's abilities are unknown.
 
     Args:
-        cas_none: accept a store without conditional writes, where concurrent writers may overwrite each other's
-            changes.
+        alone: no other program changes the objects that the caller writes, as in a new DEST of `pack`. Then a store
+            without conditional writes is accepted.
         replace_links: see `LocalWriter`.
         journal: the mount's journal directory, which the caller has locked. If it is given, a remote store is locked,
             too.
@@ -59,9 +58,12 @@ def open_writer(
     kind = next((kind for protocol, kind in _OBJECTS.items() if protocol in protocols), PlainObjects)
     objects, root = kind(store), store.path("")
     if isinstance(objects, S3Objects):
-        _try_conditions(objects, cas_none=cas_none)
-    if not objects.conditional and not cas_none:
-        raise UnsupportedError(f"{root}: this store does not heed conditional writes; {_RISK}")
+        _try_conditions(objects, alone=alone)
+    if not objects.conditional and not alone:
+        why = "this store has no conditional writes, so concurrent writers could overwrite each other's changes"
+        raise UnsupportedError(
+            f"{root}: {why}; mount it read-only, or write to S3, Google Cloud Storage, Azure or a disk"
+        )
     if objects.conditional and not objects.removes:
         log.warning("this store does not heed conditional deletes: a delete may remove another writer's new version")
     if isinstance(objects, PlainObjects):
@@ -71,15 +73,15 @@ def open_writer(
     return ObjectWriter(store, objects, Lease.take(objects, root, journal).free)
 
 
-def _try_conditions(objects: S3Objects, *, cas_none: bool) -> None:
+def _try_conditions(objects: S3Objects, *, alone: bool) -> None:
     try:
         objects.try_conditions()
-    except (PermissionError, FileNotFoundError):  # cas=none does not help here
+    except (PermissionError, FileNotFoundError):
         raise
     except (Changed, OSError) as e:
         why = "the store refuses to create a new object" if isinstance(e, Changed) else message(e)
-        if not cas_none:
+        if not alone:
             problem = f"cannot find out whether the store heeds conditional requests: {why}"
-            raise OSError(errno_of(e), f"{problem}. Try again later; {_RISK}") from e
+            raise OSError(errno_of(e), f"{problem}. Try again later") from e
         log.warning("it is not known whether the store heeds conditional requests, so none are sent: %s", why)
         objects.conditional = objects.removes = False
