@@ -63,6 +63,11 @@ class EncodedChunks:
     # ---- shapes and sizes ----
 
     @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest chunk, with its header and without compression."""
+        return self._nbytes(self.shape((0,) * self.rank)) + self.overhead
+
+    @property
     def is_small(self) -> bool:
         """Whether a chunk is within the limit for decoding in memory."""
         return self._nbytes(self.shape((0,) * self.rank)) <= MAX_DECODED

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from shardfs.model.values import U64, Coords, Sizes
 
 
+DEFLATE_RATIO = 1032
+"""Deflated data cannot be decoded to more bytes than this multiple of theirs."""
+
+
 class Gunzip:
     """A `model.Transform` for chunks that are stored as gzip and shown decompressed.
 
@@ -47,6 +51,10 @@ class Gunzip:
         if size not in (None, len(data)):
             raise ValueError(f"{size} bytes expected after decompression, {len(data)} found")
         return data
+
+    def work(self, coords: Coords, stored: int) -> int:
+        size = self._size(coords)
+        return 2 * min(MAX_DECODED, DEFLATE_RATIO * stored if size is None else size)  # pieces, and these joined
 
     def store(self, coords: Coords, shown: bytes) -> bytes:
         size = self._size(coords)

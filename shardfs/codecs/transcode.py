@@ -233,6 +233,12 @@ class Transcoder:
             raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {wanted}")
         return shown
 
+    def work(self, coords: Coords, stored: int) -> int:
+        if not self._showing.decodes:
+            return stored + self._shown.overhead
+        between = MAX_DECODED if len(self._stored.codecs) > 1 else 0  # what the outer codecs decode to has any size
+        return between + self._stored.most_bytes + self._shown.most_bytes
+
     def store(self, coords: Coords, shown: bytes) -> bytes:
         if self.unwritable is not None:
             raise UnsupportedError(self.unwritable)

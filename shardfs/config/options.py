@@ -150,7 +150,7 @@ class Options:
         _NAME, "The name of the source in findmnt and df.", unset="the source, without secrets"
     )
     index_cache: int = _cache(_size("256M"), "Memory for decoded shard indices.")
-    chunk_cache: int = _cache(_size("256M"), "Memory for decoded chunks and shards.")
+    chunk_cache: int = _cache(_size("256M"), "Memory for decoded chunks and shards. Decoding uses as much again.")
     index_ttl: float = _cache(
         _Kind(parsers.seconds, "SECONDS", "forever"),
         "How long to trust a shard index, or the absence of a shard. The kernel caches no longer than that either.",

@@ -86,6 +86,9 @@ class Transform(Protocol):
     def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
         """The shown bytes. Raise ValueError, with the reason, if `stored` cannot be this chunk."""
 
+    def work(self, coords: Coords, stored: int) -> int:
+        """Bytes of memory that `show` takes at most for a chunk of `stored` bytes: its result, and what it decodes."""
+
     @property
     def unwritable(self) -> str | None:
         """Why `store` cannot make stored chunks, such as a lossy encoding; None if it can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ from shardfs.storage.read_ahead import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from shardfs.model.shard_format import Index, Placement
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
@@ -156,10 +158,12 @@ class ChunkStore:
         part: ByteRange | None = None,
         most: float = math.inf,
         found: StoredChunk | None = None,
+        room: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> T | None:
         """Return what `decode` makes of the stored bytes of a chunk; None if the chunk is absent.
 
         With `part`, only that part is read and decoded. A chunk of more than `most` stored bytes counts as damage.
+        Bytes are read and decoded inside of `room`, given their number.
 
         If the bytes contradict the index (too few, or `decode` raises ValueError), the index is read again and the read
         is retried once, as it is if a remote shard was replaced. Raise CorruptShardError if the shard is unchanged and
@@ -174,7 +178,8 @@ class ChunkStore:
                 if found.size > most:
                     raise ValueError(f"{found.size} stored bytes; {most} is the limit")
                 held = self.fetched_ahead(coords, found, part) if attempt == 1 else None
-                return decode(self._read_found(found, part, held))
+                with room(found.size):
+                    return decode(self._read_found(found, part, held))
             except StaleShardError:
                 if attempt == 2:
                     raise

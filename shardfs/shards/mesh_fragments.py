@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Collection, Layer, Lead, ShardSource
     from shardfs.model.shard_format import Index
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
+    from shardfs.storage.byte_budget import ByteBudget
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
 
@@ -47,12 +48,17 @@ def _origin(found: StoredChunk) -> tuple[int, int, Version]:
 
 
 class LeadChunks(ChunkStore):
-    """Chunks that are two files each: the second is the bytes right before the first in the shard (`Lead`)."""
+    """Chunks that are two files each: the second is the bytes right before the first in the shard (`Lead`).
+
+    Args:
+        decoding: the bytes that decoding of the first files may use.
+    """
 
     files = 2
 
-    def __init__(self, lead: Lead, index: ShardIndices) -> None:
+    def __init__(self, lead: Lead, index: ShardIndices, decoding: ByteBudget) -> None:
         super().__init__(index)
+        self._decoding = decoding
         index.on_reload = self._report_all
         self._lead, format = lead, index.format
         root = format.root_request(format.blocks - 1)
@@ -84,8 +90,9 @@ class LeadChunks(ChunkStore):
         try:
             if found.size > MAX_STORED:
                 raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
-            data = self._read_found(found, None)
-            data = data if transform is None else bytes(transform.show(coords, data))
+            with self._decoding.taken(found.size + (0 if transform is None else transform.work(coords, found.size))):
+                data = self._read_found(found, None)
+                data = data if transform is None else bytes(transform.show(coords, data))
         except ValueError as e:
             raise self._damage_of(coords, str(e)) from e
         lead = self._lead_of(data, found.start)
@@ -205,7 +212,7 @@ def open_chunks(
     index = index_of(layers[0], source)
     if isinstance(layers[0].format, Unsharded) and store.remote:
         return ObjectChunks(index)
-    chunks = ChunkStore(index) if lead is None else LeadChunks(lead, index)
+    chunks = ChunkStore(index) if lead is None else LeadChunks(lead, index, chunk_cache.decoding)
     for layer in layers[1:]:
         source = NestedShards(chunks, layer, decoded)
         chunks = ChunkStore(index_of(layer, source), chunks)

@@ -29,11 +29,12 @@ class DecodedShards:
     def __init__(self, cache: ByteLRU) -> None:
         self._cache = cache
 
-    def get(self, key: str, version: Version, decode: Callable[[], bytes]) -> bytes:
-        """Return the decoded shard. If it is not cached, `decode` makes it."""
+    def get(self, key: str, version: Version, size: int, decode: Callable[[], bytes]) -> bytes:
+        """Return the decoded shard. If it is not cached, `decode` makes it of `size` bytes."""
 
         def load() -> tuple[bytes, int, float]:
-            data = decode()
+            with self._cache.decoding.taken(size + zlib_streams.MAX_DECODED):
+                data = decode()
             return data, len(data), math.inf
 
         return self._cache.get((key, version, "decoded"), load)
@@ -55,7 +56,7 @@ def unwrapped(layer: Layer, stored: Blob, key: str = "", decoded: DecodedShards 
     def decode() -> bytes:
         return decoders.decode(layer.codecs, stored.read([ByteRange(0, size)])[0])
 
-    return BytesBlob(decode() if decoded is None else decoded.get(key, version, decode), stored)
+    return BytesBlob(decode() if decoded is None else decoded.get(key, version, size, decode), stored)
 
 
 def wrapped(layer: Layer, plan: Plan | None, stored: Blob | None, blob: Blob | None) -> Plan | None:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from shardfs.model.blobs import ByteRange
+from shardfs.storage.byte_budget import ByteBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -51,7 +52,10 @@ FEW_SPENT = 2
 class ByteLRU:
     """Evicts the least recently used entries when their total size exceeds `limit` bytes. Thread-safe.
 
+    Of the values that are larger than `limit`, the last one is kept: else each read of a part would load it again.
+
     Attributes:
+        decoding: what loads of this cache that decode may use at the same time: as many bytes as the cache.
         reader_caches: whether the reader keeps what it has read, so that a value that was read at once need not be.
 
     Args:
@@ -65,6 +69,8 @@ class ByteLRU:
         self._spent: OrderedDict[Hashable, int] = OrderedDict()
         self._spent_bytes = 0
         self._entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()
+        self._large: dict[Hashable, CacheEntry] = {}  # at most one, which is replaced as a whole
+        self.decoding = ByteBudget(limit, waiting)
         self._flights: dict[Hashable, _Flight] = {}
         self._lock = threading.Lock()
         self.nbytes = 0
@@ -72,24 +78,24 @@ class ByteLRU:
 
     def peek(self, key: Hashable) -> Any:
         """Return the value if it is cached and not expired, else None. Takes no lock: this is the hot path."""
-        entry = self._entries.get(key)
+        entry = self._entries.get(key) or self._large.get(key)
         if entry is None or (entry[2] != math.inf and entry[2] < time.monotonic()):
             return None
         try:  # noqa: SIM105 - `suppress` costs a microsecond, and this is the hot path
             self._entries.move_to_end(key)
-        except KeyError:  # another thread evicted the entry; its value is still valid
+        except KeyError:  # it is the large one, or another thread evicted it; its value is still valid
             pass
         self.hits += 1
         return entry[0]
 
     def expires(self, key: Hashable) -> float:
         """Return when a value expires, as a time of `time.monotonic`; -inf if it is not cached."""
-        entry = self._entries.get(key)
+        entry = self._entries.get(key) or self._large.get(key)
         return -math.inf if entry is None else entry.expires
 
     def former(self, key: Hashable) -> Any:
         """Return the value even if it has expired; None if it is not cached."""
-        entry = self._entries.get(key)
+        entry = self._entries.get(key) or self._large.get(key)
         return None if entry is None else entry.value
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int, float]]) -> T:
@@ -141,14 +147,18 @@ class ByteLRU:
             if self._flights.get(key) is not flight:
                 return  # `drop` was called during the load, so the loaded value may be outdated
             self._drop(key)
+            entry = CacheEntry(flight.value, nbytes, time.monotonic() + seconds)
             if nbytes > self.limit:
+                self._large = {key: entry}
                 return
-            self._entries[key] = CacheEntry(flight.value, nbytes, time.monotonic() + seconds)
+            self._entries[key] = entry
             self.nbytes += nbytes
             while self.nbytes > self.limit:  # `popitem` is one step; an iterator would fail if `peek` moves an entry
                 self._dropped(*self._entries.popitem(last=False))
 
     def _drop(self, key: Hashable) -> None:
+        if key in self._large:
+            self._large = {}
         old = self._entries.pop(key, None)
         if old is not None:
             self._dropped(key, old)
@@ -182,9 +192,9 @@ class ByteLRU:
     def expire(self, key: Hashable) -> None:
         """Like `drop`, but until the value is loaded again, `former` returns it."""
         with self._lock:
-            old = self._entries.get(key)
-            if old is not None:
-                self._entries[key] = old._replace(expires=-math.inf)
+            for entries in (self._entries, self._large):
+                if key in entries:
+                    entries[key] = entries[key]._replace(expires=-math.inf)
             self._flights.pop(key, None)
 
 

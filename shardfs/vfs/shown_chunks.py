@@ -20,6 +20,7 @@ from shardfs.storage.cache import ByteLRU, WindowCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords, Sizes
@@ -127,7 +128,10 @@ class ShownChunks:
         def load() -> tuple[bytes | memoryview, int, float]:
             transform, stored = self._transform_of(coords), read()
             self._cache.waiting()
-            shown = stored if transform is None else transform.show(coords, stored)
+            if transform is None:
+                return stored, len(stored), math.inf
+            with self._cache.decoding.taken(transform.work(coords, len(stored))):
+                shown = transform.show(coords, stored)
             return shown, len(shown), math.inf
 
         return self._cache.peek(key) or self._cache.get(key, load)
@@ -151,7 +155,14 @@ class ShownChunks:
                 self.on_former_edges(e.edges)
                 raise OSError(errno.ESTALE, str(e)) from e  # the reader may know another size
 
-        return self._chunks.decoded(coords, show, most=math.inf if self._raw else MAX_STORED)
+        if self._raw:
+            return self._chunks.decoded(coords, show)
+        return self._chunks.decoded(coords, show, most=MAX_STORED, room=partial(self._room, coords))
+
+    def _room(self, coords: Coords, stored: int) -> AbstractContextManager[object]:
+        """Return the room for a chunk of `stored` bytes while it is read and decoded."""
+        work = stored if self._transform is None else stored + self._transform.work(coords, stored)
+        return self._cache.decoding.taken(work)
 
     def whole_many(self, coords: Sequence[Coords]) -> list[bytes | memoryview | Exception | None]:
         """Return `whole` of several chunks, or its errors. Chunks of the same remote shard are fetched together."""
@@ -170,7 +181,7 @@ class ShownChunks:
         if isinstance(stored, bytes):
             found = self._chunks.locate(coords)
             if found is not None and found.checksum is None and found.size == len(stored):
-                with suppress(ValueError):
+                with suppress(ValueError), self._room(coords, len(stored)):
                     return stored if self._transform is None else self._transform.show(coords, stored)
         return self._whole_or_error(coords)  # reads it again, and raises a detailed error
 

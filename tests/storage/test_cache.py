@@ -150,11 +150,18 @@ def test_the_bound_holds_and_the_count_is_true(script: list[tuple[int, int, bool
         assert lru.nbytes == sum(sizes[k] for k in order) <= limit
 
 
-def test_what_is_larger_than_the_cache_is_given_but_not_kept() -> None:
+def test_of_values_larger_than_the_cache_the_last_one_is_kept() -> None:
     lru = ByteLRU(1000)
     assert lru.get("small", lambda: (1, 10, math.inf)) == 1
     assert lru.get("big", lambda: (2, 5000, math.inf)) == 2
-    assert (lru.peek("small"), lru.peek("big")) == (1, None)
+    assert (lru.peek("small"), lru.peek("big"), lru.nbytes) == (1, 2, 10 + OVERHEAD)
+    assert lru.get("bigger", lambda: (3, 6000, math.inf)) == 3
+    assert (lru.peek("small"), lru.peek("big"), lru.peek("bigger")) == (1, None, 3)
+    lru.expire("bigger")
+    assert (lru.peek("bigger"), lru.former("bigger")) == (None, 3)
+    assert lru.get("bigger", lambda: (4, 6000, math.inf)) == 4
+    lru.drop("bigger")
+    assert (lru.peek("small"), lru.former("bigger"), lru.expires("bigger")) == (1, None, -math.inf)
 
 
 def test_values_expire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -626,6 +626,9 @@ class Turned:
     def show(self, coords: Coords, stored: bytes) -> bytes:
         return stored[-2::-1]
 
+    def work(self, coords: Coords, stored: int) -> int:
+        return stored
+
     def store(self, coords: Coords, shown: bytes) -> bytes:
         return shown[::-1] + b"~"
 

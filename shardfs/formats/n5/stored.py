@@ -250,6 +250,9 @@ class PlainBlocks:
             payload = np.frombuffer(payload, f"<u{self.swap}").astype(f">u{self.swap}").tobytes()
         return self.header + payload
 
+    def work(self, coords: Coords, stored: int) -> int:
+        return 2 * (len(self.header) + stored)
+
     def store(self, coords: Coords, shown: bytes) -> bytes:
         start = n5_blocks.parse_header(shown).size
         if not self.header:

@@ -1,0 +1,79 @@
+"""Threads share bytes: never more than the limit, first come, first served."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from shardfs.storage.byte_budget import ByteBudget
+from shardfs.storage.cache import nothing
+from tests.waiting import wait_until
+
+
+def test_threads_never_take_more_than_the_limit() -> None:
+    budget, done = ByteBudget(100, nothing), []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(200):
+            nbytes = rng.randrange(1, 60)
+            with budget.taken(nbytes):
+                assert nbytes <= budget.used <= budget.limit
+                time.sleep(0)  # lets another thread run
+        done.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(done), budget.used) == (8, 0)
+    assert budget.peak <= 100
+
+
+def test_bytes_that_fit_are_taken_at_the_same_time() -> None:
+    budget, barrier = ByteBudget(100, nothing), threading.Barrier(3)
+
+    def take(nbytes: int) -> None:
+        with budget.taken(nbytes):
+            barrier.wait(60)
+
+    threads = [threading.Thread(target=take, args=(nbytes,)) for nbytes in (50, 30, 20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (budget.peak, barrier.broken) == (100, False)
+
+
+def test_more_than_the_limit_is_taken_alone_and_not_for_ever_after_others() -> None:
+    order: list[str] = []
+    waits: list[int] = []
+    budget = ByteBudget(100, lambda: waits.append(0))
+
+    def take(name: str, nbytes: int) -> None:
+        with budget.taken(nbytes):
+            order.append(name)
+            assert nbytes <= budget.limit or budget.used == nbytes
+
+    with budget.taken(10):
+        threads = [threading.Thread(target=take, args=("large", 1000))]
+        threads[0].start()
+        wait_until(lambda: len(budget._queue) == 1)
+        threads.append(threading.Thread(target=take, args=("small", 1)))  # fits, but came later
+        threads[1].start()
+        wait_until(lambda: len(budget._queue) == 2)
+        assert order == []
+    for thread in threads:
+        thread.join()
+    assert (order, len(waits), budget.peak) == (["large", "small"], 2, 1000)
+
+
+def test_an_error_gives_the_bytes_back() -> None:
+    budget = ByteBudget(100, nothing)
+    with pytest.raises(ValueError, match="damaged"), budget.taken(70):
+        raise ValueError("damaged")
+    assert budget.used == 0
