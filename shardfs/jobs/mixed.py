@@ -154,12 +154,8 @@ class MixedDataset(Packing):
             puts = {cell: Put(_stored(array, cell, found.content)) for cell, found in opened.items()}
             return rewriting.plan(array.target, shard, old, puts, set())
 
-        try:
-            self.target.writer.update(array.shard_key(shard), make, first=None)
-            return sum(size_of(found.content) for found in opened.values())
-        finally:
-            for found in opened.values():
-                found.close()
+        self.target.writer.update(array.shard_key(shard), make, first=None)
+        return sum(size_of(found.content) for found in opened.values())
 
     def _stored_chunks(self, array: PackedArray, shard: int) -> ChunkStore:
         """The chunks of a stored shard, read from the disk as readers do."""

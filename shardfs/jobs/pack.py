@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.kinds import is_in
 from shardfs.model.shard_format import Put
-from shardfs.model.write_plan import size_of, unchanged
+from shardfs.model.write_plan import read_file, size_of, unchanged
 from shardfs.shards import rewriting
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
@@ -121,32 +121,49 @@ class PackReport:
     problems: list[Problem] = field(default_factory=list)
 
 
+class Permit:
+    """The right to keep one file open. It is given back with the last reference, as the descriptor itself is."""
+
+    @classmethod
+    def take(cls) -> Self | None:
+        """Return a permit; None if there is none left."""
+        if not _descriptors().acquire(blocking=False):
+            return None
+        return cls()
+
+    def __del__(self) -> None:
+        _descriptors().release()
+
+
 class OpenedFile(NamedTuple):
-    """The content of a file in the source. `blob` is the open file of a `FilePart`, until `close`."""
+    """The content of a file in the source. If `content` is a `FilePart`, `blob` keeps its descriptor open."""
 
     content: Bytes
     blob: Blob | None = None
+    permit: Permit | None = None
 
     @classmethod
     def of(cls, packing: OpenedJob, key: str) -> OpenedFile:
         """Open or read a file."""
         blob = packing.blob(key)
-        first = b"" if blob.fd >= 0 else blob.read([FIRST])[0]  # then most stores report the size without a request
-        size = blob.stat().size
-        if blob.fd < 0:
-            data = first if size <= FIRST.stop else first + blob.read([ByteRange(len(first), size)])[0]
-        elif size >= COPIED_SIZE and packing.target.writer.local and _descriptors().acquire(blocking=False):
-            return cls(FilePart(blob.fd, max(blob.base, 0), size), blob)
-        else:
-            data = os.pread(blob.fd, size, max(blob.base, 0))
-        if len(data) != size:
-            raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
-        return cls(data)
+        is_copied = blob.fd >= 0 and packing.target.writer.local and blob.stat().size >= COPIED_SIZE
+        permit = Permit.take() if is_copied else None
+        if permit is None:
+            return cls(read_whole(blob, key))
+        return cls(FilePart(blob.fd, max(blob.base, 0), blob.stat().size), blob, permit)
 
-    def close(self) -> None:
-        """Give back the descriptor."""
-        if self.blob is not None:
-            _descriptors().release()
+
+def read_whole(blob: Blob, key: str) -> bytes:
+    """The bytes of a file in the source. Raise OSError if it becomes shorter meanwhile."""
+    first = b"" if blob.fd >= 0 else blob.read([FIRST])[0]  # then most stores report the size without a request
+    size = blob.stat().size
+    if blob.fd >= 0:
+        data = read_file(blob.fd, size, max(blob.base, 0))
+    else:
+        data = first if size <= FIRST.stop else first + blob.read([ByteRange(len(first), size)])[0]
+    if len(data) != size:
+        raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
+    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,18 +206,14 @@ class ShardTask:
             report.nbytes = sum(size_of(put.data) for put in puts.values())
             return rewriting.plan(array.target, self.shard, None, puts, set())
 
-        try:
-            packing.target.writer.update(key, make, first=None)
-        finally:
-            for file in opened:
-                file.close()
+        packing.target.writer.update(key, make, first=None)
         if any(p.damaged for p in report.problems):
             return PackReport(problems=report.problems)
         packing.target.note_task(note, 1, key)
         return report
 
     def _open(self, packing: Packing, files: Sequence[str], opened: list[OpenedFile]) -> list[Bytes]:
-        """Open or read all chunk files. Add those to `opened` that must be closed."""
+        """Open or read all chunk files. Add those to `opened` that must stay open."""
         contents = []
         for _, found in load_ahead(packing.store.read_ahead, partial(OpenedFile.of, packing), files, first=FIRST_LOADS):
             contents.append(found.content)
@@ -262,11 +275,7 @@ def _copy(packing: OpenedJob, key: str) -> int:
             opened.append(OpenedFile.of(packing, key))
         return [opened[0].content]
 
-    try:
-        writer.update(key, make, first=None)
-    finally:
-        for found in opened:
-            found.close()
+    writer.update(key, make, first=None)
     return sum(size_of(found.content) for found in opened)
 
 

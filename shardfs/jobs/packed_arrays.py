@@ -144,12 +144,12 @@ class PackedArray:
                 problems.append(Problem(files[i], f"cannot be converted: {e}", damaged=True))
         if not problems:
             why = "is damaged, and was packed unchanged"
-            found = dict(self._suspects(cells, contents))
+            found = dict(self.suspects(cells, contents))
             files = self.files(numbers) if found else []
             problems = [Problem(files[i], f"{why}: {reason}") for i, reason in found.items()]
         return dict(zip(coords, contents, strict=True)), problems
 
-    def _suspects(self, cells: U64, contents: Sequence[Bytes]) -> Iterator[tuple[int, str]]:
+    def suspects(self, cells: U64, contents: Sequence[Bytes]) -> Iterator[tuple[int, str]]:
         """Yield the positions of chunks with a wrong size or wrong first bytes, with reasons."""
         check = self.target.check
         if check is None:

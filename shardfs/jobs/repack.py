@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from shardfs.config.options import Options
-from shardfs.jobs.pack import PackReport, failure, require_idle
+from shardfs.jobs.pack import PackReport, failure, read_whole, require_idle
 from shardfs.jobs.regions import Box, ChunkRegions, read_expected
 from shardfs.jobs.replacing import ShardReplacer
 from shardfs.jobs.shared_work import WHOLE
-from shardfs.model.blobs import ByteRange
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import CorruptShardError, ShardfsError, UnsupportedError
 from shardfs.model.grid import ravel, ravel_many, unravel, unravel_many
 from shardfs.model.shard_format import Put
-from shardfs.model.write_plan import size_of
+from shardfs.model.write_plan import bytes_of, size_of
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.source_locks import journal_directory
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from shardfs.jobs.packed_arrays import PackedArray
     from shardfs.jobs.packing import PackJob
     from shardfs.model.arrays import Array
-    from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Bool, Coords
 
@@ -171,19 +170,21 @@ class Repacking:
         for shard in np.unique(homes).tolist():
             here = homes == np.uint64(shard)
             chunks = {tuple(c): array.file(n) for c, n in zip(cells[here].tolist(), files[here].tolist(), strict=True)}
-            yield self._replaced(named, shard, chunks, replacer)
+            yield self._replaced(array, named, shard, chunks, replacer)
 
     def _replaced(
-        self, named: NamedChunks, shard: int, files: Mapping[Coords, str], replacer: ShardReplacer
+        self, array: PackedArray, named: NamedChunks, shard: int, files: Mapping[Coords, str], replacer: ShardReplacer
     ) -> PackReport:
-        """Put chunk files, by the coordinates of their chunks, into a shard."""
+        """Put chunk files, by the coordinates of their chunks, into a shard. Damaged files are reported instead."""
         tree = named.regions.tree
         source, collection = tree.shards.outermost.source, tree.collection
         key = source.key(shard)
         try:
             if source.is_pair(shard):
                 raise UnsupportedError(READ_ONLY_PAIR)
-            puts = {coords: Put(self._read(collection, coords, file)) for coords, file in files.items()}
+            puts, problems = self._puts(array, collection, files)
+            if not puts:
+                return PackReport(problems=problems)
 
             def make(old: Blob | None) -> Plan | None:
                 try:
@@ -204,13 +205,24 @@ class Repacking:
             return PackReport(problems=[Problem(key, why, damaged=True)])
         except (OSError, ShardfsError, ValueError) as e:
             return PackReport(problems=[failure(key, e)])
-        return PackReport(1, len(puts), nbytes=sum(size_of(put.data) for put in puts.values()))
+        nbytes = sum(size_of(put.data) for put in puts.values())
+        return PackReport(1, len(puts), nbytes=nbytes, problems=problems)
 
-    def _read(self, collection: Collection, coords: Coords, file: str) -> bytes:
-        """The bytes that the shard stores for a chunk file."""
-        blob = self._packing.blob(file)
-        data = blob.read([ByteRange(0, blob.stat().size)])[0]
-        return data if collection.transform is None else collection.transform.store(coords, data)
+    def _puts(
+        self, array: PackedArray, collection: Collection, files: Mapping[Coords, str]
+    ) -> tuple[dict[Coords, Put], list[Problem]]:
+        """The chunks that the shard stores for chunk files, and the problems of files that no reader could decode."""
+        coords, names = list(files), list(files.values())
+        contents: list[Bytes] = [read_whole(self._packing.blob(file), file) for file in names]
+        why = "is damaged, so its chunk was left unchanged"
+        suspects = dict(array.suspects(np.array(coords, np.uint64), contents))
+        problems = [Problem(names[i], f"{why}: {reason}", damaged=True) for i, reason in suspects.items()]
+        transform = collection.transform
+        return {
+            cell: Put(data if transform is None else transform.store(cell, bytes_of(data)))
+            for i, (cell, data) in enumerate(zip(coords, contents, strict=True))
+            if i not in suspects
+        }, problems
 
 
 def _require_alike(array: PackedArray, regions: Mapping[str, ChunkRegions]) -> None:

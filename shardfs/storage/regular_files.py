@@ -11,6 +11,7 @@ import stat
 from typing import Any
 
 from shardfs.model.bounded_json import load_json
+from shardfs.model.write_plan import read_file
 from shardfs.storage import descriptors, syscalls
 
 
@@ -93,7 +94,7 @@ def read_all(fd: int, most: int, start: int = 0) -> bytes:
     size = os.fstat(fd).st_size
     if size > most:
         raise ValueError(f"has {size} bytes, but at most {most} were expected")
-    return os.pread(fd, max(size - start, 0), start)
+    return read_file(fd, max(size - start, 0), start)
 
 
 def parse_object(raw: bytes, most: int) -> dict[str, Any]:

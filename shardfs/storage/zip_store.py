@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, ZipInfo
 
 from shardfs.model.blobs import ByteRange
+from shardfs.model.write_plan import read_file
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.range_client import Answer
 from shardfs.storage.remote import FsspecStore
@@ -59,7 +59,7 @@ class ZipStore(FsspecStore):
     def _read(self, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Return bytes of the zip file: of the local file that was opened, even if another one now has its name."""
         if self._fd >= 0:
-            return [os.pread(self._fd, r.stop - r.start, r.start) for r in ranges]
+            return [read_file(self._fd, r.stop - r.start, r.start) for r in ranges]
         file, starts, stops = self.fs.of, [r.start for r in ranges], [r.stop for r in ranges]
         paths = [file.path] * len(ranges)
         parts = self.retry.run("read", file.fs.cat_ranges, paths, starts, stops, on_error="raise")

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import FilePart
+from shardfs.model.write_plan import read_file
 from shardfs.storage import syscalls
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Buffer:
 
     def read(self, offset: int, size: int) -> bytes:
         if self._fd >= 0:
-            return os.pread(self._fd, max(min(size, self._size - offset), 0), offset)
+            return read_file(self._fd, max(min(size, self._size - offset), 0), offset)
         return bytes(memoryview(self._memory)[offset : offset + size])
 
     def content(self) -> Bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardfs.codecs.decoders import decompressed
 from shardfs.model.attributes import Attributes
 from shardfs.model.kinds import COMPRESSIONS, NameKind
+from shardfs.model.write_plan import read_file
 from shardfs.write.buffers import Buffer
 from shardfs.write.files import join, shown_mode, stale
 from shardfs.write.stored import Stored, digest_of
@@ -133,7 +134,7 @@ class FileContents:
                 if replaced or target is None:  # else it was just published
                     raise
         if file.fd >= 0:
-            return os.pread(file.fd, size, offset)
+            return read_file(file.fd, size, offset)
         if target is not None:
             return target.tree.read_chunk(target.coords, offset, size)
         if file.path is None:

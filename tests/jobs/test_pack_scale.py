@@ -111,6 +111,19 @@ def test_a_chunk_file_costs_four_system_calls(
     )
 
 
+def test_files_that_were_opened_in_vain_do_not_use_up_the_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of a remote disk that is opened ahead when the file before it cannot be read."""
+    monkeypatch.setattr(pack_module, "COPIED_SIZE", 1)
+    run = PackRun(job(plain(tmp_path / "source", 1, 4), tmp_path / "target", 1, 2))
+    free = pack_module._descriptors()._value
+    opened = pack_module.OpenedFile.of(run._opened, "c/0/0")
+    assert pack_module._descriptors()._value == free - 1
+    del opened
+    assert pack_module._descriptors()._value == free
+
+
 def test_a_shard_and_its_note_cost_two_syncs_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for columns in (20, 60):

@@ -355,3 +355,31 @@ def test_a_writable_mount_of_the_target_is_refused(sharded: Path, tmp_path: Path
             run("pack", tmp_path / "plain", sharded, "--regions", tmp_path / "rows.csv")
     finally:
         journal.close(clean=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "damage", "why"),
+    [
+        ({}, lambda raw: raw[:-1], "128 bytes expected, 127 found"),
+        ({}, lambda _: b"", "128 bytes expected, 0 found"),
+        ({"compressors": GzipCodec()}, lambda raw: b"\0" + raw[1:], "gzip"),
+    ],
+)
+def test_a_damaged_file_does_not_replace_a_chunk(
+    how: dict[str, Any], damage: Callable[[bytes], bytes], why: str, tmp_path: Path
+) -> None:
+    source, target, rows = write_plain(tmp_path / "plain", **how), tmp_path / "sharded", tmp_path / "rows.csv"
+    list(pack(str(source), str(target), chunks_per_shard=(3, 3)))
+    before = shown(target)
+    array: Any = zarr.open_array(source / "a", mode="r+")
+    array[:16, :8] = 7
+    file = source / "a/c/0/0"
+    file.write_bytes(damage(file.read_bytes()))
+    rows.write_text("collection,chunk\na,a/c/0/0\na,a/c/1/0\n")
+    code, _, errors = run("pack", source, target, "--array", "a", "--regions", rows)
+    assert code == 3
+    assert "a/c/0/0: is damaged, so its chunk was left unchanged" in errors
+    assert why in errors
+    after = shown(target)
+    assert after["a/c/0/0"] == before["a/c/0/0"]
+    assert after["a/c/1/0"] == (source / "a/c/1/0").read_bytes() != before["a/c/1/0"]

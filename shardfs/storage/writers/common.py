@@ -11,12 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from os import pread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from shardfs.model.blobs import Blob, ByteRange, ByteRequest, FilePart, Piece, Plan, Stat
 from shardfs.model.errors import StaleShardError, UnsupportedError
-from shardfs.model.write_plan import piece_size, pieces_of
+from shardfs.model.write_plan import piece_size, pieces_of, read_file
 from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
@@ -310,7 +309,7 @@ class PlannedBlob:
             if isinstance(piece, ByteRange):
                 data: bytes | memoryview = next(old)
             elif isinstance(piece, FilePart):
-                data = pread(piece.fd, piece.size, piece.start)
+                data = read_file(piece.fd, piece.size, piece.start)
             else:
                 data = piece
             if len(data) != piece_size(piece):

@@ -160,7 +160,8 @@ def settle(place: ObjectPlace, note: Begun) -> bool:
         return False
     if found == note.base:
         syscalls.fsync_directory(place.at)  # first, so that the new version is on disk before the old one is removed
-        syscalls.unlink(note.temp, place.at)
+        with suppress(FileNotFoundError):  # a writer that has just started removes temporary files without a lock
+            syscalls.unlink(note.temp, place.at)
         return True
     _put_back(place, note)
     return False
