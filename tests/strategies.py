@@ -278,7 +278,7 @@ def _id_shards(spec: ShardingSpec, meshes: Mapping[int, tuple[bytes, bytes]], di
 
 
 _encodings: st.SearchStrategy[Literal["raw", "gzip"]] = st.sampled_from(("raw", "gzip"))
-_object_ids = st.integers(0, 30) | U64 | st.sampled_from((2**52 - 1, 2**52, 2**63 - 1, 2**63, 2**64 - 1))
+_object_ids = st.integers(0, 30) | U64 | st.sampled_from((2**44 - 1, 2**44, 2**63 - 1, 2**63, 2**64 - 1))
 _odd_ids = st.sampled_from(("info", "0.shard", "x", "00", "+1", "-1", str(2**64), "1.index", ".index", "9.data"))
 
 

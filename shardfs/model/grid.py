@@ -397,8 +397,12 @@ class BoxNames(_Joined):
         return n
 
 
-SMALL_IDS = 1 << 52
-"""Ids below this limit have component values. Consecutive ids stay below, but some ids encode data in upper bits."""
+SMALL_IDS = 1 << 44
+"""Ids below this limit have component values. Consecutive ids stay below, but some ids encode data in upper bits.
+
+Each collection of ids reserves as many inode numbers, so that a mount can show about 100,000 volumes with meshes and
+skeletons.
+"""
 
 
 class IdNames:

@@ -80,9 +80,12 @@ class ChunkTrees:
             if former is not None and _is_same(former.collection, collection):
                 return self._attach(path, former, collection)
             numbers = ChunkNumbers(collection.names, self._next_first)
-            if numbers.count > MAX_NODES or numbers.count >= CREATED - numbers.first:
+            if numbers.count > MAX_NODES:
                 why = f"a grid of {numbers.count} chunks is beyond any real array"
                 raise CorruptShardError(path, "its metadata", why)
+            if numbers.count >= CREATED - numbers.first:
+                why = "no inode numbers are left for its chunks, because this mount has shown too many large arrays; "
+                raise OSError(errno.EOVERFLOW, f"{why}mount again, or mount a part of the source", path)
             tree = ChunkDirs(
                 shown, collection, chunks, self._chunk_cache, numbers, mtime_ns, self._ttl,
                 stored=path, is_moved=shown != placed.shards,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -139,6 +140,31 @@ def test_numbers_are_stable_and_unique(tmp_path: Path) -> None:
     assert len(first) == len(set(first))
     assert numbers(tree) == first
     assert [n for n in numbers(open_tree(str(tmp_path))) if n < TABLE_END] == [n for n in first if n < TABLE_END]
+
+
+def test_many_volumes_with_meshes_and_skeletons(tmp_path: Path) -> None:
+    """Each of their collections of ids takes a large range of inode numbers."""
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "hash": "identity", "minishard_bits": 1, "shard_bits": 1}
+    sharding |= {"preshift_bits": 1}
+    for i in range(1000):
+        for name, kind in (("mesh", "neuroglancer_multilod_draco"), ("skeletons", "neuroglancer_skeletons")):
+            handmade.write_json(tmp_path / f"v{i}/{name}/info", {"@type": kind, "sharding": sharding})
+    tree = open_tree(str(tmp_path))
+    assert len([*tree.collections()]) == 2000
+    assert tree.problems() == []
+
+
+def test_inode_numbers_may_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardfs.vfs.chunk_trees.CREATED", TABLE_END + 100)
+    for name in "ab":
+        handmade.write_json(tmp_path / name / "zarr.json", handmade.zarr_metadata((8, 8), (4, 4), (1, 1)))
+    tree, failures = open_tree(str(tmp_path)), list[OSError]()
+    for name in "ab":
+        try:
+            assert tree.resolve(f"{name}/c/0").directory
+        except OSError as e:
+            failures.append(e)
+    assert [(e.errno, "no inode numbers are left" in str(e)) for e in failures] == [(errno.EOVERFLOW, True)]
 
 
 def test_a_directory_of_more_arrays_than_recent_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
