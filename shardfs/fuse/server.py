@@ -165,7 +165,7 @@ class Server:
             **directories.handlers(),
             protocol.READ: reads.handler(),
             **WriteRequests(tree, cache, device, nodes, waiting).handlers(),
-            **NameRequests(tree, cache, device, nodes).handlers(),
+            **NameRequests(tree, cache, device, nodes, waiting).handlers(),
         }
 
     def _control_replies(self, device: Device) -> control.ControlReplies:

@@ -265,8 +265,15 @@ def _changeable_xattr(number: int, raw: bytes) -> str:
 class NameRequests:
     """Requests that make, rename and remove names: CREATE, RENAME, UNLINK and their like. For one thread."""
 
-    def __init__(self, tree: WritableTree, cache: AttributeCache, device: Device, nodes: WritableNodeRequests) -> None:
-        self._tree, self._cache, self._nodes = tree, cache, nodes
+    def __init__(
+        self,
+        tree: WritableTree,
+        cache: AttributeCache,
+        device: Device,
+        nodes: WritableNodeRequests,
+        waiting: Callable[[], None],
+    ) -> None:
+        self._tree, self._cache, self._nodes, self._waiting = tree, cache, nodes, waiting
         self._request, self._send = device.request, device.send
 
     def handlers(self) -> dict[int, Handler]:
@@ -325,9 +332,12 @@ class NameRequests:
         name = self._name(parent, protocol.BODY + protocol.MKNOD_IN.size, size - 1)
         if not stat.S_ISREG(mode):
             raise PermissionError(errno.EPERM, "a mount holds only files and directories", name)
+        self._waiting()  # `flush` may wait, and a request that was repeated would find the new file
         found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
-        self._tree.flush(handle)
-        self._tree.release(handle)
+        try:
+            self._tree.flush(handle)
+        finally:
+            self._tree.release(handle)
         return found
 
     def _mkdir(self, parent: int, size: int) -> Attributes:

@@ -50,7 +50,11 @@ class FileCalls:
             if flags & os.O_EXCL:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(name))
             handle = self.open(found.number, flags)
-            return self._overlay.attributes(found.number), handle
+            try:
+                return self._overlay.attributes(found.number), handle
+            except BaseException:
+                self.release(handle)
+                raise
         with self._names.gate.shared():
             meaning = self._open_files.classify_to_write(directory, name)
             if meaning.kind is NameKind.PLAIN and self._writer.local:

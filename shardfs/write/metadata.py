@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 import time
@@ -122,8 +123,9 @@ class FileMetadata:
         seconds; empty or 0 waits without limit.
         """
         if name == FLUSH:
+            timeout = _seconds(value)
             self._names.waiting()
-            self._pending.publish(self._names.path_of(number), float(value or b"0") or None)
+            self._pending.publish(self._names.path_of(number), timeout)
             return
         with self._to_change(number, name) as path:
             syscalls.setxattr(path, name, value, flags)
@@ -194,3 +196,14 @@ def _stored(path: str) -> dict[str, bytes]:
             with suppress(OSError):  # removed since the listing, or unreadable for this user
                 found[name] = os.getxattr(path, name)
     return found
+
+
+def _seconds(value: bytes) -> float | None:
+    """Return the time-out that is the value of `FLUSH`; None for no limit. Raise OSError (EINVAL) if it is none."""
+    try:
+        seconds = float(value or b"0")
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise OSError(errno.EINVAL, f"{FLUSH} takes a number of seconds, such as 60; empty or 0 is no limit", value)
+    return seconds or None

@@ -266,9 +266,8 @@ class Overlay:
             names = dict(self._files.in_directory(path))
         changed = []
         for name, file in names.items():
-            if file is not None:
-                with suppress(OSError):
-                    changed.append((name, self._contents.attributes(file)))
+            if file is not None and (found := self._listed(path, name, file)) is not None:
+                changed.append((name, found))
         if cookie < len(changed):
             yield batch_of(changed, cookie)
         base = self._names.base_number(path)
@@ -285,6 +284,18 @@ class Overlay:
                 if self._names.modes or self._names.times:
                     shown = asked_singly(shown, {*self._names.modes, *self._names.times})
                 yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
+
+    def _listed(self, directory: str, name: bytes, file: WritableFile) -> Attributes | None:
+        """Return the attributes of a changed file for a listing; None if the name is gone.
+
+        If the attributes cannot be determined, the size is -1, so that the client asks for them and gets the error.
+        """
+        try:
+            return self.find(directory, name)
+        except FileNotFoundError:
+            return None
+        except (OSError, CorruptShardError):
+            return Attributes(file.number, False, -1, file.mtime_ns, None, file.mode)
 
     def statvfs(self) -> os.statvfs_result | None:
         """Return the smaller of the free space of the journal and of the store."""

@@ -546,6 +546,11 @@ def test_a_small_journal_can_be_filled_again_and_again(tmp_path: Path) -> None:
     journal.close(clean=True)
 
 
+def fill_with_tombstones(journal: Journal) -> None:
+    for i in range(30):
+        journal.append(RecordKind.DEL, {"path": str(i), "why": "x" * 1000}, reserve=True)
+
+
 def test_on_a_full_disk_tombstones_use_the_spare_room(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
     put(journal, "a", bytes(50000))
@@ -553,8 +558,7 @@ def test_on_a_full_disk_tombstones_use_the_spare_room(tmp_path: Path) -> None:
     fail("fallocate", errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
         put(journal, "b", bytes(50000))
-    for i in range(30):
-        journal.append(RecordKind.DEL, {"path": str(i), "why": "x" * 1000}, reserve=True)
+    fill_with_tombstones(journal)
     with pytest.raises(OSError, match="No space"):
         put(journal, "c", bytes(20000))  # not into what is kept for tombstones
     syscalls.hook = None
@@ -564,6 +568,32 @@ def test_on_a_full_disk_tombstones_use_the_spare_room(tmp_path: Path) -> None:
     kill(journal)
     journal = open_journal(tmp_path / "j")
     assert [r.meta["path"] for r in journal.recovered] == ["a", *map(str, range(30)), "d"]
+    journal.close(clean=False)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "fsync_directory"])
+def test_a_failure_with_the_spare_room_does_not_block_later_records(call: str, tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
+    put(journal, "a", bytes(50000))
+    journal.tidy()  # makes the spare file
+    renamed: list[str] = []
+
+    def hook(name: str, function: Any, args: Any) -> Any:
+        if name == "fallocate":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if name == call and renamed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if name == "rename":
+            renamed.append(args[1])
+        return function(*args)
+
+    syscalls.hook = hook
+    with pytest.raises(OSError, match="Input/output"):
+        fill_with_tombstones(journal)
+    assert renamed
+    syscalls.hook = None
+    put(journal, "b", bytes(50000))
+    assert files(tmp_path / "j", "spare") == ["spare"]
     journal.close(clean=False)
 
 

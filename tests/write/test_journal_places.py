@@ -118,6 +118,17 @@ def test_of_many_who_want_a_fleeting_lock_one_has_it(tmp_path: Path) -> None:
     assert not os.path.exists(path)
 
 
+def test_the_lock_file_of_the_next_owner_is_not_removed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = Lock.take(str(path), "", fleeting=True)
+    path.unlink()  # by another program, so that another process can take the lock
+    second = Lock.take(str(path), "", fleeting=True)
+    first.free()
+    assert second.is_at_its_path()
+    second.free()
+    assert not path.exists()
+
+
 def test_of_many_who_open_a_journal_that_is_removed_one_has_it(tmp_path: Path) -> None:
     """One ends, and removes the directory, while others make and lock it."""
     holders, most, errors = [0], [0], list[BaseException]()

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from shardfs.model.attributes import Attributes
+    from shardfs.write.files import WritableFile
+
 NOTE = "user.note"
 
 
@@ -51,6 +54,35 @@ def number(tree: WriteTree, path: str) -> int:
 
 def of_users(path: Path) -> dict[str, bytes]:
     return {name: os.getxattr(path, name) for name in os.listxattr(path) if name.startswith("user.")}
+
+
+def test_a_name_that_is_replaced_during_a_listing_is_listed(tree: WriteTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (b"old", b"new"):
+        _, handle = tree.create(ROOT, name, os.O_WRONLY | os.O_CREAT, 0o644)
+        tree.write(handle, 0, memoryview(name))
+        tree.flush(handle)
+        tree.release(handle)
+    contents = tree._descriptions._contents
+    attributes, replaced = contents.attributes, list[int]()
+
+    def raced(file: WritableFile) -> Attributes:
+        if file.name == b"old" and not replaced:
+            replaced.append(file.number)
+            tree.rename(ROOT, b"new", ROOT, b"old", False)
+        return attributes(file)
+
+    monkeypatch.setattr(contents, "attributes", raced)
+    listed = [name for batch in tree.scan(ROOT) for name in batch.names.tolist()]
+    assert replaced
+    assert b"old" in listed
+
+
+@pytest.mark.parametrize("value", [b"abc", b"nan", b"inf", b"-1", b"\xff"])
+def test_a_time_out_that_is_no_number_of_seconds_is_refused(value: bytes, tree: WriteTree) -> None:
+    with pytest.raises(OSError, match=r"user.shardfs.flush takes a number of seconds") as caught:
+        tree.set_xattr(ROOT, "user.shardfs.flush", value)
+    assert caught.value.errno == errno.EINVAL
+    tree.set_xattr(ROOT, "user.shardfs.flush", b"2.5")
 
 
 def test_directories_that_exchange_names_keep_their_numbers(tree: WriteTree) -> None:

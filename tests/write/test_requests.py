@@ -8,10 +8,13 @@ import stat
 import struct
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
 from shardfs.fuse import control, protocol
+from shardfs.fuse.leadership import Postponed
+from shardfs.fuse.write_requests import NameRequests
 from shardfs.model.attributes import Attributes, Extent
 from shardfs.storage.local import LocalStore
 from shardfs.vfs.inodes import ROOT
@@ -215,6 +218,31 @@ def test_what_the_kernel_does_without_us(writer: Writer) -> None:
         assert writer.ask(opcode, ROOT, bytes(64)).error == errno.ENOSYS
     node = struct.pack("=IIII", stat.S_IFIFO | 0o644, 0, 0, 0) + b"p\0"
     assert writer.ask(protocol.MKNOD, ROOT, node).error == errno.EPERM
+
+
+@pytest.mark.parametrize("failure", [None, errno.ENOSPC])
+def test_a_file_that_mknod_makes_has_no_handle(
+    failure: int | None, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    if failure is not None:
+        monkeypatch.setattr(writer.tree, "flush", fail)
+    node = struct.pack("=IIII", stat.S_IFREG | 0o644, 0, 0, 0) + b"f\0"
+    assert writer.ask(protocol.MKNOD, ROOT, node).error == (failure or 0)
+    assert writer.tree._handles == {}
+
+
+def test_mknod_waits_before_it_makes_a_file() -> None:
+    """A request that has to wait may be dropped and repeated, and would find the file that it has made itself."""
+    tree, waiting = MemoryTree(), Mock(side_effect=Postponed)
+    request = bytes(protocol.BODY) + struct.pack("=IIII", stat.S_IFREG | 0o644, 0, 0, 0) + b"f\0"
+    requests = NameRequests(tree, Mock(), Mock(request=memoryview(request)), Mock(), waiting)
+    with pytest.raises(Postponed):
+        requests.handlers()[protocol.MKNOD](1, ROOT, len(request))
+    with pytest.raises(FileNotFoundError):
+        tree.lookup(ROOT, b"f")
 
 
 @pytest.mark.parametrize("name", [b"system.posix_acl_access", b"security.selinux"])

@@ -192,7 +192,7 @@ class Lock:
 
     def free(self) -> None:
         """Release the lock."""
-        if self._fleeting:
+        if self._fleeting and self.is_at_its_path():
             with suppress(OSError):
                 syscalls.unlink(self._path)
         syscalls.close(self._fd)

@@ -63,7 +63,7 @@ class Segment:
 
     @classmethod
     def from_spare(cls, directory: Path, header: SegmentHeader, need: int) -> Segment:
-        """Create a segment on a full disk by renaming the spare file.
+        """Create a segment on a full disk by renaming the spare file. If this fails, the spare file stays.
 
         Raise OSError (ENOSPC) if there is no spare file, or if it has less than `need` bytes.
         """
@@ -77,7 +77,11 @@ class Segment:
             if size < need:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
             syscalls.rename(spare, path)
-            segment = cls._begin(directory, header, fd, size)
+            try:
+                segment = cls._begin(directory, header, fd, size)
+            except BaseException:
+                syscalls.rename(path, spare)
+                raise
             segment.spare = True
             return segment
         except BaseException:
