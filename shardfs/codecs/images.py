@@ -1,8 +1,8 @@
 """The voxel encodings of precomputed volumes: from bytes to elements, and back if the encoding is lossless. Pure.
 
 Sources: https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/volume.md, and cloud-volume for
-encodings that this page lacks. Optional libraries do the work (the extras `images` and `codecs`). Before a library
-decodes a chunk, the shape in the chunk's header is checked, so that no header decides how much memory is allocated.
+encodings that this page lacks. Optional libraries do the work (the extras `images` and `codecs`). No header decides how
+much memory is allocated: the shape in it is checked first, or a sandbox process with a limit decodes the chunk.
 """
 
 from __future__ import annotations
@@ -239,52 +239,8 @@ def _to_png_deep(imagecodecs: Any, elements: Elements, _: Mapping[str, Any]) -> 
     return bytes(imagecodecs.png_encode(_pixels(elements)))
 
 
-def _jxl(imagecodecs: Any, data: bytes, chunk: ImageShape) -> Elements:
-    chunk.require((math.prod(_jxl_size(_jxl_codestream(data))),), (chunk.voxels,))
-    return _of_pixels(imagecodecs.jpegxl_decode(data, index=0, numthreads=1), chunk)
-
-
-JXL_BOXES = b"\0\0\0\x0cJXL \r\n\x87\n"
-
-
-def _jxl_codestream(data: bytes) -> bytes:
-    """The data from the beginning of the codestream: a file is that, or boxes around it (ISO/IEC 18181-2)."""
-    at = 0
-    if not data.startswith(JXL_BOXES):
-        return data
-    while at + 8 <= len(data):
-        size, kind, start = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8], at + 8
-        if size == 1:
-            size, start = int.from_bytes(data[start : start + 8], "big"), start + 8
-        if kind in (b"jxlc", b"jxlp"):
-            return data[start + (4 if kind == b"jxlp" else 0) :]
-        if size < 8:
-            break
-        at += size
-    raise ValueError("jxl: no box with a codestream")
-
-
-RATIOS = ((0, 1), (1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))
-
-
-def _jxl_size(data: bytes) -> Coords:
-    """Height and width from the `SizeHeader` (ISO/IEC 18181-1). Bits are in order from the lowest of each byte."""
-    if not data.startswith(b"\xff\x0a"):
-        raise ValueError(f"jxl: a codestream begins with ff0a, found {data[:2].hex()}")
-    bits, at = int.from_bytes(data[2:14], "little"), 0
-
-    def take(n: int) -> int:
-        nonlocal at
-        at += n
-        return bits >> (at - n) & ((1 << n) - 1)
-
-    def length(is_small: int) -> int:
-        return 8 * (take(5) + 1) if is_small else take((9, 13, 18, 30)[take(2)]) + 1
-
-    is_small = take(1)
-    height, ratio = length(is_small), take(3)
-    times, by = RATIOS[ratio]
-    return height, height * times // by if ratio else length(is_small)
+def _jxl(jpegxl: Any, data: bytes, chunk: ImageShape) -> Elements:
+    return _of_pixels(jpegxl.jpegxl_decode(data, index=0, numthreads=1), chunk)
 
 
 # ---- segmentations
@@ -431,55 +387,24 @@ def _to_labels(library: Any, elements: Elements, _: Mapping[str, Any]) -> bytes:
 
 
 def _fpzip(fpzip: Any, data: bytes, chunk: ImageShape) -> Elements:
-    chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.z, chunk.channels))
-    return np.asarray(fpzip.decompress(_padded(data, chunk), order="F")).T
+    return _floats(fpzip, data, (chunk.x, chunk.y, chunk.z, chunk.channels)).T
 
 
 def _kempressed(fpzip: Any, data: bytes, chunk: ImageShape) -> Elements:
     """Decode cloud-volume's variant of fpzip: channels are before z, and 2 is added to each value."""
-    chunk.require(_fpzip_shape(data), (chunk.x, chunk.y, chunk.channels, chunk.z))
-    return np.swapaxes(np.asarray(fpzip.decompress(_padded(data, chunk), order="F")), 2, 3).T - np.float32(2)
+    elements = _floats(fpzip, data, (chunk.x, chunk.y, chunk.channels, chunk.z))
+    return np.swapaxes(elements, 2, 3).T - np.float32(2)
 
 
-def _padded(data: bytes, chunk: ImageShape) -> bytes:
-    """Append zeros, since the library reads until it has all elements. No element takes more than 8 bytes."""
-    return data + bytes(8 * chunk.voxels * chunk.channels + 64)
+def _floats(fpzip: Any, data: bytes, shape: Coords) -> Elements:
+    """Decode elements in Fortran order.
 
-
-def _fpzip_shape(data: bytes) -> Coords:
-    """The shape in a header, x first.
-
-    fpzip's range coder also encodes the header: 64 bits of magic, version, type and precision, then four lengths of 32
-    bits (https://github.com/LLNL/fpzip, src/rcdecoder.inl and src/read.cpp).
+    Zeros are appended, since the library reads until it has all elements. No element takes more than 8 bytes.
     """
-    code, low, width, at = int.from_bytes(data[:4], "big"), 0, 0xFFFFFFFF, 4
-
-    def shift(n: int) -> None:
-        nonlocal code, low, width, at
-        for byte in data[at : at + n].ljust(n, b"\0"):
-            code, low, width = (code << 8 | byte) & 0xFFFFFFFF, low << 8 & 0xFFFFFFFF, width << 8 & 0xFFFFFFFF
-        at += n
-
-    def take(n: int) -> int:
-        nonlocal low, width
-        width >>= n
-        value = (code - low & 0xFFFFFFFF) // width
-        low = low + width * value & 0xFFFFFFFF
-        while not (low ^ (low + width & 0xFFFFFFFF)) >> 24:
-            shift(1)
-        if not width >> 16:
-            shift(2)
-            width = -low & 0xFFFFFFFF
-        return value
-
-    try:
-        if bytes(take(8) for _ in range(4)) != b"fpz\0":
-            raise ValueError("fpzip: its header does not begin with the magic bytes")
-        for n in (16, 8, 1, 7):
-            take(n)
-        return tuple(take(16) | take(16) << 16 for _ in range(4))
-    except (ZeroDivisionError, OverflowError):
-        raise ValueError("fpzip: its header is damaged") from None
+    elements = np.asarray(fpzip.decompress(data + bytes(8 * math.prod(shape) + 64), order="F"))
+    if elements.shape != shape:
+        raise ValueError(f"{shape} elements expected, its header says {elements.shape}")
+    return elements
 
 
 INTEGERS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
@@ -491,7 +416,7 @@ ENCODINGS: Mapping[str, Encoding] = {
     "compressed_segmentation": Encoding(
         _compressed_segmentation, _to_compressed_segmentation, ("u4", "u8"), ANY, "numpy", "numpy"
     ),
-    "jxl": Encoding(_jxl, None, ("u1", "u2"), (1, 3), "imagecodecs", "imagecodecs"),
+    "jxl": Encoding(_jxl, None, ("u1", "u2"), (1, 3), "imagecodecs._jpegxl", "imagecodecs"),
     "compresso": Encoding(_labels, _to_labels, INTEGERS, ONE, "compresso", "compresso"),
     "crackle": Encoding(_labels, _to_labels, INTEGERS, ONE, "crackle", "crackle-codec"),
     "fpzip": Encoding(_fpzip, None, ("f4",), ANY, "fpzip", "fpzip"),

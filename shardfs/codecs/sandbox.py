@@ -29,8 +29,8 @@ SECONDS = 60.0
 PROCESSES = 4
 """Calls at the same time, each in a process of its own: chunks that hang must not delay all other readers."""
 
-REQUEST = Struct("<IQ")
-"""Frame of a request: the sizes of a JSON text, which says what to call, and of the bytes that follow it."""
+REQUEST = Struct("<IQQ")
+"""Frame of a request: the sizes of a JSON text (the call), of the bytes behind it, and of the largest answer."""
 
 REPLY = Struct("<BQ")
 """Frame of a reply: a status, and the size of the bytes that follow, which are the result or an error message."""
@@ -82,7 +82,7 @@ class Sandbox:
         text = json.dumps(called).encode()
         worker = self._free.get()
         try:
-            return worker.call([REQUEST.pack(len(text), len(payload)), text, payload], most)
+            return worker.call([REQUEST.pack(len(text), len(payload), most), text, payload], most)
         finally:
             self._free.put(worker)
 
@@ -220,8 +220,9 @@ SANDBOXES: Mapping[str, Sandbox] = {
     "compresso": Sandbox(("shardfs.codecs.images", "compresso")),
     "crackle": Sandbox(("shardfs.codecs.images", "crackle"), threads=True),
     "fpzip": Sandbox(("shardfs.codecs.images", "fpzip")),
+    "imagecodecs._jpegxl": Sandbox(("shardfs.codecs.images", "imagecodecs._jpegxl")),
 }
-"""The modules that damaged data can crash, and the processes in which they run."""
+"""The modules that damaged data can crash, or that allocate what a header says, and the processes in which they run."""
 
 for _sandbox in SANDBOXES.values():
     atexit.register(_sandbox.end)

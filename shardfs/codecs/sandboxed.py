@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MEMORY = 4 << 30
-"""Address space of the process: a damaged header may make a library ask for any amount."""
+"""Address space of the process."""
+
+SLACK = 256 << 20
+"""Address space that a call may add whatever the size of its payload and of its answer."""
+
+SHARE = 8
+"""Address space that a call may add for each byte of its payload and of the largest answer.
+
+So a damaged header, which may make a library ask for any amount, gets no more than a sound chunk needs.
+"""
 
 CPU_S = 600
 """CPU time of the process. It is restarted then."""
@@ -59,10 +68,11 @@ def main(modules: Sequence[str], *, threads: bool) -> None:
         with suppress(ImportError):
             importlib.import_module(module)
     os.environ.clear()
+    idle = _address_space()
     give_up_rights(libc, is_root=is_root)
     if not threads or has_user:  # else the limit would count all processes of the user
         _limit(resource.RLIMIT_NPROC, THREADS if threads else 0)
-    serve(requests, replies)
+    serve(requests, replies, idle)
 
 
 def give_up_rights(libc: ctypes.CDLL, *, is_root: bool) -> None:
@@ -101,10 +111,19 @@ def _hide_files() -> None:
         os.close(above)
 
 
-def serve(requests: int, replies: int) -> None:
-    """Answer the calls that come from one pipe in the other."""
+def _address_space() -> int:
+    """Return the bytes of address space that this process has."""
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[0]) * resource.getpagesize()
+
+
+def serve(requests: int, replies: int, idle: int) -> None:
+    """Answer the calls that come from one pipe in the other. `idle`: the address space before the first call."""
     while head := _read(requests, REQUEST.size):
-        text, payload = (_read(requests, size) for size in REQUEST.unpack(head))
+        text_size, payload_size, most = REQUEST.unpack(head)
+        limit = min(idle + SLACK + SHARE * (payload_size + most), MEMORY)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        text, payload = (_read(requests, size) for size in (text_size, payload_size))
         status, data = _answer(json.loads(text), payload)
         _write(replies, REPLY.pack(status, len(data)))
         _write(replies, data)
