@@ -273,8 +273,11 @@ class Unpacking:
                 for name, child, directory in rows:
                     yield from self._shown(join(path, os.fsdecode(name)), child, directory=directory)
             if chunks is not None and (is_virtual or chunks.root is None):
-                for name in self._stored_directories(chunks, number if is_virtual else None):
-                    yield from self._walk(join(path, name))
+                for entry in self._stored_entries(chunks, number if is_virtual else None):
+                    if isinstance(entry, Problem):
+                        yield entry
+                    else:
+                        yield from self._walk(join(path, entry))
         except (CorruptShardError, OSError) as e:
             yield Problem(path, message(e), damaged=True)
 
@@ -296,12 +299,22 @@ class Unpacking:
         except (CorruptShardError, OSError):
             return path
 
-    def _stored_directories(self, chunks: ChunkDirs, parent: int | None) -> Iterator[str]:
-        """Yield the directories of chunks that are stored, because files that are no chunks may be there."""
-        for entry in self.store.scan(chunks.directory_path(chunks.numbers.place(parent))):
+    def _stored_entries(self, chunks: ChunkDirs, parent: int | None) -> Iterator[str | Problem]:
+        """Yield the directories of chunks that are stored, because files that are no chunks may be there.
+
+        Also yield problems of stored files with the names of chunks that are no shards: a mount does not show them.
+        """
+        place, source = chunks.numbers.place(parent), chunks.shards.outermost.source
+        path, single_name = chunks.directory_path(place), chunks.collection.layers[0].single_name
+        for entry in self.store.scan(path):
             number = chunks.number(parent, os.fsencode(entry.name)) if entry.directory else None
             if number is not None and number - chunks.first < chunks.directories:
                 yield entry.name
+            elif (
+                chunks.reserved(place.level, entry.name) and source.number(single_name(join(path, entry.name))) is None
+            ):
+                why = "was left out: it has the name of a chunk, but is no shard of the array"
+                yield Problem(join(path, entry.name), why)
 
     # ---- the target ----
 

@@ -173,12 +173,14 @@ class Layer:
         codecs: bytes-to-bytes codecs around the whole shard. The shard is decoded before chunks are read from it.
         trailer: the size of a checksum after the shard. Unlike codecs, it leaves the shard readable without decoding.
         pair: given if a shard may be stored as two files instead.
+        required: the number of shards, the first ones, that must exist; 0 if chunks may be absent.
     """
 
     format: ShardFormat
     codecs: tuple[Codec, ...] = ()
     trailer: int = 0
     pair: Pair | None = None
+    required: int = 0
 
     def single_name(self, name: str) -> str:
         """Convert the name of one file of a pair to that of the shard's single file; return other names unchanged."""

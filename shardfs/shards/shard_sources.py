@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from shardfs.model.values import U64, Coords
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.store import DirEntry, Store
+
+
+MOST_MISSING = 20
+"""Missing shards that a survey names."""
 
 
 class StoreShards(ShardSource):
@@ -121,6 +126,9 @@ class StoreShards(ShardSource):
                 faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
             elif shard is not None:
                 found.add(shard)
+        why = "is missing, but arrays of this format have no absent chunks; bring back the file"
+        missing = (shard for shard in range(self.layer.required) if shard not in found)
+        faults += [CorruptShardError("", self.key(shard), why) for shard in islice(missing, MOST_MISSING)]
         return np.array(sorted(found), np.uint64), faults
 
     def _names(self, faults: list[CorruptShardError] | None = None) -> Iterator[tuple[str, bool]]:

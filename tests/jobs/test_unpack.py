@@ -26,6 +26,7 @@ from click.testing import CliRunner
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.jobs import shared_work
 from shardfs.jobs.pack import PackRun
 from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
@@ -642,3 +643,33 @@ def test_large_chunks_are_copied_by_the_kernel(tmp_path: Path) -> None:
     result = shardfs.unpack(tmp_path / "a", tmp_path / "b")
     assert (result.objects, result.nbytes) == (2, data.nbytes)
     assert (tmp_path / "b/c/0/0").read_bytes() + (tmp_path / "b/c/1/0").read_bytes() == data.tobytes()
+
+
+# ---- files with the names of chunks
+
+
+@pytest.mark.parametrize("name", ["c/99", "c/99/0", "c/0/99", "c/3/3"])
+def test_files_with_the_names_of_chunks_are_named(name: str, tmp_path: Path) -> None:
+    """A mount does not show them: 3/3 is in the grid of chunks, but beyond that of shards."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    zarr.create_array(source / "a", shape=(20, 20), chunks=(5, 5), shards=(10, 10), dtype="u1")[:] = 1
+    (source / "a" / name).parent.mkdir(parents=True, exist_ok=True)
+    (source / "a" / name).write_bytes(b"left from a larger array")
+    reports = list(UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(target))).run())
+    (problem,) = [problem for report in reports for problem in report.problems]
+    assert f"a/{name}".startswith(problem.path)
+    assert (problem.damaged, "has the name of a chunk" in problem.why) == (False, True)
+    assert sum(1 for path in target.rglob("c/*/*") if path.is_file()) == 16
+
+
+def test_a_lost_superchunk_is_damage(tmp_path: Path) -> None:
+    """Arrays of bcolz have no absent chunks."""
+    source = tmp_path / "source"
+    data_bcolz.write_array(source, np.arange(1000, dtype="<u4"), 64, 5)
+    (source / "data" / "__2__.bin").unlink()
+    (source / "data" / "__4.blp").write_bytes(b"of bcolz 1.x")
+    reports = list(UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(tmp_path / "target"))).run())
+    problems = {problem.path: problem.damaged for report in reports for problem in report.problems}
+    assert problems == {"data/__2__.bin": True, "data/__4.blp": False}
+    found = [f for report in shared_work.verify(JobSource.of(source)) for f in report.findings]
+    assert [(f.shard, f.kind) for f in found] == [("data/__2__.bin", "read")]

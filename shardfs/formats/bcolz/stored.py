@@ -35,7 +35,7 @@ from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.grid import NumberedNames
+from shardfs.model.grid import NumberedNames, ceil_div
 from shardfs.shards.byte_layouts.superchunk import Beginning, Metadata, Pack, SuperchunkHeader, Superchunks
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _chunkshape(storage: Mapping[str, Any], shape: Coords) -> Coords:
 
 
 def _layers(array: Carray, per_file: int) -> tuple[Layer, ...]:
-    return (Layer(Superchunks(array.chunks, per_file)),)
+    return (Layer(Superchunks(array.chunks, per_file), required=ceil_div(array.chunks, per_file)),)
 
 
 def _collection(format: str, path: str, shards: str, layers: tuple[Layer, ...], array: Carray | None) -> Collection:
