@@ -243,8 +243,8 @@ def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords])
 def stored_chunks(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[Blob | None]:
     """Return the stored bytes of chunks in an outermost shard, within all codecs around shards; None for an absent one.
 
-    Nothing but indices is read, unless codecs surround a shard. Both files of a chunk give the bytes of both together.
-    Raise CorruptShardError, also if a chunk's entry leaves the shard.
+    Nothing but indices is read, unless codecs surround a shard, or a chunk has the size of its second file (`Lead`). An
+    empty second file counts as absent. Raise CorruptShardError, also if a chunk's entry leaves the shard.
     """
     if blob is None or not coords:
         return [None] * len(coords)
@@ -468,18 +468,20 @@ class _ShardRewriting:
         self._homes = _homes_of_all(self._collection, coords)
         out: dict[Coords, Blob | None] = {}
         for group, blob, _, extent in self._located(0, self._stored, 0, list(self._homes)):
-            out |= dict.fromkeys(group, self._whole_chunk(blob, extent))
+            out |= {c: self._stored_file(c, blob, extent) for c in group}
         return [out[c] for c in coords]
 
-    def _whole_chunk(self, blob: Blob | None, extent: Extent | None) -> Blob | None:
-        """Return a chunk with its lead. Raise ValueError if its entry leaves the shard."""
+    def _stored_file(self, coords: Coords, blob: Blob | None, extent: Extent | None) -> Blob | None:
+        """Return a file of the chunk with this entry. Raise ValueError if the entry leaves the shard."""
         if blob is None or extent is None:
             return None
         start, size = extent
         require_inside(start, size, blob.stat().size)
         leads = self._leads(of_damaged=0)
-        lead = 0 if leads is None else int(leads(np.array([start], np.uint64), np.array([size], np.uint64))[0])
-        return SliceBlob(blob, start - lead, lead + size)
+        if leads is None or coords[-1] == 0:
+            return SliceBlob(blob, start, size)
+        lead = int(leads(np.array([start], np.uint64), np.array([size], np.uint64))[0])
+        return SliceBlob(blob, start - lead, lead) if lead else None
 
     def _located(
         self, level: int, stored: Blob | None, begin: int, members: list[Coords]

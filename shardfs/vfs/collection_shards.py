@@ -117,19 +117,20 @@ class CollectionShards:
         return self._stored(coords) is not None
 
     def stored_chunk(self, coords: Coords) -> SliceBlob | None:
-        """Return the stored bytes of a chunk, like `rewriting.stored_chunks`; None if absent. Reads no chunk."""
+        """Return the stored bytes of a chunk, like `rewriting.stored_chunks`; None if absent."""
         chunk = self._stored(coords)
-        if chunk is None:
-            return None
-        start, stop = chunk.start, chunk.start + chunk.size
-        if self._collection.lead is not None:
-            with suppress(CorruptShardError):  # a damaged chunk has no second file
-                lead = self._chunks.stored((*coords[:-1], 1))
-                start -= 0 if lead is None else lead.size
-        return SliceBlob(chunk.blob, start, stop - start)
+        if chunk is not None and self._collection.lead is not None and coords[-1] == 1:
+            chunk = self._second_file(coords)
+        return None if chunk is None else SliceBlob(chunk.blob, chunk.start, chunk.size)
 
     def _stored(self, coords: Coords) -> StoredChunk | None:
         return self._chunks.stored(coords if self._collection.lead is None else (*coords[:-1], 0))
+
+    def _second_file(self, coords: Coords) -> StoredChunk | None:
+        with suppress(CorruptShardError):  # a damaged chunk has no second file
+            lead = self._chunks.stored(coords)
+            return lead if lead is not None and lead.size else None
+        return None
 
     def locate(self, coords: Coords) -> Located | None:
         """Return the location of a chunk; None if the chunk is filled. Raise FileNotFoundError if it does not exist."""

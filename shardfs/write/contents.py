@@ -74,6 +74,8 @@ class FileContents:
         if not file.is_settled or file.frozen is not None or file.twin is not None:
             return
         chunk, before = target.tree.shards.stored_chunk(target.coords), file.stored
+        if chunk is None and target.tree.shards.has(target.coords):
+            return  # an empty second file
         now = Stored() if chunk is None else Stored(chunk.stat().version)
         if before is not None and now.version == before.version:
             return

@@ -298,14 +298,11 @@ class Job:
     def _content(self, target: Target, version: Version) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are.
 
-        `check` verifies those that are copied. It cannot verify both files of one chunk.
+        `check` verifies those that are copied.
         """
-        data, copied = cast("Position", version.data), _is_copied(target, version)
+        data = cast("Position", version.data)
         part = self._pinned.enter_context(self._backlog.journal.using(data))
-        if copied and self._shard.tree.collection.lead is None:
-            return part
-        whole = self._backlog.journal.read(data)
-        return part if copied else target.store(whole)
+        return part if _is_copied(target, version) else target.store(self._backlog.journal.read(data))
 
     def check(self, new: Blob) -> None:
         """Verify the chunks to be published in the new object, and note their digests.
@@ -317,10 +314,11 @@ class Job:
         chunks = rewriting.stored_chunks(collection, new, [target.coords for target, _ in done.values()])
         for (path, (target, version)), chunk in zip(done.items(), chunks, strict=True):
             data = version.data
-            wrong = (chunk is None) != (data is None)
+            is_second = collection.lead is not None and target.coords[-1] == 1
+            wrong = (chunk is None) != (data is None or (is_second and not data.size))
             if chunk is not None and data is not None:
                 self.digests[path], crc = digest_and_crc32c_of(chunk)
-                wrong = collection.lead is None and _is_copied(target, version) and crc != data.crc
+                wrong |= _is_copied(target, version) and crc != data.crc
                 if wrong:
                     self._require_sound(path, data)
             if wrong:

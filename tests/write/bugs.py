@@ -210,8 +210,8 @@ BUGS = [
     bug(
         "damaged bytes of the journal are published",
         "Job.check",
-        "and crc != data.crc\n",
-        "and False\n",
+        " and crc != data.crc\n",
+        " and False\n",
         "tests/write/test_remote_writes.py::test_damaged_bytes_of_the_journal_are_not_published",
     ),
     bug(
@@ -223,9 +223,9 @@ BUGS = [
     ),
     bug(
         "shards are not locked",
-        "locked",
-        "                syscalls.lock(fd, wait=max(deadline - time.monotonic(), 0))\n",
-        "                pass\n",
+        "_attempt",
+        "        fd = _open_own(name, at)\n",
+        "        return os.open(name, os.O_WRONLY, dir_fd=at)\n",
         "tests/write/test_local_writer.py",
         "tests/write/test_native_writers.py",
     ),

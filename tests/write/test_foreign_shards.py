@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from shardfs.vfs.tree import open_tree
 from shardfs.write.journal import Journal
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
-from tests import handmade
+from tests import handmade, handmade_ids
 from tests.suites.walking import walk
 from tests.write.engines import NEVER, TreeFiles
 
@@ -111,3 +112,81 @@ def test_a_chunk_outlives_that_its_shard_is_emptied(tmp_path: Path) -> None:
         files.publish()
     wanted = {"c/0/0": b"one ", "c/0/1": b"two ", "c/1/0": b"three", "c/1/1": b"ours"}
     assert {name: data for name, data in walk(open_tree(str(path))).items() if name != "zarr.json"} == wanted
+
+
+# ---- meshes: a manifest and its fragments are two files of one chunk
+
+_LEVELS, _OTHER_LEVELS = [[3, 4], [5]], [[5, 4], [3]]
+
+
+def _meshes(path: Path, fragments: bytes = b"0" * 12, levels: list[list[int]] = _LEVELS) -> Path:
+    """The mesh 0, and another one before it."""
+    handmade.write_json(path / "info", {**handmade_ids.MESHES, "sharding": handmade.sharding()})
+    meshes = {2: (b"22", handmade_ids.manifest([[2]])), 0: (fragments, handmade_ids.manifest(levels))}
+    handmade.write_files(path, {"new": handmade_ids.mesh_shard([meshes, {}])})
+    (path / "new").rename(path / "0.shard")
+    return path
+
+
+def _publish_without_open_files(files: TreeFiles) -> None:
+    (shard,) = files.tree.pending.shards
+    files.tree.pending.publisher.publish(shard)
+
+
+def test_fragments_that_others_changed_are_a_conflict(tmp_path: Path) -> None:
+    """The manifest before them is the same."""
+    path = _meshes(tmp_path / "source")
+    with _writable(path, tmp_path / "journal", 0.1) as files:
+        files.write("0", b"o" * 12)
+        files.write("2", b"oo")
+        _meshes(path, b"t" * 12)
+        with pytest.raises(OSError, match="the stored chunk was changed"):
+            files.publish()
+    shown = walk(open_tree(str(path)))
+    assert (shown["0"], shown["2"]) == (b"t" * 12, b"oo")
+
+
+def test_a_manifest_is_no_conflict_if_others_changed_its_fragments(tmp_path: Path) -> None:
+    path = _meshes(tmp_path / "source")
+    with _writable(path, tmp_path / "journal") as files:
+        files.write("0.index", handmade_ids.manifest(_OTHER_LEVELS))
+        _meshes(path, b"t" * 12)
+        files.publish()
+    shown = walk(open_tree(str(path)))
+    assert (shown["0"], shown["0.index"]) == (b"t" * 12, handmade_ids.manifest(_OTHER_LEVELS))
+
+
+@pytest.mark.parametrize(("first", "second"), [("0", "0.index"), ("0.index", "0")])
+@pytest.mark.parametrize("crash", [False, True])
+def test_one_file_of_a_mesh_may_wait_for_a_later_publish(first: str, second: str, crash: bool, tmp_path: Path) -> None:
+    path, new = _meshes(tmp_path / "source"), {"0": b"o" * 12, "0.index": handmade_ids.manifest(_OTHER_LEVELS)}
+    with _writable(path, tmp_path / "journal") as files:
+        files.write(second, new[second])
+        handle = files.tree.open(files.tree.resolve(second).number, os.O_RDWR)
+        files.write(first, new[first])
+        _publish_without_open_files(files)
+        files.tree.release(handle)
+        if crash:
+            files.die()
+        else:
+            files.publish()
+    with _writable(path, tmp_path / "journal") as files:
+        files.publish()
+    shown = walk(open_tree(str(path)))
+    assert {name: shown[name] for name in new} == new
+
+
+def test_fragments_are_verified_before_they_are_published(tmp_path: Path) -> None:
+    path = _meshes(tmp_path / "source")
+    before = (path / "0.shard").read_bytes()
+    with _writable(path, tmp_path / "journal", 0.1) as files:
+        files.write("0", b"o" * 12)
+        data = files.tree.pending.versions()["0"].data
+        assert data is not None
+        (segment,) = (tmp_path / "journal").glob("*.wal")
+        with segment.open("r+b") as file:
+            file.seek(data.start)
+            file.write(b"damage")
+        with pytest.raises(OSError, match="0"):
+            files.publish()
+    assert (path / "0.shard").read_bytes() == before

@@ -7,9 +7,10 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 
 from shardfs.formats.registry import formats
@@ -25,6 +26,7 @@ from tests.conftest import _start_time, need_fuse
 from tests.mount.distant import in_words
 from tests.waiting import wait_until
 from tests.write.mounts import writable
+from tests.write.object_store_gcs import gcs_options, gcs_store
 from tests.write.targets import TARGETS, Target
 from tests.write.test_object_writer import s3_store
 from tests.write.test_recreated_arrays import create
@@ -251,6 +253,44 @@ def test_another_writer_is_noticed_in_every_stored_form(
             fs.publish(timeout=30)
         assert caught.value.errno == errno.ESTALE
     assert (arrived(target, server, tmp_path / "after") == target.array(held | {0: 200})).all()
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+@pytest.mark.parametrize("kind", ["memory", "gs"])
+def test_another_writer_is_noticed_in_other_stores(kind: str, was_there: bool, tmp_path: Path) -> None:
+    target, held = TARGETS["zarr_start"], {0: 1, 1: 2} if was_there else {1: 2}
+    with gcs_store() as gcs:
+        options = gcs_options(gcs) if kind == "gs" else {"skip_instance_cache": True}
+        store = fsspec.filesystem(kind, **options)
+        root = f"data/{tmp_path.name}" if kind == "gs" else f"/{tmp_path.name}"
+
+        def natively(tokens: Mapping[int, int]) -> None:
+            target.fill(tmp_path / "natively", target.array(tokens))
+            for path in (tmp_path / "natively").rglob("*"):
+                if path.is_file():
+                    store.pipe_file(f"{root}/{path.relative_to(tmp_path / 'natively')}", path.read_bytes())
+
+        (tmp_path / "natively").mkdir()
+        target.create(tmp_path / "natively")
+        natively(held)
+        words = {"journal": str(tmp_path / "journals"), "idle": "3600", "age": "3600"}
+        fs = ShardFileSystem(
+            source=f"{kind}://{root}", storage_options=options, rw=True, write_options=words, skip_instance_cache=True
+        )
+        try:
+            fs.pipe_file(target.path(0), target.shown(100))
+            fs.pipe_file(target.path(2), target.shown(102))
+            natively(held | {0: 200})
+            with pytest.raises(OSError, match="the stored chunk") as caught:
+                fs.publish(timeout=30)
+            assert caught.value.errno == errno.ESTALE
+        finally:
+            fs.close(1)
+        for key in target.shards():
+            with suppress(FileNotFoundError):
+                (tmp_path / "natively" / key).write_bytes(store.cat_file(f"{root}/{key}"))
+        read = next(iter(target.readers.values()))
+        assert (read(tmp_path / "natively") == target.array(held | {0: 200, 2: 102})).all()
 
 
 @pytest.mark.parametrize("crash", [False, True])
