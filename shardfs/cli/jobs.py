@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
+    from shardfs.config.options import Options
     from shardfs.jobs.compact import CompactProblem, Work
     from shardfs.jobs.findings import Damage, Report, ShardTally
     from shardfs.jobs.shared_work import JobPart, JobSource, Plan
@@ -65,8 +66,7 @@ def verify(
     if expect is not None and not regions:
         raise click.UsageError("--expect needs --regions")
     found = given.options()
-    follow = found.symlinks == "follow"
-    job_source = work.JobSource.of(absolute(source), found.storage_options, follow_symlinks=follow)
+    job_source = source_of_job(source, found)
     with opening(source):
         plans = list(work.plan(job_source, part))
         problems = job_source.tree().problems() if part.number == 1 else []
@@ -118,6 +118,30 @@ def _print_regions(
         except regions.ExpectedError as e:
             raise click.UsageError(f"--expect {expect}: {e}") from e
     return n
+
+
+def source_of_job(source: str, found: Options) -> JobSource:
+    """The source as workers open it, with all options for reading it."""
+    from shardfs.jobs.shared_work import JobSource
+
+    return JobSource.of(
+        absolute(source),
+        found.storage_options,
+        follow_symlinks=found.symlinks == "follow",
+        store_timeout_s=found.store_timeout,
+        store_retries=found.store_retries,
+        cache_dir=found.cache_dir,
+        cache_size=found.cache_size,
+        offline=found.offline,
+    )
+
+
+def target_of_job(target: str, found: Options) -> JobSource:
+    """The target as workers open it."""
+    from shardfs.jobs.shared_work import JobSource
+
+    retry: dict[str, Any] = {"store_timeout_s": found.store_timeout, "store_retries": found.store_retries}
+    return JobSource.of(absolute(target), found.storage_options, **retry)
 
 
 def executor_of(dask: str | None, jobs: int, stack: ExitStack) -> tuple[Executor | None, int]:

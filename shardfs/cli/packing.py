@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.jobs import executor_of, part_of
+from shardfs.cli.jobs import executor_of, part_of, source_of_job, target_of_job
 from shardfs.cli.printing import ProgressDisplay, human_bytes, printable, write_json
 from shardfs.cli.repacking import repack
 from shardfs.cli.sources import Given, absolute, decorated, given_options, source_options
@@ -152,12 +152,7 @@ def unpack(
 
 
 def _places(source: str, dest: str | None, found: Options) -> tuple[JobSource, JobSource]:
-    from shardfs.jobs.shared_work import JobSource
-
-    return (
-        JobSource.of(absolute(source), found.storage_options, follow_symlinks=found.symlinks == "follow"),
-        JobSource.of(absolute(dest or ""), found.storage_options),
-    )
+    return source_of_job(source, found), target_of_job(dest or "", found)
 
 
 def _stripped(arrays: tuple[str, ...]) -> tuple[str, ...]:

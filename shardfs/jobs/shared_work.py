@@ -31,6 +31,8 @@ from shardfs.jobs.verify import ShardVerifier
 from shardfs.model import redact
 from shardfs.model.errors import message
 from shardfs.storage.load_ahead import load_ahead
+from shardfs.storage.open_store import open_store
+from shardfs.storage.retry import RETRIES, TIMEOUT_S, RetryPolicy
 from shardfs.vfs.tree import open_tree
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from shardfs.model.dataset import Problem
     from shardfs.model.errors import CorruptShardError
     from shardfs.model.values import U64
+    from shardfs.storage.store import Store
     from shardfs.vfs.tree import Tree
 
 WINDOW = 16
@@ -62,12 +65,14 @@ class JobSource:
 
     Args:
         options: storage options as a JSON object.
+        reading: further arguments of `open_tree` as a JSON object.
         run: identifies the run. A long-lived worker must not reuse a tree that it opened in an earlier run.
     """
 
     url: str = field(repr=False)
     options: str = field(default="{}", repr=False)  # both may contain secrets, and clusters log the repr of tasks
     follow_symlinks: bool = False
+    reading: str = "{}"
     run: int = field(default_factory=time.time_ns)
 
     @classmethod
@@ -77,11 +82,23 @@ class JobSource:
         storage_options: Mapping[str, Any] | None = None,
         *,
         follow_symlinks: bool = False,
+        **reading: Any,
     ) -> JobSource:
-        """The source at a path or fsspec URL. The storage options must be JSON serializable."""
+        """The source at a path or fsspec URL. All options must be JSON serializable.
+
+        Args:
+            reading: arguments of `open_tree` for remote stores: `store_timeout_s`, `store_retries`, `cache_dir`,
+                `cache_size` and `offline`.
+        """
         url = os.fspath(url)
         url = os.path.abspath(url) if redact.is_path(url) else url  # a worker may have another current directory
-        return cls(url, json.dumps(storage_options or {}), follow_symlinks)
+        return cls(url, json.dumps(storage_options or {}), follow_symlinks, json.dumps(reading))
+
+    def target_store(self) -> Store:
+        """The store, to write to it."""
+        reading = json.loads(self.reading)
+        retry = RetryPolicy(reading.get("store_timeout_s", TIMEOUT_S), reading.get("store_retries", RETRIES))
+        return open_store(self.url, json.loads(self.options), retry=retry)
 
     def tree(self) -> Tree:
         """The tree of the source, opened once per process. Raises the errors of `open_tree`."""
@@ -97,6 +114,7 @@ class JobSource:
             prefetch_bytes=CACHE,
             connections=MOST_SHARDS,
             follow_symlinks=self.follow_symlinks,
+            **json.loads(self.reading),
             **more,
         )
 

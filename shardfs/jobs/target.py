@@ -19,7 +19,6 @@ from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.redact import public_name
 from shardfs.model.write_plan import bytes_of, unchanged
-from shardfs.storage.open_store import open_store
 from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
 from shardfs.storage.regular_files import parse_object
 from shardfs.storage.source_locks import canonical
@@ -146,7 +145,7 @@ class JobTarget(NamedTuple):
             raise UnsupportedError("only pack writes zip files; give the name of a directory, without .zip or .ozx")
         if new and "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
-        store = open_store(target.url, json.loads(target.options))
+        store = target.target_store()
         writer = open_writer(store, alone=True)  # an object written twice has the same bytes
         writer.recovered()
 
