@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import LOCK, NameKind
 from shardfs.storage import syscalls
 from shardfs.vfs.inodes import TABLE_END
-from shardfs.write.files import join, shown_mode, stale
+from shardfs.write.files import join, shown_mode, split, stale
 from shardfs.write.name_kind import FOREIGN
 from shardfs.write.names import JOURNALED
 
@@ -86,7 +88,9 @@ class FileCalls:
         """Open a file and return a handle. Of `flags`, the access mode and O_TRUNC count."""
         known = self._files.by_number.get(number)
         if known is not None and known.parent is None and known.twin is None and not known.handles:
-            raise stale(number)  # the kernel looks up the name again
+            if flags & (os.O_ACCMODE | os.O_TRUNC) or not self._succeeded(known):
+                raise stale(number)  # the kernel looks up the name again, but only once for each call
+            return self._open_files.add_reader(number)
         if known is None and self._names.base.is_outdated(number):
             raise stale(number)
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR)
@@ -102,6 +106,24 @@ class FileCalls:
                 self.release(handle)
                 raise
         return handle
+
+    def _succeeded(self, file: WritableFile) -> bool:
+        """Give a file that has just lost its name the bytes of the file that has the name now.
+
+        A disk would open that file. Return False if there is none of the same size: the kernel knows the size.
+        """
+        with suppress(OSError, CorruptShardError):
+            found = self._overlay.find(*split(file.last_path)) if file.last_path else None
+            if found is None or found.directory or found.size != file.size():
+                return False
+            data = bytes(self._overlay.read(found.number, 0, max(found.size, 1)))
+            with self._names.lock:
+                if len(data) != found.size or file.number not in self._files.by_number:
+                    return False
+                file.frozen = data
+            self._names.hooks.invalidate_content(file.number)
+            return True
+        return False
 
     def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
         """Write bytes at `offset` of an open file. Return how many."""
@@ -222,6 +244,9 @@ class FileCalls:
                 file.handles -= 1
                 if file.twin is not None and not file.handles:
                     file.frozen = file.version = None
+                if file.parent is None and not file.handles and file.frozen is not None:
+                    file.known_size = len(file.frozen)
+                    file.frozen = None
                 self._saving.drop_buffer(file)
                 if file.parent is None:
                     self._files.let_go(file)

@@ -36,6 +36,7 @@ class WritableFile:
         refused: these bytes could not be saved, and the writer got the error.
         merged: the source's document differs from the one written here or cached by the kernel; `frozen` has the
             former.
+        last_path: the path that a file without a name had last.
         stored: what the source had for a chunk whose size and time are those of this file; None if that was not noted.
 
     The contents are in the first of these places that is set: `buffer` (being written), `frozen` (a fixed copy), the
@@ -43,14 +44,16 @@ class WritableFile:
     """
 
     __slots__ = (
-        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "lookups", "merged", "mode",
-        "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "target", "twin", "version", "writers",
+        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "last_path", "lookups", "merged",
+        "mode", "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "target", "twin", "version",
+        "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: NameKind, target: Target | None = None) -> None:
         self.number, self.kind, self.target = number, kind, target
         self.parent: str | None = None
         self.name = b""
+        self.last_path = ""
         self.mode = self.mtime_ns = self.known_size = 0
         self.twin: WritableFile | None = None
         self.buffer: Buffer | None = None
@@ -189,6 +192,7 @@ class Files:
         """Remove the name of a file. The file is freed unless a handle or the kernel still uses it."""
         if file.parent is not None:
             self._free_name(file.parent, file.name, file)
+            file.last_path = join(file.parent, file.name)
         file.parent = None
         self._settled.pop(file.number, None)
         self.let_go(file)

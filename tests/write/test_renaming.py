@@ -17,7 +17,8 @@ from shardfs.write import buffers
 from shardfs.write.journal import Journal
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
-from tests.write.engines import NEVER, TreeFiles, Whole
+from tests import handmade
+from tests.write.engines import NEVER, TreeFiles, Whole, mounted
 from tests.write.targets import TARGETS, described
 
 if TYPE_CHECKING:
@@ -291,3 +292,33 @@ def test_one_that_cannot_be_kept_between(
     assert (files.read(CHUNK), files.read(LOCK)) == (before or OLD, None)
     files.publish()
     assert files.read(CHUNK) == (before or OLD)
+
+
+@pytest.mark.parametrize("size", [4, 9])
+def test_a_file_that_is_replaced_between_look_up_and_open(size: int, tmp_path: Path) -> None:
+    """The kernel looks up the name once more, and finds a file that is replaced, too, before it is opened."""
+    handmade.write_json(tmp_path / "a/zarr.json", handmade.zarr_metadata((8, 8), (4, 4), (2, 2)))
+    with mounted(tmp_path / "a", tmp_path / "journal") as files:
+        files.write("c/0/0", b"1111")
+        number = files.tree.resolve("c/0/0").number
+        files.tree.remember(number)
+        for publish in (False, True):
+            new = b"23"[publish : publish + 1] * size
+            files.write("c/0/x.partial", new)
+            files.rename("c/0/x.partial", "c/0/0")
+            if publish:
+                files.publish()
+            if size != 4:
+                with pytest.raises(OSError, match="Stale") as caught:
+                    files.tree.open(number, os.O_RDONLY)
+                assert caught.value.errno == errno.ESTALE
+                continue
+            handle = files.tree.open(number, os.O_RDONLY)
+            assert files.tree.read(number, 0, 99) == new
+            assert files.tree.attributes(number).size == 4
+            files.tree.release(handle)
+        files.unlink("c/0/0")
+        with pytest.raises(OSError, match="Stale"):
+            files.tree.open(number, os.O_RDONLY)
+        files.tree.forget(number, 1)
+        assert number not in files.tree._descriptions._files.by_number
