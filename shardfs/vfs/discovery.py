@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -31,6 +32,7 @@ from shardfs.storage.in_place import InPlaceStore
 from shardfs.vfs.chunk_trees import ChunkTrees
 from shardfs.vfs.half_packed import half_packed
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
+from shardfs.vfs.renewals import OutdatedError, Renewals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -112,6 +114,7 @@ class Datasets:
         self._skips = skip_unsupported
         self.damage = KnownDamage(index_cache)
         self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
+        self.renewals = Renewals()
         self.problems: dict[Problem, None] = {}
         self._instead: Mapping[str, dict[str, bytes]] = {}  # documents taken for the stored ones, by directory
 
@@ -130,19 +133,23 @@ class Datasets:
 
         Raise CorruptShardError if a metadata document is damaged. The error is cached for `DAMAGE_TTL_S` seconds.
         """
-        if directory.content is None:
+        while (content := directory.content) is None:
             self.damage.require_none(directory.number)
-            self._reading.documents, directory.checked = {}, monotonic()
-            try:
-                content = self._content_of(directory, self._described(directory))
-            except CorruptShardError as e:
-                self.damage.put(directory.number, e, DAMAGE_TTL_S)
-                raise
-            read = self._reading.documents
-            if content.dataset is None:  # a search for datasets below may have read very many
-                read = {path: found for path, found in read.items() if path == directory.inside}
-            directory.content = replace(content, read=read)
-        return directory.content
+            since = self.renewals.count
+            with suppress(OutdatedError):  # the documents have changed meanwhile: read them again
+                self._open(directory, since)
+        return content
+
+    def _open(self, directory: DirectoryNode, since: int) -> None:
+        """Set the content of a directory. Raise OutdatedError if a renewal has begun after the number `since`."""
+        self._reading.documents = {}
+        directory.checked = monotonic()
+        try:
+            self._set_content(directory, self._described(directory), since)
+        except CorruptShardError as e:
+            damage = partial(self.damage.put, directory.number, e, DAMAGE_TTL_S)
+            self.renewals.keep(directory.path, since, damage)
+            raise
 
     def is_outdated(self, directory: DirectoryNode) -> bool:
         """Return whether the documents that an opened directory was made of have changed in the source.
@@ -389,7 +396,7 @@ class Datasets:
             out[name] = stored[0].array
         return out
 
-    def _content_of(self, directory: DirectoryNode, dataset: Dataset | None) -> Content:
+    def _set_content(self, directory: DirectoryNode, dataset: Dataset | None, since: int) -> None:
         """Combine a directory's own dataset with the items inherited from its parents."""
         path, here, inherited, own = directory.inside, None, directory.inherited, dataset or NOTHING_DESCRIBED
         documents: dict[str, bytes] = {}
@@ -413,14 +420,21 @@ class Datasets:
                 below.setdefault(name, [((), None)] if self.view is None else [])
         placed = [item for _, item in items if isinstance(item, CollectionAt) and item.shards == path]
         shards = tuple(p.collection.layers[0].format for p in placed if p.collection.shards is not None)
-        chunks = self.trees.open(path, directory.shown, here, self.directory_mtime(path)) if here else None
         inherited = inherited._replace(closed=inherited.closed or own.closed)
         if own.scope is not None:
             inherited = inherited._replace(scope=(own.scope, path))
         for c in own.unsharded:
             if not c.path and c.shards is None:
                 inherited = inherited._replace(cells=(c.names, -1 if c.names.prefix else 0))
-        return Content(dataset, chunks, documents, below, shards, inherited)
+        # Without a dataset, a search for datasets below may have read very many documents.
+        read = {at: found for at, found in self._reading.documents.items() if dataset is not None or at == path}
+        mtime_ns = self.directory_mtime(path) if here else 0
+
+        def install() -> None:
+            chunks = self.trees.open(path, directory.shown, here, mtime_ns) if here else None
+            directory.content = Content(dataset, chunks, documents, below, shards, inherited, read)
+
+        self.renewals.keep(directory.path, since, install)
 
     def _own(self, path: str, dataset: Dataset) -> Iterator[tuple[tuple[str, ...], ShownItem]]:
         """Yield the collections, documents and images of a dataset with their paths relative to its directory."""

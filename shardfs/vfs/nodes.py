@@ -204,43 +204,42 @@ class NodeTable:
 
     def __init__(self) -> None:
         self.root = DirectoryNode(ROOT, "", NOTHING_INHERITED)
-        self._kept: dict[int, Node] = {ROOT: self.root}
-        self._recent: OrderedDict[int, Node] = OrderedDict()
+        self._nodes: dict[int, Node] = {ROOT: self.root}  # read without the lock: one look-up is atomic
+        self._recent: OrderedDict[int, None] = OrderedDict()  # the numbers of the nodes without references
         self._moved: dict[str, int] = {}  # inode numbers of renamed nodes, which were computed from their old paths
         self._lock = threading.Lock()
 
     def get(self, number: int) -> Node:
         """Return the node of an inode number. Raise FileNotFoundError if the node was forgotten."""
-        node = self._kept.get(number) or self._recent.get(number)
+        node = self._nodes.get(number)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "no such number", str(number))
         return node
 
     def directory(self, number: int) -> DirectoryNode:
         """Return the directory of an inode number. Raise FileNotFoundError or NotADirectoryError without one."""
-        node = self._kept.get(number) or self._recent.get(number)
+        node = self.get(number)
         if isinstance(node, DirectoryNode):
             return node
-        raise NotADirectoryError(errno.ENOTDIR, "not a directory", self.get(number).path)
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory", node.path)
 
     def _number(self, path: str) -> int:
         return self._moved.get(path) or number_of(path)
 
     def move(self, old: str, new: str) -> list[Node]:
         """Rename a directory and all nodes below; they keep their inode numbers. Return the renamed nodes."""
-        found = self.below(old)
         with self._lock:
-            for node in found:
+            nodes = self._below(old)
+            for node in nodes:
                 self._moved.pop(node.path, None)
                 node.path = new + node.path[len(old) :]
                 if not isinstance(node, DocumentNode) or not node.outdated:
                     self._moved[node.path] = node.number
-        return found
+        return nodes
 
     def known(self, path: str) -> Node | None:
         """Return the node of a path; None if there is none."""
-        number = self._number(path)
-        node = self._kept.get(number) or self._recent.get(number)
+        node = self._nodes.get(self._number(path))
         return node if node is not None and node.path == path else None
 
     def intern(self, path: str, kind: type[N], *args: Any, number: int | None = None) -> N:
@@ -248,44 +247,54 @@ class NodeTable:
 
         The inode number is computed from the path unless it is given. A node that changes its kind keeps its number.
         """
-        number = self._number(path) if number is None else number
-        while True:
-            node = self._kept.get(number) or self._recent.get(number)
-            if isinstance(node, kind) and node.path == path:
-                return node
-            if node is None or node.path == path:
-                return self._put(kind(number, path, *args), node)
-            number = number % (TABLE_END - 1) + 2  # a hash collision of two paths, which is very rare
+        node = self._nodes.get(self._number(path) if number is None else number)
+        if isinstance(node, kind) and node.path == path:
+            return node
+        with self._lock:
+            number = self._number(path) if number is None else number
+            while True:
+                node = self._nodes.get(number)
+                if isinstance(node, kind) and node.path == path:
+                    return node
+                if node is None or node.path == path:
+                    return self._put(kind(number, path, *args), node)
+                number = number % (TABLE_END - 1) + 2  # a hash collision of two paths, which is very rare
 
     def _put(self, node: N, before: Node | None) -> N:
-        with self._lock:
-            if before is not None and node.number in self._kept:
-                node.lookups = before.lookups
-                self._kept[node.number] = node
-                return node
+        """Add a node, or replace the one `before`. The caller holds the lock."""
+        if before is not None and before.number not in self._recent:
+            node.lookups = before.lookups
+            self._nodes[node.number] = node
+        else:
             self._keep_recent(node)
         return node
 
     def _keep_recent(self, node: Node) -> None:
         """Keep a node without references, and evict the oldest ones. The caller holds the lock."""
-        self._recent[node.number] = node
+        self._nodes[node.number] = node
+        self._recent[node.number] = None
         while len(self._recent) > RECENT_NODES:
-            _, gone = self._recent.popitem(last=False)
-            if self._moved.get(gone.path) == gone.number:
+            number, _ = self._recent.popitem(last=False)
+            gone = self._nodes.pop(number)
+            if self._moved.get(gone.path) == number:
                 del self._moved[gone.path]
 
     def outdate(self, node: DocumentNode) -> None:
         """Give the path of a document another inode number from now on."""
         with self._lock:
             node.outdated, number = True, node.number
-            while number in self._kept or number in self._recent:
+            while number in self._nodes:
                 number = number % (TABLE_END - 1) + 2
             self._moved[node.path] = number
 
     def below(self, path: str) -> list[Node]:
         """Return the known nodes of a directory and everything below, parents first."""
-        found = [n for n in (*self._kept.values(), *list(self._recent.values())) if is_in(n.path, path)]
-        return sorted(found, key=lambda n: n.path.count("/") if n.path else -1)
+        with self._lock:
+            return self._below(path)
+
+    def _below(self, path: str) -> list[Node]:
+        nodes = [node for node in self._nodes.values() if is_in(node.path, path)]
+        return sorted(nodes, key=lambda node: node.path.count("/") if node.path else -1)
 
     def has_moved(self, path: str) -> bool:
         """Return whether a known directory, at this path or below, is shown at another path than the store has it."""
@@ -310,9 +319,9 @@ class NodeTable:
         if number >= TABLE_END:
             return
         with self._lock:
-            node = self._kept.get(number) or self._recent.pop(number, None)
+            node = self._nodes.get(number)
             if node is not None:
-                self._kept[number] = node
+                self._recent.pop(number, None)
                 node.lookups += 1
 
     def forget(self, number: int, count: int) -> None:
@@ -320,14 +329,13 @@ class NodeTable:
         if number >= TABLE_END:
             return
         with self._lock:
-            node = self._kept.get(number)
-            if node is None or number == ROOT:
+            node = self._nodes.get(number)
+            if node is None or number == ROOT or number in self._recent:
                 return
             node.lookups -= count
             # A concurrent lookup that returns this node increases the count again; until then, the node is kept as
             # recent.
             if node.lookups <= 0:
-                del self._kept[number]
                 node.lookups = 0
                 if isinstance(node, DirectoryNode):
                     node.content = None  # the metadata may change before the next lookup

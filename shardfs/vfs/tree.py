@@ -368,6 +368,7 @@ class Tree:
 
     def renew(self, path: str) -> list[str]:
         """Read the metadata of a directory and everything below again. Return the paths of the collections there."""
+        self.datasets.renewals.add(path)
         self.changed(path)
         nodes = self._nodes.below(path)
         forgotten = self.datasets.trees.forget(path)
@@ -393,6 +394,8 @@ class Tree:
 
     def moved(self, old: str, new: str) -> None:
         """Update all nodes of a directory that was renamed in the store. They keep their inode numbers."""
+        for directory in (old, new):
+            self.datasets.renewals.add(directory)
         for node in self._nodes.move(old, new):
             if isinstance(node, DirectoryNode):
                 node.inside, node.content = node.path, None
