@@ -11,13 +11,13 @@ import io
 import os
 import re
 import sys
-import traceback
 from typing import TYPE_CHECKING, BinaryIO, NoReturn, cast
 
 import click
 
+from shardfs.cli.printing import echo
 from shardfs.config import parsers
-from shardfs.model import errors
+from shardfs.model import errors, redact
 from shardfs.model.exit_codes import MEANINGS, ExitCode
 from shardfs.model.version import __version__
 
@@ -149,6 +149,8 @@ def is_bug(error: BaseException) -> bool:
 
 def run(args: list[str]) -> int:
     """Run the command line and return the exit code."""
+    for word in args:  # first, since any error may print a URL
+        redact.add_secrets(word)
     return guarded(lambda: commands.main(args, prog_name="shardfs", standalone_mode=False))
 
 
@@ -161,8 +163,8 @@ def guarded(work: Callable[[], object]) -> int:
         return ExitCode.INTERRUPTED
     except Exception as e:  # noqa: BLE001  (printed, with a traceback if the error is a bug)
         if os.environ.get("SHARDFS_DEBUG") or is_bug(e):
-            traceback.print_exc()
-        click.echo(f"shardfs: {message(e)}", err=True)
+            echo(*errors.redacted_traceback(e), err=True)
+        echo(f"shardfs: {message(e)}", err=True)
         return exit_code(e)
 
 

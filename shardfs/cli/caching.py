@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfs.cli import Group
-from shardfs.cli.printing import human_bytes, write_json
+from shardfs.cli.printing import echo, human_bytes, write_json
 from shardfs.cli.sources import decorated
 from shardfs.config import loading, parsers
 from shardfs.model.text import counted
@@ -76,4 +76,4 @@ def _print(values: dict[str, Any], text: str, *, as_json: bool) -> None:
     if as_json:
         write_json(values)
     else:
-        click.echo(text)
+        echo(text)

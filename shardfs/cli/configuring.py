@@ -11,7 +11,7 @@ import click
 
 from shardfs.cli import Group
 from shardfs.cli.completing import profiles as complete_profile
-from shardfs.cli.printing import write_json
+from shardfs.cli.printing import echo, write_json
 from shardfs.config import loading, options, parsers
 from shardfs.model.redact import public_name, redacted_values
 from shardfs.model.text import counted
@@ -41,10 +41,10 @@ def check(where: str | None) -> int:
     found = read(_chosen(where))
     faults = [*found.faults, *_misfits(found.profiles.values())]
     for fault in faults:
-        click.echo(f"warning: {fault}" if fault.warning else str(fault))
+        echo(f"warning: {fault}" if fault.warning else str(fault))
     if not faults:
         profiles, files = counted(len(found.profiles), "profile"), counted(len(found.files), "file")
-        click.echo(f"{profiles} in {files}, nothing wrong")
+        echo(f"{profiles} in {files}, nothing wrong")
     return 2 if any(not fault.warning for fault in faults) else 0
 
 
@@ -78,8 +78,8 @@ def show(names: tuple[str, ...], where: str | None, as_json: bool) -> None:
         if as_json:
             write_json({"name": name, "file": profile.file, **{k: value for k, (value, _) in settings.items()}})
         else:
-            click.echo(f"[mount.{json.dumps(name) if '.' in name or ':' in name else name}]  # {profile.file}")
-            click.echo("".join(_lines(settings, profile.file)))
+            echo(f"[mount.{json.dumps(name) if '.' in name or ':' in name else name}]  # {profile.file}")
+            echo(*_lines(settings, profile.file), "")
 
 
 def _chosen(where: str | None) -> str | None:
@@ -118,4 +118,4 @@ def _lines(settings: Mapping[str, tuple[Any, str]], file: str) -> Iterator[str]:
         note = "" if origin == file else f"  # {origin}"
         pairs = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
         for name, shown in pairs.items():
-            yield f"{name} = {json.dumps(shown, ensure_ascii=False, default=str)}{note}\n"
+            yield f"{name} = {json.dumps(shown, ensure_ascii=False, default=str)}{note}"

@@ -15,6 +15,7 @@ import click
 
 from shardfs import cli
 from shardfs.cli.mounting import start
+from shardfs.cli.printing import echo
 from shardfs.cli.sources import given_options
 from shardfs.daemon.opening import check
 from shardfs.model.exit_codes import ExitCode
@@ -43,14 +44,14 @@ def _mount(args: list[str]) -> int:
         raise click.UsageError(f"{e}; {_SYNTAX}") from None
     names = {name for name, _ in flags}
     if names & {"-h", "--help", "-V", "--version"}:
-        click.echo(f"{_SYNTAX}\nshardfs {__version__}")
+        echo(_SYNTAX, f"shardfs {__version__}")
         return 0
     if len(words) != 2:
         raise click.UsageError(_SYNTAX)
     found, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
     check(found)
     if "-v" in names:
-        click.echo(f"shardfs: {public_name(words[0])} on {words[1]}")
+        echo(f"shardfs: {public_name(words[0])} on {words[1]}")
     return 0 if "-f" in names else start(words[0], words[1], found, foreground=False)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardfs.cli.printing import echo
 from shardfs.cli.sources import decorated
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
     wanted = list(items(_programs(programs), user=user, root=root))
     foreign = [] if force else [item for item in wanted if not item.is_there() and not item.is_ours()]
     for item in foreign:
-        click.echo(f"shardfs: {item.path}: was not installed by shardfs; --force replaces it", err=True)
+        echo(f"shardfs: {item.path}: was not installed by shardfs; --force replaces it", err=True)
     if foreign:
         return 1
     for item in wanted:
@@ -92,4 +93,4 @@ def _change(item: Item, change: Callable[[], None], done: str, *, user: bool, dr
 
 def _print(item: Item, state: str) -> None:
     arrow = "" if item.target is None else f" -> {item.target}"
-    click.echo(f"{item.path}{arrow}: {state}")
+    echo(f"{item.path}{arrow}: {state}")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import csv_line, human_bytes, printable, waiting, write, write_json
+from shardfs.cli.printing import csv_line, echo, human_bytes, waiting, write, write_json
 from shardfs.cli.sources import Given, absolute, opened, source_options
 from shardfs.daemon.opening import opening
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.text import counted
+from shardfs.model.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -280,7 +280,7 @@ class _Totals:
         if self._as_json:
             write_json({"type": "fault", **problem._asdict()})
         else:
-            click.echo(f"{problem.where or '/'}: {problem.why}", err=True)
+            echo(f"{problem.where or '/'}: {problem.why}", err=True)
 
     def shard(self, work: Work, saved: int) -> None:
         size, dead = work.usage.size, work.usage.dead
@@ -293,6 +293,6 @@ class _Totals:
         if self._as_json:
             write_json({"type": "end", "shards": self.shards, "dead": self.dead, "saved": self.saved})
         elif dry_run:
-            click.echo(f"{human_bytes(self.dead)} in {counted(self.shards, 'shard')} can be reclaimed")
+            echo(f"{human_bytes(self.dead)} in {counted(self.shards, 'shard')} can be reclaimed")
         else:
-            click.echo(f"{human_bytes(self.saved)} saved in {counted(self.shards, 'shard')}")
+            echo(f"{human_bytes(self.saved)} saved in {counted(self.shards, 'shard')}")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import human_bytes, natural, printable, write, write_json
+from shardfs.cli.printing import echo, human_bytes, natural, write, write_json
 from shardfs.cli.sources import Given, opened_to_look, source_options
 from shardfs.model.errors import ShardfsError
-from shardfs.model.text import counted
+from shardfs.model.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -147,7 +147,7 @@ def locate(source: str, path: str | None, shard: str | None, offset: int | None,
         return
     for key, value in answer.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        click.echo(f"{key}: {printable(text)}".rstrip())
+        echo(f"{key}: {printable(text)}".rstrip())
 
 
 def _located_on_mount(path: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _ordered(batches: Iterator[Batch]) -> Iterator[Batch]:
     while sum(len(batch.names) for batch in first) < SORTED and (batch := next(batches, None)) is not None:
         first.append(batch)
     if first:
-        joined = Batch._make((*map(np.concatenate, zip(*(batch[:6] for batch in first), strict=True)), False, None))
+        joined = Batch._make((*map(np.concatenate, zip(*(batch[:6] for batch in first), strict=True)), False))
         try:
             order = joined.names.astype(np.int64).argsort(kind="stable")
         except (ValueError, OverflowError):  # not all names are numbers
@@ -225,11 +225,11 @@ def _by_path(arrays: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _print_info(collections: list[dict[str, Any]], problems: list[Problem]) -> None:
     for array in _by_path(collections):
-        click.echo(printable(array["path"] or "/"))
+        echo(array["path"] or "/")
         for line in _lines(array):
-            click.echo(click.wrap_text(printable(line), WIDTH, "  ", "    "))
+            echo(*click.wrap_text(printable(line), WIDTH, "  ", "    ").splitlines())
     for p in problems:
-        click.echo(printable(f"{p.path or '/'}: {p.consequence}: {p.why}"))
+        echo(f"{p.path or '/'}: {p.consequence}: {p.why}")
 
 
 def _count(chunks: int, of: int | None) -> str:

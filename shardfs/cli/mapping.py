@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.cli.printing import human_bytes, printable
-from shardfs.model.text import counted
+from shardfs.cli.printing import human_bytes
+from shardfs.model.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

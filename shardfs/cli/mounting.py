@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli import completing
-from shardfs.cli.printing import human_bytes, waiting
+from shardfs.cli.printing import echo, human_bytes, waiting
 from shardfs.cli.sources import (
     Given,
     absolute,
@@ -27,7 +27,7 @@ from shardfs.cli.sources import (
 from shardfs.config import options, parsers
 from shardfs.model.errors import MountError
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.redact import public_name
+from shardfs.model.redact import has_password, public_name
 from shardfs.model.text import counted
 from shardfs.storage.source_locks import journal_directory
 
@@ -108,13 +108,15 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
 
     check(found)
     path = absolute(source)
+    if has_password(source) and source in sys.argv:
+        warn("every user can read the password in the URL on the command line: use a profile instead")
     if not found.rw:
         _warn_of_unpublished(source, found)
 
     def ready() -> None:
         how = "Ctrl-C unmounts it" if foreground else f"`shardfs umount {mountpoint}` unmounts it"
         with suppress(OSError):  # standard output may be closed
-            click.echo(f"{public_name(source)} is mounted on {mountpoint}; {how}")
+            echo(f"{public_name(source)} is mounted on {mountpoint}; {how}")
 
     arguments = daemon.MountArguments(
         source=path,
@@ -231,6 +233,6 @@ def flush(path: str, timeout: str) -> int:
             raise click.UsageError(f"{mountpoint} is mounted read-only: mount it with --rw to write") from None
         late = e.errno == errno.ETIMEDOUT
         more = "" if late else f"; shardfs status {mountpoint} names the files and the reasons"
-        click.echo(f"shardfs: {path}: {e.strerror}{more}", err=True)
+        echo(f"shardfs: {path}: {e.strerror}{more}", err=True)
         return ExitCode.LATE if late else ExitCode.LEFT
     return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.completing import profiles_and_files
-from shardfs.cli.printing import human_bytes, write_json
+from shardfs.cli.printing import echo, human_bytes, write_json
 from shardfs.cli.sources import Given, absolute, is_source, profile_named, source_options
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
@@ -65,9 +65,9 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: 
             snapshot = mount.status or {}
             write_json({**snapshot, "mountpoint": mount.mountpoint, "source": mount.source, "state": mount.state})
         else:
-            click.echo("\n".join(_lines(mount)))
+            echo(*_lines(mount))
     if not found and not as_json:
-        click.echo("nothing is mounted")
+        echo("nothing is mounted")
     failing = any((w := _writing(mount)) and (w["errors"] or w["refused"] or w["read_only"]) for mount in found)
     return int(failing or any(mount.state in (mount_table.DEAD, mount_table.HANGS) for mount in found))
 
@@ -99,7 +99,7 @@ def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -
     if left is None and not is_source(source, given.options()):
         if not as_json:
             why = "is not mounted by shardfs, and is no dataset with a journal; `shardfs status` lists the mounts"
-            click.echo(f"{source}: {why}")
+            echo(f"{source}: {why}")
         return ExitCode.NOT_MOUNTED
     while wait and left is not None and left.owner is not None and left.waiting:
         time.sleep(LOOK_S)
@@ -109,7 +109,7 @@ def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -
         counts = {"files": len(waiting), "conflicts": sum(entry.state == "conflict" for entry in waiting)}
         write_json({"source": absolute(source), "journal": str(directory), "owner": owner, **counts})
     else:
-        click.echo("\n".join(_left_lines(source, left)))
+        echo(*_left_lines(source, left))
     return int(bool(waiting) and owner is None)
 
 
@@ -131,7 +131,7 @@ _STATES = {
     "dead": "its daemon has died; `shardfs umount --lazy {0}` removes the mount",
     "hangs": "does not answer; `shardfs umount --lazy {0}` removes the mount",
     "closed": "belongs to another user, and is not open to others",
-    "old": "was mounted by a version of shardfs that reports no status",
+    "old": "reports no status that this version of shardfs can read; `shardfs umount {0}` unmounts it",
 }
 
 
@@ -249,7 +249,7 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
         if as_json:
             write_json(finding._asdict())
         else:
-            click.echo(f"{finding.state:5}  {finding.check}: {finding.message}")
+            echo(f"{finding.state:5}  {finding.check}: {finding.message}")
             if finding.fix:
-                click.echo(f"       -> {finding.fix}")
+                echo(f"       -> {finding.fix}")
     return int(wrong)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.jobs import executor_of, part_of, source_of_job, target_of_job
-from shardfs.cli.printing import ProgressDisplay, human_bytes, printable, write_json
+from shardfs.cli.printing import ProgressDisplay, echo, human_bytes, write_json
 from shardfs.cli.repacking import repack
 from shardfs.cli.sources import Given, absolute, decorated, given_options, source_options
 from shardfs.config import parsers
@@ -199,7 +199,7 @@ def _run(
             for report in work.run(executor, workers):
                 output.report(report)
         except KeyboardInterrupt:
-            click.echo("interrupted: repeat the command to continue", err=True)
+            echo("interrupted: repeat the command to continue", err=True)
             raise
     return output.end()
 
@@ -219,7 +219,7 @@ class _JobOutput:
             if self._as_json:
                 write_json({"type": "problem", "path": problem.path, "why": problem.why, "failed": problem.damaged})
             else:
-                click.echo(printable(f"{problem.path or '/'}: {problem.why}"), err=True)
+                echo(f"{problem.path or '/'}: {problem.why}", err=True)
 
     def end(self) -> int:
         """Print the counts; return the exit code."""
@@ -229,16 +229,14 @@ class _JobOutput:
             counts |= {"problems": self._problems}
             write_json({"type": "end", **counts, "finished": work.finished, "repeated": work.repeated})
         elif work.repeated:
-            click.echo("finished already by an earlier run of this job; nothing was done")
+            echo("finished already by an earlier run of this job; nothing was done")
         elif work.finished and not work.files:
-            click.echo("finished")
+            echo("finished")
         elif work.finished:
             become = "file becomes" if work.files == 1 else "files become"
-            click.echo(f"{work.files:,} {become} {work.objects:,} ({human_bytes(self._nbytes)} copied)")
+            echo(f"{work.files:,} {become} {work.objects:,} ({human_bytes(self._nbytes)} copied)")
         elif self._problems:
-            click.echo(
-                f"not finished: {counted(self._problems, 'problem')}; solve them, and repeat the command", err=True
-            )
+            echo(f"not finished: {counted(self._problems, 'problem')}; solve them, and repeat the command", err=True)
         else:
-            click.echo(f"part {work.part.number} of {work.part.of} is done; the last part to end writes the metadata")
+            echo(f"part {work.part.number} of {work.part.of} is done; the last part to end writes the metadata")
         return ExitCode.LEFT if self._problems else ExitCode.OK

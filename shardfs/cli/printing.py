@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from shardfs.model.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -36,17 +38,13 @@ def csv_line(fields: Iterable[str]) -> bytes:
     return text.getvalue().encode(errors="surrogateescape")
 
 
-def printable(text: str) -> str:
-    """Replace control characters, line breaks and undecodable bytes by Python escapes."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines, each with control characters and line breaks as escapes, to standard output or standard error.
 
-
-def _escaped(character: str) -> str:
-    if character.isprintable():
-        return character
-    if "\udc80" <= character <= "\udcff":  # surrogateescape: an undecodable byte
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
+    Names of files, sources and mounts may contain anything. A terminal would obey what is in them.
+    """
+    for line in lines:
+        click.echo(printable(line), err=err)
 
 
 def natural(text: str) -> list[list[str | int]]:
@@ -125,7 +123,7 @@ class ProgressDisplay:
             self._bar.update(self._task, completed=self._done, description=self._text())
         elif self._shown and time.monotonic() - self._printed >= LINES_S:
             self._printed = time.monotonic()
-            click.echo(self._text(), err=True)
+            echo(self._text(), err=True)
 
     def _text(self) -> str:
         took = max(time.monotonic() - self._began, 1e-3)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import human_bytes, waiting, write_json
+from shardfs.cli.printing import echo, human_bytes, waiting, write_json
 from shardfs.cli.sources import Given, absolute, is_source, opened, source_options
 from shardfs.config import loading, parsers
 from shardfs.daemon.opening import opening
@@ -82,7 +82,7 @@ def recover(
     except FileNotFoundError:
         if out is not None or ours or theirs or not is_source(source, found):
             raise
-        click.echo(f"{source}: nothing to be published: there is no journal of it")
+        echo(f"{source}: nothing to be published: there is no journal of it")
         return 0
     if out is not None:
         return _export(directory, parsers.file_path(out))
@@ -121,7 +121,7 @@ def _list_all(found: Options, *, everything: bool, as_json: bool) -> int:
         try:
             left = work.look_if_there(directory)
         except (OSError, ShardfsError) as e:
-            click.echo(f"shardfs: {directory}: this journal cannot be read: {message(e)}", err=True)
+            echo(f"shardfs: {directory}: this journal cannot be read: {message(e)}", err=True)
             shown += 1
             continue
         if left is None:
@@ -133,11 +133,9 @@ def _list_all(found: Options, *, everything: bool, as_json: bool) -> int:
         if as_json:
             write_json(_as_json(left))
         else:
-            click.echo(f"{left.source}: {_summary(left)}\n  {directory}")
+            echo(f"{left.source}: {_summary(left)}", f"  {directory}")
     if not shown and not as_json:
-        click.echo(
-            f"nothing needs a decision; --all lists {counted(hidden, 'more journal')}" if hidden else "no journals"
-        )
+        echo(f"nothing needs a decision; --all lists {counted(hidden, 'more journal')}" if hidden else "no journals")
     return 0
 
 
@@ -163,23 +161,23 @@ def _list(left: Left, *, as_json: bool) -> None:
             write_json({"type": "file", **entry._asdict()})
         return
     layout = f", written with -o {left.layout}" if left.layout else ""
-    click.echo(f"{left.source}: {_summary(left)}{layout}; {human_bytes(left.nbytes)} in {left.directory}")
+    echo(f"{left.source}: {_summary(left)}{layout}; {human_bytes(left.nbytes)} in {left.directory}")
     for entry in left.entries:
         why = f"  ({entry.why})" if entry.why else ""
-        click.echo(f"  {entry.state:<8} {human_bytes(entry.size):>10}  {entry.path}{why}")
+        echo(f"  {entry.state:<8} {human_bytes(entry.size):>10}  {entry.path}{why}")
     for problem in left.problems:
-        click.echo(f"  problem: {problem}")
+        echo(f"  problem: {problem}")
     for path in left.damaged_paths:
-        click.echo(f"  lost: {path or 'the damaged records do not say which files'}")
+        echo(f"  lost: {path or 'the damaged records do not say which files'}")
 
 
 def _export(directory: Path, out: str) -> int:
     from shardfs.write import recover as work
 
     left, done = work.look(directory), work.export(directory, out)
-    click.echo(f"{counted(done.files, 'file')} in {out}; {len(done.deleted)} deleted")
+    echo(f"{counted(done.files, 'file')} in {out}; {len(done.deleted)} deleted")
     for path, why in done.failed.items():
-        click.echo(f"shardfs: {path}: {why}", err=True)
+        echo(f"shardfs: {path}: {why}", err=True)
     return ExitCode.LEFT if done.failed else _damage(left)
 
 
@@ -201,7 +199,7 @@ def _apply(source: str, directory: Path, found: Options) -> int:
     for path in sorted(kept):
         failure = writable.pending.failure(path)
         why = "" if failure is None else f": {message(failure)}"
-        click.echo(f"shardfs: {path}: is not published{why}", err=True)
+        echo(f"shardfs: {path}: is not published{why}", err=True)
     return ExitCode.LEFT if kept else _damage(left)
 
 
@@ -210,8 +208,8 @@ def _salvage(directory: Path) -> int:
 
     lost = work.salvage(directory)
     for problem in lost:
-        click.echo(problem)
-    click.echo(f"moved aside in {directory}: {counted(len(lost), 'damaged part')}" if lost else "there is no damage")
+        echo(problem)
+    echo(f"moved aside in {directory}: {counted(len(lost), 'damaged part')}" if lost else "there is no damage")
     return 0
 
 
@@ -222,5 +220,5 @@ def _discard(directory: Path, *, confirmed: bool) -> int:
         files = counted(len(work.look(directory).entries), "file")
         raise click.UsageError(f"--discard would give up {files} in {directory}: add --yes to confirm")
     aside = work.discard(directory)
-    click.echo("the journal is empty" if aside is None else f"moved aside to {aside}, for seven days")
+    echo("the journal is empty" if aside is None else f"moved aside to {aside}, for seven days")
     return 0

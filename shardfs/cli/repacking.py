@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardfs.cli.printing import human_bytes, printable, write_json
+from shardfs.cli.printing import echo, human_bytes, write_json
 
 if TYPE_CHECKING:
     from shardfs.config.options import Options
@@ -32,10 +32,10 @@ def repack(job: PackJob, file: str, found: Options, *, as_json: bool) -> int:
             if as_json:
                 write_json({"type": "problem", "path": problem.path, "why": problem.why, "failed": problem.damaged})
             else:
-                click.echo(printable(f"{problem.path or '/'}: {problem.why}"), err=True)
+                echo(f"{problem.path or '/'}: {problem.why}", err=True)
     if as_json:
         counts = {"chunks": total.files, "shards": total.shards, "bytes": total.nbytes}
         write_json({"type": "end", **counts, "problems": failed})
     else:
-        click.echo(f"{total.files:,} chunks replaced in {total.shards:,} shards ({human_bytes(total.nbytes)})")
+        echo(f"{total.files:,} chunks replaced in {total.shards:,} shards ({human_bytes(total.nbytes)})")
     return failed

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from shardfs.cli.completing import mount_options
+from shardfs.cli.printing import echo
 from shardfs.config import loading
 from shardfs.model import redact
 from shardfs.model.errors import NotADatasetError, ShardfsError
@@ -103,7 +104,7 @@ def given_options(
 
 def warn(text: str) -> None:
     """Print a warning to standard error."""
-    click.echo(f"shardfs: warning: {text}", err=True)
+    echo(f"shardfs: warning: {text}", err=True)
 
 
 def configured(where: str | None, name: str) -> Configuration:

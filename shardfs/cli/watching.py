@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shardfs.cli.printing import human_bytes, printable
+from shardfs.cli.printing import human_bytes
 from shardfs.daemon.health import WRONG, MountView, mount_views
-from shardfs.model.text import counted
+from shardfs.model.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

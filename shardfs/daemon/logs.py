@@ -9,9 +9,10 @@ import os
 import sys
 from collections import deque
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardfs.model.redact import redacted
+from shardfs.model.text import printable
 
 KEPT = 1000
 """Number of lines that `.shardfs/log` shows."""
@@ -102,10 +103,17 @@ def is_journal() -> bool:
 
 
 class _Text(logging.Formatter):
-    """Removes secrets from messages and tracebacks."""
+    """Removes secrets from messages and tracebacks.
 
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
+    A message is one line, and the lines of a traceback are indented: names of files cannot forge a line of the log.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(redacted(record.message))
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {printable(line)}" for line in redacted(super().formatException(ei)).splitlines())
 
 
 class _Json(logging.Formatter):

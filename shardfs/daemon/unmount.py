@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pwd
 import select
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardfs.model.errors import MountError
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.kinds import is_in
-from shardfs.model.text import counted
+from shardfs.model.text import counted, printable
 from shardfs.storage import mount_calls
+from shardfs.storage.mount_status import MAX_STATUS, parse_status
 from shardfs.storage.mount_table import FS_TYPE, elsewhere, mount_type, mounted_at
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ import os, sys
 try:
     print(int(os.getxattr(sys.argv[1], 'user.shardfs.pid')), flush=True)
     with open(sys.argv[1] + '/.shardfs/status.json', 'rb') as file:
-        sys.stdout.buffer.write(file.read())
+        sys.stdout.buffer.write(file.read(int(sys.argv[2])))
 except OSError as e:
     sys.exit(e.errno)
 """
@@ -135,8 +135,9 @@ def _user_name(mounted: MountInfo) -> str:
     return str(mounted.owner)
 
 
-def _print(text: str) -> None:
-    sys.stderr.write(f"shardfs: {text}\n")
+def _print(text: str, *more: str) -> None:
+    """Print lines to standard error. Names in them may contain any characters."""
+    sys.stderr.write("".join(f"{printable(line)}\n" for line in (f"shardfs: {text}", *more)))
 
 
 def _await_end(process: int, seconds: float, journal: str | None, progress: Callable[[int], object]) -> bool:
@@ -179,19 +180,19 @@ def _print_left(journal: str, was_there: bool) -> int:
         return 0
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
     problems = [f"problem: {problem}" for problem in found.problems[:NAMED]]
-    lines = "".join(f"  {line}\n" for line in [*left[:NAMED], *more, *problems])
+    lines = [f"  {line}" for line in [*left[:NAMED], *more, *problems]]
     state = f"{counted(len(left), 'file')} left unpublished" if left else "damage is left"
     kept = f"The journal is kept for the next writable mount, and for shardfs recover {journal}"
-    _print(f"{state} in the journal {journal}:\n{lines}{kept}")
+    _print(f"{state} in the journal {journal}:", *lines, kept)
     return ExitCode.LEFT
 
 
 def _print_refused(refused: Mapping[str, str]) -> None:
     """Print the files whose last version was refused at close."""
-    lines = [f"\n  {path or 'more files'}: {why}" for path, why in refused.items()]
-    more = f"\n  and {len(lines) - NAMED} more, or many more" if len(lines) > NAMED else ""
+    lines = [f"  {path or 'more files'}: {why}" for path, why in refused.items()]
+    more = [f"  and {len(lines) - NAMED} more, or many more"] if len(lines) > NAMED else []
     state = "the last version of these files was refused when a program closed them; write them again"
-    _print(f"{state}:{''.join(lines[:NAMED])}{more}")
+    _print(f"{state}:", *lines[:NAMED], *more)
 
 
 def _detach_dead(mountpoint: str) -> None:
@@ -244,12 +245,12 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
     A child process sends the request, because a request that the daemon has read but does not answer cannot be
     interrupted, not even by SIGKILL. `stat` proves nothing: the kernel answers it from its cache.
     """
-    command = [sys.executable, "-IS", "-c", _ASK, mountpoint]
-    asker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    command, null = [sys.executable, "-IS", "-c", _ASK, mountpoint, str(MAX_STATUS + 1)], subprocess.DEVNULL
+    asker = subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, stderr=null)
     try:
         answer, _ = asker.communicate(timeout=seconds)
         pid, _, status = answer.partition(b"\n")
-        writing = (json.loads(status)["writing"] if status else None) or {}
+        writing = (parse_status(status) or {}).get("writing") or {}
         dead = asker.returncode in (errno.ENOTCONN, errno.ECONNABORTED)
         return Daemon(int(pid or (0 if dead else -1)), writing.get("journal"), writing.get("refused_paths", {}))
     except subprocess.TimeoutExpired:

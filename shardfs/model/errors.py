@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import redacted
-from shardfs.model.text import counted
+from shardfs.model.text import counted, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,6 +133,11 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.UNREADABLE if isinstance(error, OSError) else ExitCode.PROBLEM
 
 
+def redacted_traceback(error: BaseException) -> list[str]:
+    """The lines of the traceback of an error, without secrets."""
+    return redacted("".join(traceback.format_exception(error))).splitlines()
+
+
 def message(error: BaseException) -> str:
     """One line about the error for the user, without secrets."""
     if isinstance(error, OSError) and error.strerror:
@@ -142,4 +148,4 @@ def message(error: BaseException) -> str:
         text = str(error)
     else:
         text = f"{type(error).__name__}: {error}"
-    return redacted(" ".join(text.split()))
+    return printable(redacted(" ".join(text.split())))

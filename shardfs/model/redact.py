@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 MASK = "***"
 
@@ -20,6 +20,9 @@ HARMLESS = frozenset((
 # fmt: on
 """Names of storage options and variables whose values are shown. All other texts are masked, since no list of the
 secret options of all stores exists."""
+
+LONG = 8
+"""Shorter values in the query of a URL are not secret: no password or signature is so short."""
 
 LEAST = 4
 """Shorter secrets are not replaced in messages: they would match parts of ordinary words."""
@@ -65,6 +68,8 @@ def secrets_of(source: str, *groups: Mapping[str, Any]) -> Iterator[str]:
         url = urlsplit(part) if "://" in part else None
         if url is not None:
             yield from filter(None, (url.netloc.rpartition("@")[0], url.password, url.query, url.fragment))
+            # Clients send the members of a query in another order, and name them in errors.
+            yield from (value for _, value in parse_qsl(url.query) if len(value) >= LONG)
     for group in groups:
         for name, value in group.items():
             yield from _secrets_in(name, value)
@@ -82,10 +87,16 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
         yield from secrets_of(value)
 
 
+def has_password(source: str) -> bool:
+    """Whether a URL contains a password."""
+    return any("://" in part and urlsplit(part).password for part in source.split("::"))
+
+
 def add_secrets(source: str, *groups: Mapping[str, Any]) -> None:
     """Make `redacted` mask these secrets from now on, since stores include their arguments in error messages."""
     for secret in secrets_of(source, *groups):
-        _known.update(text for text in (secret, unquote(secret)) if len(text) >= LEAST)
+        forms = secret, unquote(secret), quote(secret, safe="")
+        _known.update(text for text in forms if len(text) >= LEAST)
 
 
 def redacted(text: str) -> str:

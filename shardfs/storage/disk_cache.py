@@ -28,6 +28,7 @@ import google_crc32c
 
 from shardfs.model.errors import message
 from shardfs.storage import descriptors, syscalls
+from shardfs.storage.own_places import require_own_place
 from shardfs.storage.regular_files import read_all, require_file
 
 if TYPE_CHECKING:
@@ -344,8 +345,9 @@ def _flush_at_exit(reference: weakref.ref[DiskCache]) -> None:
 def _opened(directory: str) -> int:
     """Return a descriptor of the directory of entries, which is created if it is missing."""
     path = os.path.join(directory, FOLDER)
+    os.makedirs(directory, 0o700, exist_ok=True)
+    require_own_place(directory, "use another cache_dir")
     if not os.path.isdir(path):
-        os.makedirs(directory, 0o700, exist_ok=True)
         with suppress(FileExistsError):
             syscalls.mkdir(path, 0o700)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -11,7 +11,7 @@ import threading
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from shardfs.storage.range_client import obstacle_to
+from shardfs.storage.range_client import HARMLESS_HEADERS, obstacle_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class LateHttp:
             if self._made is None:
                 from fsspec.core import url_to_fs
 
-                self._made = url_to_fs(self._url, **self.storage_options)[0]
+                self._made = without_foreign_headers(url_to_fs(self._url, **self.storage_options)[0])
         return getattr(self._made, name)
 
 
@@ -44,6 +44,26 @@ def late_http(url: str, options: Mapping[str, Any]) -> LateHttp | None:
     if not url.startswith(("http://", "https://")) or "::" in url or find_spec("aiohttp") is None:
         return None
     return None if _is_configured() or obstacle_to("http", options) is not None else LateHttp(url, options)
+
+
+def without_foreign_headers(fs: Any) -> Any:
+    """Return fsspec's HTTP file system, which from now on sends headers that may be secret to the host of the URL only.
+
+    aiohttp follows redirects, and removes only `Authorization` and cookies if they lead to another host.
+    """
+    from aiohttp import TraceConfig
+    from yarl import URL
+
+    async def redirected(_session: Any, _context: Any, params: Any) -> None:
+        target = params.response.headers.get("Location", "")
+        if URL(params.url).join(URL(target)).origin() != URL(params.url).origin():
+            for name in [name for name in params.headers if name.lower() not in HARMLESS_HEADERS]:
+                del params.headers[name]
+
+    trace = TraceConfig()
+    trace.on_request_redirect.append(redirected)
+    fs.client_kwargs = {**fs.client_kwargs, "trace_configs": [*fs.client_kwargs.get("trace_configs", ()), trace]}
+    return fs
 
 
 def _is_configured() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import subprocess
@@ -11,6 +10,8 @@ import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardfs.storage.mount_status import MAX_STATUS, parse_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ ANSWERS, DEAD, HANGS, CLOSED, OLD = "answers", "dead", "hangs", "closed", "old"
 - `dead`: the daemon has ended.
 - `hangs`: the daemon does not answer in time.
 - `closed`: the mount belongs to another user and denies access.
-- `old`: the mount answers without a readable status file, as early versions of shardfs do.
+- `old`: the mount answers without a status that this version can read, as other versions of shardfs do.
 """
 
 LOOK_S = 0.5
@@ -151,7 +152,7 @@ def _asking(mount: MountInfo) -> subprocess.Popen[bytes] | None:
         if _stuck[mount].poll() is None:
             return None
         del _stuck[mount]
-    return _started(_ASK, mount.mountpoint, output=subprocess.PIPE)
+    return _started(_ASK, mount.mountpoint, str(MAX_STATUS + 1), output=subprocess.PIPE)
 
 
 # Subprocesses run these programs: a process that waits for a hanging mount may be unkillable.
@@ -159,7 +160,7 @@ _ASK = """\
 import os, sys
 try:
     with open(sys.argv[1] + "/.shardfs/status.json", "rb") as file:
-        os.write(1, file.read())
+        sys.stdout.buffer.write(file.read(int(sys.argv[2])))
 except OSError as e:
     sys.exit(e.errno)
 """
@@ -232,6 +233,6 @@ def _answer(mount: MountInfo, process: subprocess.Popen[bytes] | None, end: floa
     finally:
         if process.stdout is not None:
             process.stdout.close()
-    with suppress(ValueError):
-        return ANSWERS, json.loads(data)
+    if (status := parse_status(data)) is not None:
+        return ANSWERS, status
     return _BY_ERRNO.get(process.returncode, OLD), None

@@ -78,7 +78,7 @@ def _is_protocol(word: str) -> bool:
 
 def _file_system(source: str, options: Mapping[str, Any], retry: RetryPolicy) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, None if it is that of the local disk, and the path in it."""
-    from shardfs.storage.late_http import late_http
+    from shardfs.storage.late_http import late_http, without_foreign_headers
 
     if (late := late_http(source, options)) is not None:
         return late, source
@@ -88,6 +88,8 @@ def _file_system(source: str, options: Mapping[str, Any], retry: RetryPolicy) ->
     try:
         # Some file systems send requests when they are created, for instance to read the directory of an archive.
         fs, path = retry.run("open", lambda: url_to_fs(source, **options))
+        if "http" in fs.protocol:
+            without_foreign_headers(fs)
         return None if isinstance(fs, LocalFileSystem) else fs, path
     except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
         raise ValueError(str(e)) from e

@@ -277,6 +277,15 @@ def _end() -> None:
 # ---- connecting ----
 
 
+HARMLESS_HEADERS = frozenset(
+    (
+        "accept", "accept-encoding", "accept-language", "if-match", "if-modified-since", "if-none-match", "if-range",
+        "if-unmodified-since", "range", "user-agent",
+    )
+)  # fmt: skip
+"""Headers that are sent to every host. All others may be secret, such as X-Api-Key, and are for the host of the URL."""
+
+
 def _http(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
     """Return the prefix of all URLs of a web server, and obstore's store for it."""
     from obstore.store import HTTPStore
@@ -288,6 +297,8 @@ def _http(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tupl
         raise UnsuitedError("the environment names proxies, which fsspec does not use for web servers")
     given = fs.storage_options
     headers = {**(given.get("client_kwargs") or {}).get("headers", {}), **given.get("headers", {})}
+    if not HARMLESS_HEADERS.issuperset(map(str.lower, headers)):
+        raise UnsuitedError("it would send the headers to other hosts, too, if the server redirects to them")
     client["default_headers"] = {**headers, "Accept-Encoding": "identity"}
     _verify(client, given.get("ssl", True))
     url = f"{parts.scheme}://{parts.netloc}"

@@ -623,3 +623,11 @@ def test_cache_info_and_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert invoke("cache", "info") == "empty: there is no cache\n"
     assert json.loads(invoke("cache", "clear", "--cache-dir", "auto", "--json")) == {"bytes_removed": nbytes}
     assert cache.usage().entries == 0
+
+
+def test_a_password_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
+    """All users can read it in the list of processes for as long as the mount lives."""
+    done = shardfs("mount", "https://me:s-e-c-r-e-t@localhost:1/x", str(tmp_path), "-o", "store_retries=0")
+    assert b"every user can read the password in the URL" in done.stderr
+    assert b"s-e-c-r-e-t" not in done.stderr
+    assert b"password" not in shardfs("mount", "https://localhost:1/x", str(tmp_path), "-o", "store_retries=0").stderr

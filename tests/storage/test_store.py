@@ -580,3 +580,59 @@ def test_s3_has_as_many_connections_as_may_fetch_ahead() -> None:
         assert isinstance(store, FsspecStore)
         assert store.fs.config_kwargs["max_pool_connections"] == expected
         assert store.fs.config_kwargs.items() >= options.get("config_kwargs", {}).items()
+
+
+# ---- redirects ----
+
+
+class Redirecting(RangeHandler):
+    """Sends all requests on to another host, whose URL is the attribute `target` of the server."""
+
+    def do_GET(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", f"{self.server.target}{self.path}")  # type: ignore[attr-defined]
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+
+class Listening(RangeHandler):
+    """Remembers the headers of requests."""
+
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        self.server.requests.append(dict(self.headers))  # type: ignore[attr-defined]
+        return parsed
+
+
+@pytest.mark.parametrize("lead", ["headers", "client_kwargs"])
+def test_headers_with_secrets_stay_with_the_host_of_the_url(lead: str, tmp_path: Path) -> None:
+    """A server that redirects to another host does not get them there; the same host does after a redirect."""
+    write_files(tmp_path, {"a/x": b"0123456789"})
+    secrets = {"X-Api-Key": "k-e-y", "Authorization": "Bearer t", "Cookie": "c=1"}
+    options: dict[str, Any] = {"headers": secrets} if lead == "headers" else {"client_kwargs": {"headers": secrets}}
+    with http_server(tmp_path, Listening) as (there, headers), redirecting(tmp_path, there) as here:
+        assert open_store(f"{there}/a", options).open("x").read([ByteRange(2, 5)]) == [b"234"]
+        assert all(h["X-Api-Key"] == "k-e-y" for h in headers if isinstance(h, dict))
+        del headers[:]
+        store = open_store(f"{here}/a", options)
+        assert store.open("x").read([ByteRange(2, 5)]) == [b"234"]
+        assert store.documents("", ["x"], 100) == {"x": b"0123456789"}
+        assert store.open("x").stat().size == 10
+        assert headers
+        for sent in (h for h in headers if isinstance(h, dict)):
+            assert not {"X-Api-Key", "Authorization", "Cookie"} & set(sent), sent
+
+
+@contextmanager
+def redirecting(root: Path, target: str) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Redirecting, directory=str(root)))
+    server.requests = []  # type: ignore[attr-defined]
+    server.target = target  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.storage import syscalls
 from shardfs.storage.mount_table import topmost
+from shardfs.storage.own_places import require_own_place
 from shardfs.storage.regular_files import open_or_create, open_regular
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, owner_record, read_owner
 
@@ -56,6 +57,8 @@ def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
         if other and "://" not in other and Path(here).is_relative_to(os.path.realpath(other)):
             why = f"the journal cannot be inside the {name}: use -o journal=DIRECTORY"
             raise OSError(errno.EINVAL, why, str(directory))
+    if directory.parent.is_dir():
+        require_own_place(str(directory.parent), "use chmod, or -o journal=DIRECTORY")
     for path in (directory.parent, directory):
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
