@@ -16,7 +16,7 @@ import mfusepy
 STATUS = "/.shardfs/status.json"
 
 
-class Foreign(mfusepy.Operations):
+class Foreign(mfusepy.Operations):  # type: ignore[misc]
     """One file in one directory, and an extended attribute with the number of the process."""
 
     def __init__(self, status: bytes) -> None:
