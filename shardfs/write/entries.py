@@ -132,6 +132,7 @@ class Entries:
         """Remove a name. Open handles keep the bytes of the file."""
         path = join(directory, name)
         self._pending.refused.forget(path)
+        self._pending.look(path, meaning.target)
         with self._names.lock:
             file = self._files.at(path)
             stored = self._pending.is_stored(path, meaning.target)

@@ -51,6 +51,9 @@ QUICK_S, QUICK_BYTES = 0.002, 1 << 20
 NAMED = 100
 """Upper limit of the orphans and errors that the status lists by name. There may be as many as chunks."""
 
+LOOKED_AT = 256
+"""Maximum number of chunks whose digest is kept from `look` to the change: more than threads that change chunks."""
+
 EMPTY_NS = 60 * 10**9
 """Age in nanoseconds from which an empty chunk counts as an error."""
 
@@ -86,6 +89,8 @@ class WriteBuffer:
         self.publisher = Publisher(self.backlog, self.shards, writer, self.failures)
         self.read = journal.read  # bytes of a pending version
         self._slow = self._closed = False
+        # Of chunks that are about to be changed, by collection, coordinates and version of the shard.
+        self._digests: dict[tuple[object, ...], str] = {}
         self._written_bytes = 0
         self._unwritable: set[str] = set()  # arrays whose reason was logged
         self._damaged = [*journal.damaged_paths, *self._pending.lost]
@@ -258,16 +263,29 @@ class WriteBuffer:
         version = chunk.stat().version
         if not self._writer.local:
             return Stored(version)
-        try:
-            return Stored(version, (digest_of(chunk),))
-        except ValueError as e:
-            number = shards.number_of(target.coords)
-            raise CorruptShardError(target.tree.path, shards.key(number), f"chunk {target.coords}: {e}") from e
+        place = target.tree.first, target.coords, version
+        digest = self._digests.get(place)
+        if digest is None:
+            try:
+                digest = digest_of(chunk)
+            except ValueError as e:
+                number = shards.number_of(target.coords)
+                raise CorruptShardError(target.tree.path, shards.key(number), f"chunk {target.coords}: {e}") from e
+        return Stored(version, (digest,))
 
     def look(self, path: str, target: Target | None) -> None:
-        """Load the index entry of the chunk into the cache, so that a `put` under the caller's lock need not wait."""
-        if target is not None and path not in self._pending.versions:
-            target.tree.shards.has(target.coords)
+        """Load the index entry of a chunk, and read the chunk in a local store.
+
+        A change of the path under the caller's lock then need not wait.
+        """
+        known = self._pending.versions.get(path)
+        if target is None or (known is not None and not known.obsolete):
+            return
+        stored = self._stored(target)
+        if stored.digests:
+            if len(self._digests) >= LOOKED_AT:
+                self._digests.clear()
+            self._digests[target.tree.first, target.coords, stored.version] = stored.digests[0]
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.

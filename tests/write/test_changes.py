@@ -34,7 +34,6 @@ UNSUPPORTED = {
     "open/O_NONBLOCK of a pipe that nobody reads: ENXIO",
     "open/O_TMPFILE makes a file without a name",
     "rename/EXCHANGE",
-    "unlink/an open file has no links",
     "utimensat/atime of its own",
 }
 """Cases of `tests.write.posix` that no mount passes. The list may only shrink."""

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.storage import syscalls
+from shardfs.write import writeback
 from shardfs.write.journal import Journal
 from shardfs.write.journal.records import RecordKind
+from shardfs.write.stored import digest_of
 from tests.write.engines import Whole
 from tests.write.mounts import WritableMount, writable
 from tests.write.targets import TARGETS
@@ -20,10 +22,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from shardfs.model.blobs import Blob
+
 pytestmark = pytest.mark.fuse
 
 TARGET = TARGETS["zarr_one_shard"]
 ASKED = {"lookup", "create", "write", "flush", "release", "rename", "open", "setattr", "mkdir", "fsync"}
+
+
+@pytest.mark.parametrize("call", ["write", "write_locked", "unlink"])
+def test_no_stored_chunk_is_read_while_all_names_are_locked(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests need that lock, and a chunk may have gigabytes."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    TARGET.create(tmp_path / "store")
+    TARGET.fill(tmp_path / "store", TARGET.array({0: 100, 1: 101}))
+    with Whole().open(TARGET, tmp_path / "store", tmp_path / "journal") as files:
+        lock, read = files.tree._descriptions._names.lock, list[bool]()
+
+        def digest(chunk: Blob | None) -> str:
+            read.append(lock._is_owned())  # type: ignore[attr-defined]
+            return digest_of(chunk)
+
+        monkeypatch.setattr(writeback, "digest_of", digest)
+        if call == "unlink":
+            files.unlink(TARGET.path(0))
+        else:
+            getattr(files, call)(TARGET.path(0), TARGET.shown(7))
+        assert read == [False]
 
 
 def in_place(path: Path, data: bytes) -> None:
