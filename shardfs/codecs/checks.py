@@ -83,21 +83,25 @@ class Chain:
             raise ValueError(f"{wanted} bytes expected inside {self._codecs[around].name}, its header says {size}")
 
     def deep(self, coords: Coords, stored: bytes) -> None:
-        data = self.decoded(stored)
+        size = None if self._encoded is None else int(self._encoded(np.array([coords], np.uint64))[0])
+        data = self.decoded(stored, size)
         if data is None:
             return
-        if self._encoded is not None:
-            _require(int(self._encoded(np.array([coords], np.uint64))[0]), len(data), "found after decoding")
+        if size is not None:
+            _require(size, len(data), "found after decoding")
         if self._encoding and self._image is not None and not self.unchecked:
             image = self._image
             images.decode(self._encoding, data, image.shape(coords), np.dtype(image.data_type), image.configuration)
 
-    def decoded(self, stored: bytes) -> bytes | None:
-        """The chunk without its codecs; None if one is unknown. Raise ValueError, with the reason, if one fails."""
+    def decoded(self, stored: bytes, size: int | None) -> bytes | None:
+        """The chunk without its codecs; None if one is unknown. Raise ValueError, with the reason, if one fails.
+
+        `size` is that of the result, if it is known.
+        """
         known = len(self._codecs)
         while known and can_decode(self._codecs[known - 1]):
             known -= 1
-        data = decoders.decode(self._codecs[known:], stored)
+        data = decoders.decode(self._codecs[known:], stored, None if known else size)
         return None if known else data
 
 
@@ -139,7 +143,7 @@ class Blocks:
 
     def deep(self, coords: Coords, stored: bytes) -> None:
         start, elements = self._header(stored)
-        data = self._chain.decoded(stored[start:])
+        data = self._chain.decoded(stored[start:], elements * self._itemsize if elements >= 0 else None)
         if data is not None and elements >= 0:
             _require(elements * self._itemsize, len(data), "found after decoding")
 

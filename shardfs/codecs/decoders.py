@@ -64,9 +64,10 @@ def _zstd(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
 
     if wanted is not None:
         return bytes(Zstd().decode(_zstd_of(data, wanted))) if wanted else b""
-    if not 0 <= zstd_size(data) <= MAX_DECODED:
-        raise ValueError(f"expected a zstd frame with a content size of at most {MAX_DECODED} bytes in its header")
-    return bytes(Zstd().decode(data)) if zstd_size(data) else b""
+    size = zstd_size(data)
+    if (size if size >= 0 else _zstd_most(data)) > MAX_DECODED:
+        raise ValueError(f"expected a zstd frame that is decoded to at most {MAX_DECODED} bytes")
+    return bytes(Zstd().decode(data)) if size else b""
 
 
 def _zstd_of(data: bytes, size: int) -> bytes:
@@ -93,6 +94,30 @@ def _with_zstd_size(data: bytes, size: int) -> bytes:
     descriptor = data[4]
     at = 6 + _DICTIONARY_BYTES[descriptor & 3]
     return ZSTD_MAGIC + bytes([descriptor | 0xC0]) + data[5:at] + size.to_bytes(8, "little") + data[at:]
+
+
+ZSTD_BLOCK = 128 << 10
+"""Most bytes that a compressed block is decoded to."""
+
+
+def _zstd_most(data: bytes) -> int:
+    """Most bytes that a frame without content size is decoded to, from the headers of its blocks.
+
+    RFC 8878, section 3.1.1.2. Raise ValueError if this is no single frame.
+    """
+    if data[:4] != ZSTD_MAGIC or len(data) < 6:
+        raise ValueError(f"expected a zstd frame, found {data[:6].hex()}")
+    at, most, is_last = 6 + _DICTIONARY_BYTES[data[4] & 3], 0, False
+    while not is_last:
+        header = int.from_bytes(data[at : at + 3], "little")
+        is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        most += ZSTD_BLOCK if kind == 2 else size
+        at += 3 + (1 if kind == 1 else size)
+        if kind == 3 or at > len(data):
+            raise ValueError("a block of the zstd frame is damaged or truncated")
+    if at + (4 if data[4] & 4 else 0) != len(data):
+        raise ValueError(f"the zstd frame should end at {at}, but {len(data)} bytes are stored")
+    return most
 
 
 def zstd_size(data: bytes) -> int:
@@ -211,7 +236,7 @@ def blosc2_index(chunk: bytes) -> bytes:
         raise ValueError("needs python-blosc2: pip install blosc2") from None
     try:
         return bytes(blosc2.decompress2(chunk))
-    except (RuntimeError, ValueError) as e:
+    except Exception as e:  # the library raises any exception for damaged input, also SystemError
         raise ValueError(f"its index cannot be decoded: {e}") from e
 
 

@@ -196,13 +196,14 @@ def _unfit(value: Any, expected: str) -> ValueError:
 def chunk_encoding(data_type: str, rank: int, chain: Sequence[Named]) -> ChunkEncoding:
     """The encoding that a chain of Zarr v3 codecs describes: transposes, a serializer, bytes-to-bytes codecs.
 
-    Raise ValueError, with the reason, if the chain has other codecs.
+    Unknown serializers and unknown codecs after them stay as they are: many chunks can be shown without decoding them.
+    Raise ValueError, with the reason, for unknown codecs before the serializer and for invalid parameters.
     """
     order = tuple(range(rank))
     at = 0
     while at < len(chain) and (chain[at][0] == "transpose" or chain[at][0] in IDENTITIES):
         name, configuration = chain[at]
-        order = transposed(order, configuration["order"]) if name == "transpose" else order
+        order = transposed(order, configuration.get("order")) if name == "transpose" else order
         at += 1
     if at == len(chain):
         raise ValueError("codecs: none that makes bytes of elements")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shardfs.codecs import decoders, encoders, zlib_streams
 from shardfs.model.arrays import Codec
+from tests.codecs.chunk_model import streamed_zstd
 from tests.data_n5 import lz4_blocks
 from tests.limits import usual_seconds
 
@@ -94,3 +95,37 @@ def test_very_many_members_of_gzip() -> None:
     began = time.process_time()
     assert zlib_streams.gunzip(data) == b""
     assert usual_seconds(time.process_time() - began) < 3
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 40])
+def test_zstd_frames_without_size_are_decoded(data: bytes) -> None:
+    """Streaming writers do not know the size when they write the header."""
+    assert decoders.decode((Codec("zstd"),), streamed_zstd(data)) == data
+    assert decoders.decode((Codec("zstd"),), streamed_zstd(data), len(data)) == data
+    around = (Codec("gzip"), Codec("zstd"))
+    assert decoders.decode(around, streamed_zstd(gzip.compress(data)), len(data)) == data
+
+
+@pytest.mark.parametrize("blocks", [1100, 1])
+def test_zstd_frames_without_size_are_bounded(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block of one repeated byte takes four bytes and is decoded to 128 KiB."""
+    if blocks == 1:
+        monkeypatch.setattr(decoders, "MAX_DECODED", (128 << 10) - 1)
+    head = b"\x28\xb5\x2f\xfd\x00\x58"
+    frame = head + b"".join(
+        ((128 << 10) << 3 | 2 | (i == blocks - 1)).to_bytes(3, "little") + b"a" for i in range(blocks)
+    )
+    with pytest.raises(ValueError, match="decoded to at most"):
+        decoders.decode((Codec("zstd"),), frame)
+
+
+def test_any_exception_of_blosc2_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some damaged chunks make python-blosc2 raise SystemError."""
+    blosc2 = pytest.importorskip("blosc2")
+
+    def fail(_: bytes) -> bytes:
+        raise SystemError("returned NULL without setting an exception")
+
+    monkeypatch.setattr(blosc2, "decompress2", fail)
+    with pytest.raises(ValueError, match="its index cannot be decoded: returned NULL"):
+        decoders.blosc2_index(bytes(blosc2.compress2(bytes(64), typesize=8)))

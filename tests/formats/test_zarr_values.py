@@ -73,6 +73,7 @@ def test_chains() -> None:
         [],
         [("transpose", {"order": [0, 0, 1]}), ("bytes", little)],
         [("transpose", {"order": [2, 0, 1]})],
+        [("transpose", {}), ("bytes", little)],
     ]
     for chain in bad:
         with pytest.raises(ValueError, match=r"codecs|permutation"):

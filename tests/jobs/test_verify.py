@@ -32,6 +32,7 @@ from shardfs.storage.remote import FsspecStore
 from shardfs.vfs.tree import Tree
 from tests import data_n5, handmade, handmade_ids
 from tests import data_zarr_transformer as draft
+from tests.codecs.chunk_model import streamed_zstd
 from tests.datasets import sharding
 from tests.handmade import Entry, uint64_shard, write_files, write_json, zarr_metadata, zarr_shard
 from tests.waiting import read_terminal
@@ -179,6 +180,7 @@ CODECS: Mapping[str, tuple[Any, Callable[[bytes], bytes]]] = {
     "crc32c": ({"name": "crc32c"}, crc),
     "gzip": ({"name": "gzip", "configuration": {"level": 1}}, lambda d: gzip.compress(d, mtime=0)),
     "zstd": ({"name": "zstd", "configuration": {"level": 1}}, lambda d: bytes(Zstd(checksum=True).encode(d))),
+    "streamed": ({"name": "zstd", "configuration": {"level": 1}}, streamed_zstd),
     "blosc": ({"name": "blosc", "configuration": {}}, lambda d: bytes(Blosc("lz4").encode(d))),
 }
 CHUNKS = [bytes(range(i, i + 100)) * 10 for i in (1, 20, 40, 60)]
@@ -201,7 +203,17 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if at >= 0 else flipped(len(data) + at)(data)
 
 
-@pytest.mark.parametrize("chain", [(), *((c,) for c in CODECS), ("gzip", "crc32c"), ("crc32c", "zstd")])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        (),
+        *((c,) for c in CODECS),
+        ("gzip", "crc32c"),
+        ("crc32c", "zstd"),
+        ("gzip", "streamed"),
+        ("streamed", "streamed"),
+    ],
+)
 def test_sound_chunks(chain: Sequence[str], tmp_path: Path) -> None:
     encoded_array(tmp_path, chain)
     for deep in (False, True):
@@ -222,6 +234,9 @@ def test_sound_chunks(chain: Sequence[str], tmp_path: Path) -> None:
         ("gzip", flipped(-8), "", "decode"),
         ("zstd", flipped(0), "decode", "decode"),
         ("zstd", flipped(-1), "", "decode"),
+        ("streamed", lambda d: d[:-1], "", "decode"),
+        ("streamed", lambda _: streamed_zstd(bytes(999)), "", "decode"),
+        ("gzip streamed", lambda d: d + b"?", "", "decode"),
         ("zstd", lambda _: bytes(Zstd().encode(bytes(999))), "decode", "decode"),
         ("gzip", lambda _: gzip.compress(bytes(999)), "", "decode"),
         ("blosc", lambda d: d[:-1], "decode", "decode"),
