@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.jobs import finished
 from shardfs.jobs.mixed import LOCK, MixedDataset, is_litter, opened, require_plain, take_over, working
 from shardfs.jobs.pack import PackReport, reason, require_idle
 from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
@@ -89,6 +90,7 @@ class InPlaceRun:
     """A run of a job in place, which locks the source until `run` has done the work.
 
     Attributes:
+        repeated: whether an earlier run has ended the same job, so that nothing is left to do.
         files: the number of files that the source has had when this run began, apart from documents and shards of
             earlier runs; 0 if only documents and shards are moved.
         objects: the number of files that the source will have of these.
@@ -173,7 +175,9 @@ class InPlaceRun:
             self._save(replace(self._state, stage=self._state.after()))
         while self._state.stage != Stage.DONE:
             self._advance(self._state)
-        self._remove(self._state)
+        state = self._state
+        finished.note(self.root, _job(state.command, state.options, abort=state.direction != state.command), None)
+        self._remove(state)
         self.finished = True
 
     # ---- the beginning ----
@@ -209,10 +213,19 @@ class InPlaceRun:
             state = None
         if state is None and abort:
             self._sweep()
+            self.repeated = finished.is_noted(self.root, _job(command, options, abort=True), None)
+            if self.repeated:
+                return None
             raise FileNotFoundError(errno.ENOENT, "has no unfinished job in place that could be aborted", self.root)
         if state is None:
             self._require_unmounted()
-            return self._new(options) if command == PACK else self._new_unpack(options)
+            try:
+                return self._new(options) if command == PACK else self._new_unpack(options)
+            except UnsupportedError:  # as when there is nothing left to do
+                self.repeated = finished.is_noted(self.root, _job(command, options, abort=False), None)
+                if not self.repeated:
+                    raise
+                return None
         if options and options != state.options:
             why = f"has an unfinished {command} with other options; repeat it without options, or give it --abort"
             raise FileExistsError(errno.EEXIST, why, self.root)
@@ -428,6 +441,11 @@ def require_unpackable(root: str, collections: Set[str]) -> None:
             if plan.array.target.layers[0].format.shard_of(key.removeprefix(plan.array.path).lstrip("/")) is None:
                 why = "has the name of a chunk, but is no shard: move it out of the source first"
                 raise FileExistsError(errno.EEXIST, why, key)
+
+
+def _job(command: str, options: Mapping[str, Any], *, abort: bool) -> bytes:
+    """Identifies a job for `finished`."""
+    return json.dumps({"command": command, "options": options, "abort": abort}, sort_keys=True).encode()
 
 
 def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -437,7 +437,10 @@ class Packing:
         found.problems = [Problem(path, f"was not packed, and keeps its chunk files: {why}") for path, why in unknown]
         with_others = set[str]()
         for array, name, key in self._walk("", None, self._names("")):
-            if array is not None and (number := array.number(name)) is not None:
+            if key.endswith("/"):
+                why = "is a directory, but has the name of a chunk; move it out of the source"
+                found.problems.append(Problem(key[:-1], why, damaged=True))
+            elif array is not None and (number := array.number(name)) is not None:
                 chunks[array.path].append(number)
             elif (problem := self._problem_of(array, name, key)) is None:
                 found.files += 1
@@ -465,7 +468,8 @@ class Packing:
     def other_files(self) -> Iterator[str]:
         """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""
         for array, name, key in self._walk("", None, self._names(""), self._only_chunks):
-            if (array is None or array.number(name) is None) and self._problem_of(array, name, key) is None:
+            is_chunk = array is not None and array.number(name) is not None
+            if not is_chunk and not key.endswith("/") and self._problem_of(array, name, key) is None:
                 yield key
 
     def _problem_of(self, array: PackedArray | None, name: str, key: str) -> Problem | None:
@@ -488,7 +492,10 @@ class Packing:
         names: Iterable[tuple[str, bool]],
         skipped: Set[str] = frozenset(),
     ) -> Iterator[tuple[PackedArray | None, str, str]]:
-        """Yield all files but documents: the array of whose directory it is, the path in this directory, the path."""
+        """Yield all files but documents: the array of whose directory it is, the path in this directory, the path.
+
+        Also yield directories with the names of chunks, whose paths end in a slash.
+        """
         if path in skipped:
             return
         if array is None and isinstance(self.store, LocalStore):
@@ -502,6 +509,8 @@ class Packing:
             if not directory:
                 if key not in self.documents and key not in self._hidden:
                     yield array, name_above + name, key
+            elif array is not None and array.number(name_above + name) is not None:
+                yield array, name_above + name, f"{key}/"
             elif array is None and key in self._hidden and not any(is_in(path, key) for path in self.arrays):
                 continue
             elif self.store.remote:

@@ -15,10 +15,11 @@ import zarr
 from click.testing import CliRunner
 
 from shardfs.cli import commands
+from shardfs.model.errors import UnsupportedError
 from shardfs.storage.pack_state import STATE
 from tests.datasets import same
 from tests.jobs.interrupting import interrupted
-from tests.jobs.packing import pack
+from tests.jobs.packing import pack, pack_in_place
 from tests.jobs.test_pack import files, problems
 
 if TYPE_CHECKING:
@@ -225,3 +226,56 @@ def test_a_target_that_another_program_has_made_is_not_finished(tmp_path: Path) 
     zarr3(target)
     with pytest.raises(FileExistsError, match="is not empty, and has no unfinished job"):
         list(pack(str(source), str(target)))
+
+
+# ---- in place
+
+
+@pytest.mark.parametrize("command", ["pack", "unpack"])
+def test_a_finished_job_in_place_says_so(command: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    zarr3(source, **({"shards": (10, 10)} if command == "unpack" else {}))
+    assert run(command, "--in-place", source).return_value == 0
+    before = files(source)
+    result = run(command, "--in-place", source)
+    assert (result.return_value, "finished already" in result.stdout) == (0, True)
+    other = run(command, "--in-place", source, "--array", "a")
+    assert isinstance(other.exception, UnsupportedError)
+    assert files(source) == before
+    assert same(read(source, "a"), DATA)
+
+
+def test_arrays_that_came_after_a_job_in_place_are_packed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    zarr3(source)
+    assert run("pack", "--in-place", source).return_value == 0
+    zarr.create_array(source / "new", shape=DATA.shape, chunks=(5, 5), dtype=DATA.dtype)[:] = DATA
+    result = run("pack", "--in-place", source)
+    assert (result.return_value, "finished already" in result.stdout) == (0, False)
+    assert same(read(source, "new"), DATA)
+
+
+def test_a_job_in_place_that_went_back_says_so(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    zarr3(source)
+    interrupted(pack_in_place(str(source), chunks_per_shard=(2, 2)), 2)
+    assert run("pack", "--in-place", "--chunks-per-shard", "2,2", "--abort", source).return_value == 0
+    result = run("pack", "--in-place", "--chunks-per-shard", "2,2", "--abort", source)
+    assert (result.return_value, "finished already" in result.stdout) == (0, True)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_directory_with_the_name_of_a_chunk_is_refused(in_place: bool, empty: bool, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    zarr3(source)
+    (source / "b/c/0/0").unlink()
+    (source / "b/c/0/0").mkdir()
+    if not empty:
+        (source / "b/c/0/0/notes").write_bytes(b"by hand")
+    before, places = files(source), ["--in-place", source] if in_place else [source, tmp_path / "target"]
+    result = run("pack", *places)
+    assert (result.return_value, files(source)) == (3, before)
+    assert "b/c/0/0: is a directory, but has the name of a chunk; move it out of the source" in result.stderr
+    (source / "b/c/0/0").rename(tmp_path / "moved")
+    assert run("pack", *places).return_value == 0
