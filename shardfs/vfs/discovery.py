@@ -59,6 +59,10 @@ LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
 """Number of subdirectories searched before a plain directory is assumed to lead to a dataset (local, remote stores)."""
 
 
+REMOTE_DOCUMENTS_S = 1.0
+"""Documents of a remote store are read again after this many seconds at the earliest: each lookup may need them."""
+
+
 class KnownDamage:
     """Errors about damaged data by inode number, cached so that lookups of the same name do not read the data again."""
 
@@ -154,15 +158,17 @@ class Datasets:
     def is_outdated(self, directory: DirectoryNode) -> bool:
         """Return whether the documents that an opened directory was made of have changed in the source.
 
-        They are read again at most every `index_ttl` seconds. False if the source cannot be read.
+        They are read again at most every `index_ttl` seconds. False if the source cannot be read. In a remote store,
+        only documents that existed are asked for, if there were any.
         """
-        content, now = directory.content, monotonic()
-        if content is None or now - directory.checked < self._ttl:
+        content, now, remote = directory.content, monotonic(), self.store.remote
+        if content is None or now - directory.checked < max(self._ttl, REMOTE_DOCUMENTS_S if remote else 0.0):
             return False
         directory.checked = now
         with suppress(OSError):
             return any(
-                _digests(self.store.documents(path, names, MAX_DOCUMENT_BYTES)) != digests
+                _digests(self.store.documents(path, [*digests] if remote and digests else names, MAX_DOCUMENT_BYTES))
+                != digests
                 for path, (names, digests) in content.read.items()
             )
         return False
