@@ -206,7 +206,22 @@ class Uint64Sharded:
         return work.framed(joined(pieces))
 
     def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
-        return _Minishards(self, shard, old, leads).usage()
+        size, begins, sizes = old.stat().size, [_NONE], [_NONE]
+        indices = [ByteRange(0, self._header)]
+        for block in range(self.blocks):  # one after the other: all of them may have any size
+            (root,) = old.read([self.root_request(block)])
+            pages = self.nonempty_pages(block, root).tolist()
+            for _, at, entries in read_pages(self, shard, pages, root, old, self._entries_of):
+                if isinstance(at, ByteRange) and not isinstance(entries, ValueError):
+                    indices.append(at)
+                    inside = ~entries.leaving(size)
+                    begins.append(entries.starts[inside])
+                    sizes.append(entries.sizes[inside])
+        starts, lengths = np.concatenate(begins), np.concatenate(sizes)
+        before = np.zeros_like(starts) if leads is None else leads(starts, lengths)
+        live, own = cover(starts - before, starts + lengths), cover(*np.array(indices, np.uint64).T)
+        used = cover(np.append(live.starts, own.starts), np.append(live.stops, own.stops)).nbytes
+        return Usage(size, own.nbytes, live.nbytes, size - used)
 
 
 CAPACITY_BITS = 21
@@ -371,21 +386,6 @@ class _Minishards:
                 f"an index entry for {where} is outside the {self._size} bytes, but would point to new bytes"
             )
         return [self._root.astype("<u8").tobytes(), *pieces]
-
-    def usage(self) -> Usage:
-        starts, stops = [_NONE], [_NONE]
-        indices = [ByteRange(0, self._header)]
-        for _, at, entries in self._read(self._pages()):
-            if isinstance(at, ByteRange) and not isinstance(entries, ValueError):
-                indices.append(at)
-                inside = ~entries.leaving(self._size)
-                begins, sizes = entries.starts[inside], entries.sizes[inside]
-                starts.append(begins - self._leads(begins, sizes))
-                stops.append(begins + sizes)
-        live = cover(np.concatenate(starts), np.concatenate(stops))
-        own = cover(*np.array(indices, np.uint64).T)
-        used = cover(np.append(live.starts, own.starts), np.append(live.stops, own.stops)).nbytes
-        return Usage(self._size, own.nbytes, live.nbytes, self._size - used)
 
 
 GZIPPED = (Codec("gzip", {"level": PRECOMPUTED_LEVEL}),)
