@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ from shardfs.model.errors import MountError
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.kinds import is_in
 from shardfs.model.text import counted, printable
-from shardfs.storage import mount_calls
+from shardfs.storage import descriptors, mount_calls
 from shardfs.storage.mount_status import MAX_STATUS, parse_status
 from shardfs.storage.mount_table import FS_TYPE, elsewhere, mount_type, mounted_at
 
@@ -90,7 +90,22 @@ def umount(
     if mounted is None or mounted.type != FS_TYPE:
         raise MountError(errno.EINVAL, "is not a mount of shardfs: `shardfs status` lists the mounts", mountpoint)
     daemon = None if lazy else daemon_of(mountpoint, ANSWER_S)
-    process = _process(daemon.pid if daemon else 0)
+    with _process(daemon.pid if daemon else 0) as process:
+        return _unmount_and_wait(mounted, daemon, process, timeout, progress, lazy=lazy, patient=patient)
+
+
+def _unmount_and_wait(
+    mounted: MountInfo,
+    daemon: Daemon | None,
+    process: int | None,
+    timeout: float,
+    progress: Callable[[int], object],
+    *,
+    lazy: bool,
+    patient: bool,
+) -> int:
+    """`umount` of a mount whose daemon was asked. `process` is a pidfd of the daemon, if it has not ended."""
+    mountpoint = mounted.mountpoint
     had_journal = daemon is not None and daemon.journal is not None and os.path.isdir(daemon.journal)
     try:
         _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or (daemon is not None and not daemon.pid))
@@ -104,7 +119,7 @@ def umount(
     if not lazy and (daemon is None or daemon.pid < 0) and "rw" in mounted.options:
         _print(f"{mountpoint}: unmounted, but its daemon does not say whether all is published{_who_knows(mounted)}")
         return ExitCode.LATE
-    if daemon is None or process < 0:
+    if daemon is None or process is None:
         return 0
     if daemon.journal:
         import shardfs.write.recover  # noqa: F401  # import while the daemon exits, which takes longer
@@ -143,12 +158,14 @@ def _print(text: str, *more: str) -> None:
 def _await_end(process: int, seconds: float, journal: str | None, progress: Callable[[int], object]) -> bool:
     """Wait for the process; return whether it has ended. The time starts again whenever the journal changes."""
     seen, end = None, 0.0
+    poller = select.poll()  # unlike `select`, for descriptors of any number
+    poller.register(process, select.POLLIN)
     while True:
         found = _segments(journal) if journal else {}
         if found != seen or seen is None:
             seen, end = found, time.monotonic() + seconds
         wait = min(LOOK_S, end - time.monotonic()) if journal else seconds
-        if select.select([process], [], [], max(wait, 0))[0]:
+        if poller.poll(max(wait, 0) * 1000):
             return True
         if time.monotonic() >= end:
             return False
@@ -263,11 +280,17 @@ def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
             asker.stdout.close()
 
 
-def _process(pid: int) -> int:
-    """A pidfd, which becomes readable when the process ends; -1 if there is no such process."""
-    with suppress(OSError):
-        return os.pidfd_open(pid) if pid > 0 else -1
-    return -1
+@contextmanager
+def _process(pid: int) -> Iterator[int | None]:
+    """Yield a pidfd, which becomes readable when the process ends; None if there is no such process."""
+    fd = None
+    with suppress(ProcessLookupError):
+        fd = descriptors.obtain(lambda: os.pidfd_open(pid)) if pid > 0 else None
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
 
 
 def unmount(mountpoint: str, *, lazy: bool) -> None:

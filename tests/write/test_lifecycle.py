@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -676,3 +677,24 @@ while True:
     os.replace(sys.argv[1] + ".tmp", sys.argv[1])
     n = (n + 1) % 1000
 """
+
+
+def test_a_mount_in_python_leaves_no_descriptor_open(source: Path) -> None:
+    def turn() -> int:
+        with mounted(source, rw=True) as path:
+            write(path / "c/0/0", chunk(1))
+        return len(os.listdir("/proc/self/fd"))
+
+    assert turn() == turn()
+
+
+def test_umount_waits_for_a_daemon_beyond_a_thousand_open_files(mount: WritableMount) -> None:
+    write(mount.path / "c/0/0", chunk(7))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as files:
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        assert unmount.umount(str(mount.path), timeout=60, lazy=False) == 0
+    assert _start_time(mount.pid) is None
