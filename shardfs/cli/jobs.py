@@ -12,9 +12,9 @@ import click
 
 from shardfs.cli.printing import csv_line, echo, human_bytes, waiting, write, write_json
 from shardfs.cli.sources import Given, absolute, opened, source_options
-from shardfs.daemon.opening import opening
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted, printable
+from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

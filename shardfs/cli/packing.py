@@ -12,10 +12,10 @@ from shardfs.cli.jobs import executor_of, part_of, source_of_job, target_of_job
 from shardfs.cli.printing import ProgressDisplay, echo, human_bytes, write_json
 from shardfs.cli.repacking import repack
 from shardfs.cli.sources import Given, absolute, decorated, given_options, source_options
-from shardfs.config import parsers
-from shardfs.daemon.opening import opening
+from shardfs.config import loading, parsers
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
+from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +95,8 @@ def pack(
     if per_shard and shard_size is not None:
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
     found = given.options()
+    if found.chunk_codec is not None or found.unsupported == "skip":
+        raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with pack; see --transcode")
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
         if format is not None or transcode or regions is not None:
             raise click.UsageError("--format, --transcode and --regions do not go with --in-place; give DEST")
@@ -135,8 +137,9 @@ def unpack(
     from shardfs.jobs.unpacking import UnpackJob
 
     found = given_options(*given, {"layout": layout} if layout is not None else {})[0]
+    loading.check(found)
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
-        if found.layout != "native" and (found.chunk_codec is not None or found.unsupported == "skip"):
+        if found.chunk_codec is not None or found.unsupported == "skip":
             raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with --in-place; give DEST")
         how = {"layout": found.layout, "arrays": _stripped(arrays)}
         run = _in_place(source, "unpack", found, how, abort=abort)

@@ -13,10 +13,10 @@ import click
 from shardfs.cli.printing import echo, human_bytes, waiting, write_json
 from shardfs.cli.sources import Given, absolute, is_source, opened, source_options
 from shardfs.config import loading, parsers
-from shardfs.daemon.opening import opening
 from shardfs.model.errors import ShardfsError, message
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
+from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from functools import reduce
 from itertools import chain
 from typing import Any
 
-from shardfs.config.options import BY_NAME, FILES, LAYOUT_CODECS, Options, Setting, Values, settings
+from shardfs.config.options import BY_NAME, FILES, LAYOUT_CODECS, WRITING, Options, Setting, Values, settings
 from shardfs.config.parsers import OptionError, octal, suggestion, switch
 
 FORWARDED = ("nodev", "nosuid", "noexec", "noatime", "sync", "dirsync")
@@ -201,7 +201,15 @@ def check(options: Options) -> None:
         raise OptionError(f"chunk_codec={options.chunk_codec}: the layout {options.layout} shows chunks {able}")
     if options.bare_rw and not options.rw:
         raise OptionError("-o rw alone is refused because mount(8) adds it automatically: use -o writable or -o ro")
-    if options.create is not None and not options.rw:
-        raise OptionError("create has no effect without rw: add rw, or remove create")
+    if not options.rw and (useless := _changed_writing(options)):
+        names = ", ".join(useless)
+        raise OptionError(f"{names}: no effect on a read-only mount: add writable (--rw), or remove this")
     if options.offline and options.rw:
         raise OptionError("offline sends no request, so nothing can be written: remove rw or offline")
+
+
+def _changed_writing(options: Options) -> list[str]:
+    """The options about writing, apart from the journal's place, that differ from their defaults."""
+    default = Options()
+    names = (s.name for s in settings() if s.scope == WRITING and s.name not in ("rw", "journal"))
+    return [name for name in names if getattr(options, name) != getattr(default, name)]

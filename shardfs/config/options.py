@@ -92,6 +92,7 @@ def _option(scope: str, kind: _Kind, help: str, *, unset: str = "") -> Any:
     return field(default=None if unset else kind.parse(kind.default), metadata=metadata)
 
 
+WRITING = "Writing"
 FILES = "Configuration files"
 SCOPES = (
     "What is shown",
@@ -100,7 +101,7 @@ SCOPES = (
     "Caches",
     "Sources behind a network",
     "The daemon",
-    "Writing",
+    WRITING,
     FILES,
 )
 """The groups of options, in the order of help and docs."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardfs.config import loading, parsers
 from shardfs.model import redact
-from shardfs.model.errors import BusyError, UnsupportedError, errno_of, is_bug, is_expected
-from shardfs.model.redact import public_name
+from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from shardfs.config.options import Options
     from shardfs.daemon.status import ObservableTree
@@ -73,37 +70,3 @@ def open_mounted(
 
     writable = open_writable(opened, source, options, mountpoint=os.path.realpath(mountpoint), waiting=waiting)
     return writable, writable
-
-
-@contextmanager
-def opening(source: str) -> Iterator[None]:
-    """Context manager that converts errors of a store to errors that name the source. Bugs pass unchanged."""
-    try:
-        yield
-    except OSError as e:
-        if e.filename or isinstance(e, BusyError):
-            raise
-        number = errno_of(e)  # a FileNotFoundError of fsspec has neither errno nor message
-        words = e.strerror or (os.strerror(number) if isinstance(e, FileNotFoundError) else str(e))
-        raise OSError(number, words, public_name(source)) from e
-    except UnsupportedError as e:
-        raise type(e)(f"{public_name(source)}: {e}") from e
-    except Exception as e:
-        if isinstance(e, ImportError):
-            why = _missing_package(source, e)
-        elif isinstance(e, ValueError):  # fsspec does not know the protocol
-            why = f"cannot be opened: {e}"
-        elif is_expected(e) or is_bug(e):
-            raise
-        else:
-            why = f"cannot be opened: {type(e).__name__}: {e}"
-        raise OSError(errno.EIO, why, public_name(source)) from e
-
-
-def _missing_package(source: str, error: ImportError) -> str:
-    from shardfs.storage.store import install_command, package_for
-
-    package = package_for(source)
-    if not package:
-        return f"cannot be opened: {error}"
-    return f"needs the package {package} ({error}): {install_command(source)}"

@@ -40,6 +40,7 @@ from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import PACK, require_settled
+from shardfs.storage.source_errors import opening
 from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 from shardfs.vfs.nodes import Content
@@ -219,7 +220,8 @@ class Packing:
                 (key, raw) for key, raw in self.documents.items() if not self._is_linked(key.rpartition("/")[0])
             )
             state = self.job.state().planned((path for path in self.arrays if not self._is_linked(path)), documents)
-            self.target = JobTarget.begin(target, state, new=new)
+            with opening(target.url):
+                self.target = JobTarget.begin(target, state, new=new)
 
     def _is_linked(self, path: str) -> bool:
         """Whether a directory is behind a symbolic link. The job cannot end before that link is removed."""

@@ -25,6 +25,7 @@ from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
+from shardfs.storage.source_errors import opening
 from shardfs.storage.source_locks import journal_directory
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class Repacking:
         self._job, self._options = job, found or Options()
         require_idle(job.source.url, journal_directory(job.source.url, self._options.journal))
         self._packing = job.opened()
-        self._tree = job.target.open()
+        with opening(job.target.url):
+            self._tree = job.target.open()
         regions = {tree.path: ChunkRegions(tree) for tree in self._tree.collections()}
         # Meshes, skeletons and annotations are no arrays. They are refused only if they are asked for.
         arrays = [a for a in self._packing.arrays.values() if job.arrays or a.target.array is not None]

@@ -24,7 +24,8 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future,
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 from shardfs.jobs.findings import Affected, Damage, Report, ShardPart, ShardTally
 from shardfs.jobs.verify import ShardVerifier
@@ -121,6 +122,8 @@ class JobSource:
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Task(Protocol[R_co]):
@@ -305,12 +308,26 @@ def unreadable(problem: Problem) -> Damage:
 def processes(workers: int) -> Executor:
     """An executor with `workers` local processes. They are spawned, because fsspec's threads do not survive a fork."""
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, context, initializer=_die_quietly)
+    return _Processes(workers, context, initializer=_die_quietly)
+
+
+class _Processes(ProcessPoolExecutor):
+    """Local processes, which Ctrl-C ends without a traceback, also while they start."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        resource_tracker.ensure_running()  # its start would unblock the signal
+        # A new process inherits the mask, until it can end quietly. This process gets the signal after the call.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return super().submit(fn, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _die_quietly() -> None:
     """End a worker without a traceback at Ctrl-C, which the main process gets, too, or if that process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -21,6 +21,7 @@ from shardfs.model.listing import REST
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import UNPACK, require_settled
+from shardfs.storage.source_errors import opening
 from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
@@ -197,7 +198,8 @@ class Unpacking:
         if new:
             arrays = (plan.path for plan in self._survey.plans)
             state = state.planned(arrays, ((key, self.document(key)) for key in self._survey.documents))
-        self.target = JobTarget.begin(self.job.target, state, new=new)
+        with opening(self.job.target.url):
+            self.target = JobTarget.begin(self.job.target, state, new=new)
 
     # ---- what a mount shows ----
 

@@ -57,6 +57,9 @@ class StaleShardError(ShardfsError):
 class UnsupportedError(ShardfsError):
     """A layout cannot show this array, or shardfs cannot show this source."""
 
+    source = ""
+    """The source or target that the message begins with; empty if the message names neither."""
+
 
 class NotADatasetError(UnsupportedError):
     """The source has no sharded data in a format that shardfs knows."""

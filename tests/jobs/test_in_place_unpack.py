@@ -242,6 +242,9 @@ def test_the_command(plain: Path) -> None:
     assert run("pack", "--chunks-per-shard", "5,5").return_value == 0
     for option in ("chunk_codec=raw", "unsupported=skip"):
         assert "do not go with --in-place" in str(run("unpack", "--layout", "zarr2", "-o", option).exception)
+        assert "do not go with pack" in str(run("pack", "-o", option).exception)
+    assert "do not go with --in-place" in str(run("unpack", "-o", "unsupported=skip").exception)
+    assert "the layout native shows chunks only as" in str(run("unpack", "-o", "chunk_codec=raw").exception)
     interrupted(unpack_in_place(str(plain)), 3)
     assert "with other options" in str(run("unpack", "--layout", "zarr2").exception)
     assert "has an unfinished unpack: repeat shardfs unpack --in-place" in str(run("pack").exception)

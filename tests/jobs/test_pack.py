@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 import shardfs
+from shardfs import cli
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.pack import PackRun
@@ -319,6 +320,29 @@ def test_targets_that_are_refused(
     with pytest.raises(OSError, match=why):
         job(plain, tmp_path / where)
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("verb", ["pack", "unpack"])
+def test_errors_of_the_target_name_the_target(
+    verb: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = plain
+    if verb == "unpack":
+        source = tmp_path / "sharded"
+        assert shardfs.pack(plain, source).finished
+    foreign = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})
+    errors = [foreign("no credentials"), PermissionError("Access Denied"), UnsupportedError("cannot be written")]
+    for error in (*errors, ImportError("Install s3fs")):
+
+        def fail(*_args: Any, error: Exception = error, **_kwargs: Any) -> None:
+            raise error
+
+        monkeypatch.setattr("shardfs.jobs.target.open_store", fail)
+        cli.run([verb, str(source), "memory://dest"])
+        told = capsys.readouterr().err
+        assert told.startswith("shardfs: memory://dest: "), told
+        assert str(error) in told
+        assert str(source) not in told
 
 
 def test_a_source_without_unsharded_arrays_is_refused(plain: Path, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ import gzip
 import json
 import multiprocessing
 import os
+import signal
 import struct
 import subprocess
 import sys
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import google_crc32c
@@ -35,11 +37,10 @@ from tests import data_zarr_transformer as draft
 from tests.codecs.chunk_model import streamed_zstd
 from tests.datasets import sharding
 from tests.handmade import Entry, uint64_shard, write_files, write_json, zarr_metadata, zarr_shard
-from tests.waiting import read_terminal
+from tests.waiting import read_terminal, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
 CASES = {**handmade.CASES, **handmade_ids.CASES, **{f"n5_{name}": case for name, case in data_n5.DAMAGED.items()}}
 
@@ -642,6 +643,18 @@ def test_exit_codes_and_words(source: str) -> None:
     assert shardfs("verify", f"{source}/many/c").returncode == 4
     for wrong in ("0/2", "3/2", "1", "a/b", "-1/2"):
         assert shardfs("verify", source, "--shards", wrong).returncode == 2
+
+
+def test_ctrl_c_while_workers_start_shows_no_traceback(source: str) -> None:
+    """The terminal sends the signal to all processes, also to those that still import."""
+    command = [sys.executable, "-m", "shardfs", "verify", "--jobs", "3", source]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: len(children.read_text().split()) >= 3)  # the resource tracker and two workers
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told.strip()) == (128 + signal.SIGINT, "")
 
 
 def test_json_is_the_same_each_time(source: str) -> None:
