@@ -6,10 +6,13 @@ All `*.toml` files in `/etc/shardfs` and in the user's configuration directory a
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import re
 import stat
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,12 +113,13 @@ def _listed(directory: str, result: Configuration) -> list[str]:
 def _read_file(path: str, result: Configuration) -> None:
     try:
         with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            info = os.fstat(file.fileno())
             tables = tomllib.load(file)
     except (OSError, ValueError) as e:
         result.faults.append(ConfigFault(path, "", str(getattr(e, "strerror", None) or e)))
         return
     result.files.append(path)
+    result.faults += [ConfigFault(path, "", why, warning=True) for why in _others_may_change(path, info)]
     for key in tables.keys() - {"mount"}:
         result.faults.append(ConfigFault(path, "", f"unknown key {key!r}{parsers.suggestion(key, ('mount',))}"))
     mounts = tables.get("mount", {})
@@ -126,9 +130,32 @@ def _read_file(path: str, result: Configuration) -> None:
         _read_profile(path, name, table, result)
     read = [result.profiles[name] for name in mounts if name in result.profiles]
     pairs = ((p.source, p.values.get("storage_options", {}), p.values.get("env", {})) for p in read)
-    if mode & stat.S_IROTH and any(True for given in pairs for _ in secrets_of(*given)):
+    if info.st_mode & stat.S_IROTH and any(True for given in pairs for _ in secrets_of(*given)):
         why = "contains secrets, but all users can read it: chmod o-r"
         result.faults.append(ConfigFault(path, "", why, warning=True))
+
+
+def _others_may_change(path: str, info: os.stat_result) -> Iterator[str]:
+    """Yield how other users than root can change a file, and thus what this user mounts and runs (`on_error`)."""
+    real = os.path.realpath(path)
+    directories = dict.fromkeys((os.path.dirname(os.path.abspath(path)), os.path.dirname(real)))
+    for name, found in [("", info), *((f"its directory {d} ", os.stat(d)) for d in directories)]:
+        mode, sticky = found.st_mode, stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.geteuid()):
+            yield f"{name}belongs to another user (number {found.st_uid}), who can change it: make it yours"
+        if mode & stat.S_IWOTH and not sticky:
+            yield f"{name}can be changed by all users: chmod o-w"
+        elif mode & stat.S_IWGRP and not sticky and found.st_gid not in _own_groups(found.st_uid):
+            yield f"{name}can be changed by the group number {found.st_gid}: chmod g-w"
+
+
+def _own_groups(user: int) -> Iterator[int]:
+    """Groups without other members: that of root, and the one that many systems make for each user."""
+    yield 0
+    with suppress(KeyError):
+        group = pwd.getpwuid(user).pw_gid
+        if not {*grp.getgrgid(group).gr_mem} - {pwd.getpwuid(user).pw_name}:
+            yield group
 
 
 def _read_profile(path: str, name: str, table: Mapping[str, Any], result: Configuration) -> None:

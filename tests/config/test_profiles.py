@@ -210,6 +210,40 @@ def given(*words: str, **flags: str) -> options.Options:
     return sources.given_options(words, (), (), {"profile": "x", **flags})[0]
 
 
+def test_files_that_other_users_can_change_are_warned_of(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They could name a command that this user runs."""
+    file = write(places / "shardfs/lab.toml", LAB)
+    assert faults(profiles.read()) == []
+    for path, name in ((file, f"{file}: "), (file.parent, f"{file}: its directory {file.parent} ")):
+        mode = path.stat().st_mode
+        path.chmod(mode | 0o002)
+        assert faults(profiles.read()) == [f"{name}can be changed by all users: chmod o-w"]
+        path.chmod(mode)
+    file.chmod(0o660)
+    if os.geteuid() == 0:
+        os.chown(file, 0, 54321)
+        assert faults(profiles.read()) == [f"{file}: can be changed by the group number 54321: chmod g-w"]
+        os.chown(file, 54321, 0)
+        (told,) = faults(profiles.read())
+        assert told.startswith(f"{file}: belongs to another user (number 54321), who can change it")
+        os.chown(file, 0, 0)
+    assert faults(profiles.read()) == []
+    (places / "elsewhere").mkdir()
+    link = places / "shardfs/link.toml"
+    link.symlink_to(file.rename(places / "elsewhere/lab.toml"))
+    (places / "elsewhere").chmod(0o777)
+    assert faults(profiles.read()) == [
+        f"{link}: its directory {places}/elsewhere can be changed by all users: chmod o-w"
+    ]
+    (places / "elsewhere").chmod(0o1777)
+    assert faults(profiles.read()) == []
+    (places / "elsewhere/lab.toml").chmod(0o666)
+    result = CliRunner().invoke(cli.commands, ["config", "check"], standalone_mode=False)
+    assert (result.return_value, "can be changed by all users" in result.output) == (0, True)
+    sources.configured(None, "brain")
+    assert "can be changed by all users" in capsys.readouterr().err
+
+
 def test_flags_win_over_the_environment_over_the_profile(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(
         places / "shardfs/x.toml",

@@ -259,7 +259,9 @@ def test_the_system_unit_serves_with_its_hardening(inside: Namespace, source: Pa
     inside.systemctl("start", UNIT)
     assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
     pid = inside.show(UNIT, "MainPID")
-    assert "NoNewPrivs:\t1" in inside.run("cat", f"/proc/{pid}/status")
+    assert {"NoNewPrivs:\t1", "Umask:\t0022"} <= {*inside.run("cat", f"/proc/{pid}/status").splitlines()}
+    assert inside.show(UNIT, "DevicePolicy") == "closed"
+    assert "/dev/fuse rw" in inside.show(UNIT, "DeviceAllow")
     inside.systemctl("stop", UNIT)
     assert inside.mounts(mountpoint) == []
 
