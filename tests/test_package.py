@@ -57,7 +57,7 @@ def test_nothing_says_that_shardfs_is_on_pypi() -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_has_types_documents_and_absolute_links(wheel: Path) -> None:
+def test_the_wheel_has_types_and_documents(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         cited = {c for n in names if n.endswith(".py") for c in re.findall(r"docs/\w+\.md", archive.read(n).decode())}
@@ -65,10 +65,8 @@ def test_the_wheel_has_types_documents_and_absolute_links(wheel: Path) -> None:
     assert {f"shardfs/share/{name}" for name in cited} <= names
     assert {"shardfs/py.typed", "shardfs/share/scripts/entrypoint.sh"} <= names
     found = metadata(wheel)
-    assert {line.split(",")[0] for line in found.get_all("Project-URL", [])} >= {"Homepage", "Changelog", "Issues"}
-    targets = re.findall(r"\]\(([^)]+)\)", str(found.get_payload()))
-    assert len(targets) > 10
-    assert [t for t in targets if not t.startswith(("https://", "#"))] == []
+    assert "# shardfs" in str(found.get_payload())
+    assert found.get_all("Project-URL") is None, "there is no public place yet"
 
 
 @pytest.mark.slow

@@ -147,4 +147,4 @@ def package_for(source: str) -> str | None:
 def install_command(source: str) -> str:
     """Return the command that installs what the source's protocol needs; empty if the packages are unknown."""
     package = package_for(source)
-    return f"pip install '.[{EXTRAS[package]}]' in the directory of shardfs" if package else ""
+    return f"pip install '.[{EXTRAS[package]}]' in a checkout of the code" if package else ""

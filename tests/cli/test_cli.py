@@ -455,7 +455,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(url: str, package: st
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3
     assert done.stderr.startswith(f"shardfs: {url}: needs the package {package} (")
-    assert done.stderr.endswith(f"): pip install '.[{extra}]' in the directory of shardfs\n")
+    assert done.stderr.endswith(f"): pip install '.[{extra}]' in a checkout of the code\n")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert any(requirement.startswith(package) for requirement in extras[extra])
 

@@ -211,7 +211,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("Install gcsfs to access Google Storage")
 
     monkeypatch.setattr(doctor, "open_store", missing)
-    assert examined("gs://bucket/x")["store"].fix == "pip install '.[gcs]' in the directory of shardfs"
+    assert examined("gs://bucket/x")["store"].fix == "pip install '.[gcs]' in a checkout of the code"
 
 
 def test_a_store_that_says_nothing() -> None:

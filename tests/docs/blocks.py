@@ -5,6 +5,8 @@ A block without a mark runs. A comment on the line before a block may say otherw
     <!-- not run: REASON -->      the block is not run
     <!-- python: NAME -->         it runs in the virtualenv NAME (`client_python`)
     <!-- needs: PROGRAM ... -->   it runs only if these programs are installed
+
+A block of the language `text` right behind one that runs is what this block prints, with `...` for any text.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 RUN = ("sh", "python")
 """The languages that are run. Blocks in other languages (json, nginx, text) are only shown."""
 
-_BLOCK = re.compile(r"^(?:<!-- ([\w ]+): (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^(?:<!-- ([\w ]+): (.+?) -->\n)?```(\w*)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
+)
 _PLACE = re.compile(r"(?<!\w)/(data|mnt|elsewhere)(?=[/\s\"']|$)")
 
 
@@ -37,6 +41,8 @@ class Block(NamedTuple):
     value: str
     language: str
     text: str
+    printed: str = ""
+    """What the page says that the block prints; empty if it says nothing."""
 
 
 def blocks(page: str) -> list[Block]:
@@ -61,6 +67,12 @@ class Workshop:
         assert done.returncode == 0, f"{block.text}\nstatus {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
+    def check(self, block: Block) -> None:
+        """Run a block; an AssertionError if it fails, or prints something else than the page says."""
+        out = self.run(block).replace(str(self.path), "/home/me/tutorial")
+        pattern = re.escape(block.printed).replace(r"\.\.\.", ".*?")
+        assert not block.printed or re.fullmatch(pattern, out, re.DOTALL), f"{block.text}\nprints\n{out}"
+
     def _environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         home = {"HOME": f"{self.path}/home", "XDG_STATE_HOME": f"{self.path}/home/state"}
@@ -81,7 +93,7 @@ def run_page(page: str, workshop: Workshop) -> list[str]:
             lacking = {p for p in block.value.split() if not shutil.which(p)} if block.mark == "needs" else set()
             missing |= lacking
             if not lacking:
-                workshop.run(block)
+                workshop.check(block)
     finally:
         workshop.unmount()
     return sorted(missing)
