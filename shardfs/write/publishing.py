@@ -24,7 +24,7 @@ from shardfs.write.pending import SAME
 from shardfs.write.stored import ABSENT, Stored, conflicts, digest_and_crc32c_of, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Set
+    from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
     from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan, Stat
     from shardfs.model.values import Coords
@@ -188,8 +188,7 @@ def _conflicts(shard: DirtyShard, taken: Mapping[str, Taken], old: Blob | None, 
     """Return the chunks that may have been changed by another writer since they were written here, and why."""
 
     def digests(paths: Collection[str]) -> list[str]:
-        coords = [taken[path][0].coords for path in paths]
-        return [digest_of(chunk) for chunk in rewriting.stored_chunks(shard.tree.collection, old, coords)]
+        return _digests(shard, old, [taken[path][0] for path in paths])
 
     bases = {path: pending.base for path, (_, pending) in taken.items()}
     removed = {path for path, (_, pending) in taken.items() if pending.data is None}
@@ -199,6 +198,15 @@ def _conflicts(shard: DirtyShard, taken: Mapping[str, Taken], old: Blob | None, 
         log.warning(text, shard.key, counted(len(reasons), "chunk"), next(iter(reasons)))
         return {}
     return reasons
+
+
+def _digests(shard: DirtyShard, blob: Blob | None, targets: Sequence[Target]) -> list[str]:
+    """Return the digests of chunks in a shard object. Raise CorruptShardError."""
+    chunks = rewriting.stored_chunks(shard.tree.collection, blob, [target.coords for target in targets])
+    try:
+        return [digest_of(chunk) for chunk in chunks]
+    except ValueError as e:  # another program shortens the file at this moment
+        raise CorruptShardError(shard.tree.path, shard.key, str(e)) from e
 
 
 def _is_copied(target: Target, version: Version) -> bool:
@@ -285,9 +293,7 @@ class Job:
         return self._digests_in(old, {path: relying[path] for path in relying.keys() - self.change.done.keys()})
 
     def _digests_in(self, old: Blob, targets: Mapping[str, Target]) -> dict[str, str]:
-        coords = [target.coords for target in targets.values()]
-        chunks = rewriting.stored_chunks(self._shard.tree.collection, old, coords)
-        return dict(zip(targets, map(digest_of, chunks), strict=True))
+        return dict(zip(targets, _digests(self._shard, old, list(targets.values())), strict=True))
 
     def _require_no_pair(self) -> None:
         """Raise UnsupportedError if the chunks of the shard are stored as two files: a new shard would hide them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import random
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from shardfs.formats.registry import formats
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.errors import CorruptShardError
 from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
 from shardfs.storage.retry import RetryPolicy
@@ -22,6 +24,7 @@ from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from shardfs.write.journal import places
 from shardfs.write.tree import WriteTree
+from tests import handmade
 from tests.conftest import _start_time, need_fuse
 from tests.mount.distant import in_words
 from tests.waiting import wait_until
@@ -74,13 +77,14 @@ def arrived(target: Target, server: Server, root: Path) -> Array:
 
 
 @contextmanager
-def opened(server: Server, tmp_path: Path, **words: str) -> Iterator[ShardFileSystem]:
+def opened(server: Server, tmp_path: Path, index_ttl_s: float = math.inf, /, **words: str) -> Iterator[ShardFileSystem]:
     words = {"journal": str(tmp_path / "journals"), "idle": "3600", "age": "3600", **words}
     fs = ShardFileSystem(
         source="s3://data/root",
         storage_options=server.options(),
         rw=True,
         write_options=words,
+        index_ttl=index_ttl_s,
         skip_instance_cache=True,
     )
     try:
@@ -253,6 +257,21 @@ def test_another_writer_is_noticed_in_every_stored_form(
             fs.publish(timeout=30)
         assert caught.value.errno == errno.ESTALE
     assert (arrived(target, server, tmp_path / "after") == target.array(held | {0: 200})).all()
+
+
+def test_an_entry_that_leaves_the_object_is_damage_of_a_published_chunk(server: Server, tmp_path: Path) -> None:
+    """Its size is not known before it is read. The chunk was written and published here."""
+    target = TARGETS["zarr_end"]
+    key, numbers = next(iter(target.shards().items()))
+    filled(target, server, tmp_path / "natively", {number: 1 + number for number in numbers})
+    with opened(server, tmp_path, 0.0) as fs:
+        fs.pipe_file(target.path(0), target.shown(100))
+        fs.publish(timeout=30)
+        chunks = [target.shown(1 + number) for number in numbers]
+        server.put(f"{ROOT}/{key}", handmade.zarr_shard(chunks, entries={0: (0, 2**44)}))
+        with pytest.raises((OSError, CorruptShardError)):
+            fs.cat_file(target.path(0), 0, 1 << 20)
+        assert fs.cat_file(target.path(1)) == chunks[1]
 
 
 @pytest.mark.parametrize("was_there", [True, False])
