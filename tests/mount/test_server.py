@@ -65,10 +65,10 @@ class FakeTree:
         self.small: list[SmallEntry] | None = None
         self.scans: list[int] = []
         self.by_name_from = 1 << 62
+        self.read: Callable[[int, int, int], bytes] = lambda number, offset, size: self.data[offset : offset + size]
 
     def shown_path(self, number: int) -> str:
         return str(number)
-        self.read: Callable[[int, int, int], bytes] = lambda number, offset, size: self.data[offset : offset + size]
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
         assert parent == ROOT
