@@ -192,7 +192,7 @@ def test_the_last_layer_says_whether_a_mount_is_writable() -> None:
 
 
 def test_what_only_makes_sense_together_is_asked_for_together() -> None:
-    for word in ("create=zarr3", "commit=1", "idle=1h", "on_error=true", "cas=none", "conflict=ours"):
+    for word in ("create=zarr3", "commit=1", "idle=1h", "on_error=true", "conflict=ours"):
         for words in ([word], [f"writable,{word}", "ro"]):
             layers = [from_mount_options([word]) for word in words]
             with pytest.raises(OptionError, match=f"{word.partition('=')[0]}: no effect on a read-only mount"):

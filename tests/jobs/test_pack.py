@@ -337,7 +337,7 @@ def test_errors_of_the_target_name_the_target(
         def fail(*_args: Any, error: Exception = error, **_kwargs: Any) -> None:
             raise error
 
-        monkeypatch.setattr("shardfs.jobs.target.open_store", fail)
+        monkeypatch.setattr("shardfs.jobs.target.open_writer", fail)
         cli.run([verb, str(source), "memory://dest"])
         told = capsys.readouterr().err
         assert told.startswith("shardfs: memory://dest: "), told
