@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from shardfs.shards.byte_layouts.uint64_spec import MAX_MINISHARD_BITS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -33,7 +35,7 @@ PARAMETERS: Mapping[str, Mapping[str, Sequence[str] | int]] = {
         "minishard_index_encoding": _ENCODING,
         "data_encoding": _ENCODING,
         "preshift_bits": 64,
-        "minishard_bits": 32,
+        "minishard_bits": MAX_MINISHARD_BITS,
         "shard_bits": 64,
     },
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import tracemalloc
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -90,3 +91,40 @@ def test_a_damaged_header_of_a_member(store: Store) -> None:
     fs.pipe_file("/x.zip", bytes(raw))
     with pytest.raises(OSError, match="the zip file is damaged"):
         store.open("stored").read([ByteRange(0, 10)])
+
+
+def test_members_are_listed_by_directory(tmp_path: Path) -> None:
+    names = ["a", "a-b", "a/x", "a/y/z", "a0", "b/", "c/d", ".shardfs-x", "é/f"]
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name in names:
+            archive.writestr(name, b"" if name.endswith("/") else name.encode())
+    store = open_store(str(tmp_path / "x.zip"))
+    listed = {key: [(e.name, e.directory) for e in store.scan(key)] for key in ("", "a", "a/y", "b", "none", "c/d")}
+    assert listed == {
+        "": [("a-b", False), ("a", True), ("a0", False), ("b", True), ("c", True), ("é", True)],
+        "a": [("x", False), ("y", True)],
+        "a/y": [("z", False)],
+        "b": [],
+        "none": [],
+        "c/d": [],
+    }
+    assert [store.entry(key).directory for key in ("", "a", "b", "a/y", "a0")] == [True, True, True, True, False]
+    for missing in ("none", "a/z", "a0/x"):
+        with pytest.raises(FileNotFoundError):
+            store.entry(missing)
+
+
+def test_a_listing_keeps_little_for_each_member(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for n in range(20_000):
+            archive.writestr(f"c/{n}", b"x")
+        archive.writestr("d/0", b"x")
+    store = open_store(str(tmp_path / "x.zip"))
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in store.scan("c")) == 20_000
+        assert [entry.name for entry in store.scan("d")] == ["0"]
+        assert store.entry("c/17").stat is not None
+        assert tracemalloc.get_traced_memory()[1] < 20_000 * 20
+    finally:
+        tracemalloc.stop()

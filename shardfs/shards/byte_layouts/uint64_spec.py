@@ -24,6 +24,9 @@ BLOCK_BITS = 16
 In practice one block is the whole index; the block size limits the read if `minishard_bits` is absurd.
 """
 
+MAX_MINISHARD_BITS = 24
+"""Limit of this reader: an index of 256 MiB in each shard. A sparse file could claim any number in no space."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
@@ -43,7 +46,7 @@ class ShardingSpec:
             raise ValueError(f"sharding should be an object, not {sharding!r}")
         if sharding.get("@type") != TYPE:
             raise ValueError(f"sharding @type should be {TYPE}, not {sharding.get('@type')!r}")
-        minishard_bits = integer(sharding["minishard_bits"], "minishard_bits", 0, 32)
+        minishard_bits = integer(sharding["minishard_bits"], "minishard_bits", 0, MAX_MINISHARD_BITS)
         return cls(
             preshift_bits=integer(sharding.get("preshift_bits", 0), "preshift_bits", 0, 64),
             hash=_choice(sharding, "hash", ("identity", "murmurhash3_x86_128")),
