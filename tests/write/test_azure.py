@@ -28,14 +28,14 @@ def account() -> Iterator[str]:
 
 
 class Place:
-    """An array in a container of its own, with four chunks of which the first two have the same shard."""
+    """An array in a container of its own: four chunks in two shards, of which the first chunk is absent."""
 
     def __init__(self, account: str, top: Path) -> None:
         self.options = {"connection_string": account}
         self.url = f"abfs://c{os.urandom(4).hex()}"
         self.journals = top / "journals"
         fsspec.filesystem("abfs", **self.options).mkdir(self.url.removeprefix("abfs://"))
-        self.native("w")[:] = np.arange(1, 17, dtype=np.uint8)
+        self.native("w")[4:] = np.arange(5, 17, dtype=np.uint8)
 
     def native(self, mode: Any = "r") -> Any:
         """The array, opened by zarr-python without shardfs."""
@@ -71,10 +71,21 @@ def test_chunks_are_published_beside_those_of_another_writer(place: Place) -> No
     assert place.native()[:].tolist() == [50] * 4 + [60] * 4 + [*range(9, 17)]
 
 
+def test_a_chunk_that_another_writer_changed_is_a_conflict(place: Place) -> None:
+    fs = place.open(idle="1000", age="1000")
+    assert fs.cat_file("a/c/1") == bytes([5, 6, 7, 8])
+    fs.pipe_file("a/c/1", bytes([50] * 4))
+    place.native("r+")[4:8] = 60
+    with pytest.raises(OSError, match="another"):
+        fs.publish(timeout=60)
+    assert fs.close(60) == ["a/c/1"]
+    assert place.native()[:].tolist()[4:8] == [60] * 4
+
+
 def test_one_writable_mount(place: Place, tmp_path: Path) -> None:
     fs = place.open()
     with pytest.raises(BusyError):
         place.open(journal=str(tmp_path / "other"))
-    fs.rm_file("a/c/0")
+    fs.rm_file("a/c/1")
     assert fs.close(60) == []
-    assert place.native()[:].tolist()[:4] == [0] * 4
+    assert place.native()[:].tolist()[4:8] == [0] * 4
