@@ -196,7 +196,7 @@ class Description(NamedTuple):
     Args:
         directory, scope: where the documents were looked for; `scope` as in `Inherited`.
         path: the collection's path relative to `directory`, in the format that it is stored in.
-        digests: digests of the documents by their paths in the store.
+        digests: digests of the documents by their paths in the store; empty for a document that this mount has removed.
     """
 
     directory: str

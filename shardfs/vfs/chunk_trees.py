@@ -125,6 +125,11 @@ class ChunkTrees:
         with self._lock:
             return [tree for at, tree in self._tree_at.items() if is_in(at, path)]
 
+    def described_by(self, document: str) -> list[ChunkDirs]:
+        """Return the trees, also of former shapes, that the document at this path of the store describes."""
+        with self._lock:
+            return [tree for tree in self._trees if tree.description and document in tree.description.digests]
+
     def forget(self, path: str) -> list[str]:
         """Detach the trees at `path` and below, because their metadata changed. Return their paths.
 

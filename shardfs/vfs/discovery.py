@@ -7,7 +7,6 @@ sharded collection a `ChunkDirs` tree with inode numbers.
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import math
 import threading
@@ -30,6 +29,7 @@ from shardfs.model.kinds import is_in
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.storage.in_place import InPlaceStore
 from shardfs.vfs.chunk_trees import ChunkTrees
+from shardfs.vfs.forms import Forms, digests_of
 from shardfs.vfs.half_packed import half_packed
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
 from shardfs.vfs.renewals import OutdatedError, Renewals
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from shardfs.model.dataset import Levels, Scope
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import DirEntry, Store
-    from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.nodes import ShownItem
 
 log = logging.getLogger(__name__)
@@ -118,6 +117,7 @@ class Datasets:
         self._skips = skip_unsupported
         self.damage = KnownDamage(index_cache)
         self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
+        self.forms = Forms(store, self.trees, self._stored_dataset)
         self.renewals = Renewals()
         self.problems: dict[Problem, None] = {}
         self._instead: Mapping[str, dict[str, bytes]] = {}  # documents taken for the stored ones, by directory
@@ -129,7 +129,7 @@ class Datasets:
     def _read(self, path: str, names: Sequence[str]) -> dict[str, bytes]:
         """Return stored documents by name, and note them for the directory that this thread opens."""
         documents = self.store.documents(path, names, MAX_DOCUMENT_BYTES)
-        self._reading.__dict__.setdefault("documents", {})[path] = names, _digests(documents)
+        self._reading.__dict__.setdefault("documents", {})[path] = names, digests_of(documents)
         return documents
 
     def open(self, directory: DirectoryNode) -> Content:
@@ -167,7 +167,7 @@ class Datasets:
         directory.checked = now
         with suppress(OSError):
             return any(
-                _digests(self.store.documents(path, [*digests] if remote and digests else names, MAX_DOCUMENT_BYTES))
+                digests_of(self.store.documents(path, [*digests] if remote and digests else names, MAX_DOCUMENT_BYTES))
                 != digests
                 for path, (names, digests) in content.read.items()
             )
@@ -302,32 +302,13 @@ class Datasets:
             documents = self._scope_documents(path, inherited.scope)
             found = scope.open(path, _below(path, directory), documents)
         if found is not None and found.collections:
-            digests = _digests({_joined(directory, name): raw for name, raw in documents.items()})
+            digests = digests_of({_joined(directory, name): raw for name, raw in documents.items()})
             found = replace(found, collections=tuple(
                 replace(c, description=Description(path, inherited.scope, c.path, digests)) for c in found.collections
             ))  # fmt: skip
         if found is not None and isinstance(self.store, InPlaceStore):
             found = half_packed(self.store, path, found)
         return found if found is None or self._codec is None else _in_codec(found, self._codec)
-
-    def form_now(self, tree: ChunkDirs) -> str | None:
-        """Return the present `Collection.form` of the array of a tree; None if no document describes the array now.
-
-        Read the documents, and look for others if they have changed. Raise OSError or CorruptShardError without them.
-        """
-        description = tree.description
-        if description is None:
-            return tree.collection.form
-        stored = self.store.documents("", [*description.digests], MAX_DOCUMENT_BYTES)
-        if _digests(stored) == description.digests:
-            return tree.collection.form
-        dataset = self._stored_dataset(description.directory, Inherited(scope=description.scope))
-        for collection in () if dataset is None else dataset.collections:
-            if collection.path == description.path:
-                if collection.form == tree.collection.form:
-                    tree.description = collection.description
-                return collection.form
-        return None
 
     def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
         scope, base = inherited
@@ -494,11 +475,6 @@ def _in_codec(dataset: Dataset, codec: str) -> Dataset:
         return tuple(replace(c, array=c.array and replace(c.array, codec=codec)) for c in found)
 
     return replace(dataset, collections=asking(dataset.collections), unsharded=asking(dataset.unsharded))
-
-
-def _digests(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return a digest of each document."""
-    return {path: hashlib.blake2b(raw, digest_size=16).digest() for path, raw in documents.items()}
 
 
 def _below(path: str, base: str) -> str:

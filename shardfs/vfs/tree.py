@@ -320,7 +320,7 @@ class Tree:
 
     def is_reformed(self, path: str) -> bool:
         """Return whether the source says of an array at `path` or below that its chunks are stored in another form."""
-        return any(self.datasets.form_now(tree) != tree.collection.form for tree in self.datasets.trees.below(path))
+        return any(self.datasets.forms.now(tree) != tree.collection.form for tree in self.datasets.trees.below(path))
 
     def is_virtual(self, number: int) -> bool:
         """Return whether an inode number is that of a directory or a chunk of a sharded collection."""

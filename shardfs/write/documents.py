@@ -379,7 +379,8 @@ class Documents:
             if document.name in stored:
                 self.expected.remember(document, {document.name: stored[document.name]})
 
-        self._writer.update(document.path, delete)
+        with self._base.datasets.forms.removing(document.path):
+            self._writer.update(document.path, delete)
         self.seen.note(document.path, None)
         return set()
 
@@ -397,7 +398,9 @@ class Documents:
             return set() if written is None else written.changed
         self.expected.remember(document, stored)
         for below in gone:
-            self._writer.update(join(document.directory, below), lambda _: None, first=UNREAD)
+            path = join(document.directory, below)
+            with self._base.datasets.forms.removing(path):
+                self._writer.update(path, lambda _: None, first=UNREAD)
             for _ in self._repeated(document.stored_at(below), None, through_layout=True):
                 pass
         self.seen.note(document.path, None)

@@ -50,7 +50,7 @@ OBSOLETE = (
 class Publisher:
     """Publishes the shards of `shards` with `writer`, and removes the published versions from `backlog`.
 
-    `form_now` returns the present form of an array (`Datasets.form_now`). `counts` has the figures of publishing for
+    `form_now` returns the present form of an array (`Forms.now`). `counts` has the figures of publishing for
     the status. `published` is called after each publish, without the lock, with the published versions by path;
     their `base` is what is stored now.
     """

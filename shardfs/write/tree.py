@@ -97,7 +97,7 @@ class WriteTree:
         self.state, self.left = pending.state, pending.left
         descriptions.publish_chosen()
         view.recover()
-        pending.attach(saving.published, saving.is_held, base.datasets.form_now)
+        pending.attach(saving.published, saving.is_held, base.datasets.forms.now)
 
     def close(self, timeout: float) -> list[str]:
         """Close all open files, publish within `timeout` seconds, and close the journal. Return the paths left over.

@@ -108,7 +108,7 @@ class WriteBuffer:
         is_held: Callable[[str], bool],
         form_now: Callable[[ChunkDirs], str | None],
     ) -> None:
-        """Start publishing. See `Publisher.published`, `DirtyShards.is_held` and `Datasets.form_now`."""
+        """Start publishing. See `Publisher.published`, `DirtyShards.is_held` and `Forms.now`."""
         self.publisher.published = published
         self.publisher.form_now = form_now
         self.shards.is_held = is_held

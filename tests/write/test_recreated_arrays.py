@@ -205,6 +205,33 @@ def test_nothing_is_published_while_the_array_has_no_document(tmp_path: Path) ->
         assert natively(tmp_path / "store/a") == list(range(10, 18))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_array_whose_document_this_mount_has_removed_keeps_its_form(layout: str, tmp_path: Path) -> None:
+    """`cp` writes chunks before the document, and other programs remove the document before the chunks."""
+    names = [PATHS[layout].format(i) for i in range(3)]
+    with place(tmp_path, layout, list(range(8))) as files:
+        shown = files.read(f"a/{DOCUMENTS[layout]}")
+        assert shown is not None
+        files.write(f"a/{names[0]}", chunk(layout, 200, 201))
+        files.unlink(f"a/{DOCUMENTS[layout]}")
+        files.write(f"a/{names[1]}", chunk(layout, 202, 203))
+        files.publish()
+        files.write(f"a/{names[2]}", chunk(layout, 204, 205))
+        files.write(f"a/{DOCUMENTS[layout]}", shown)
+        files.publish()
+    assert natively(tmp_path / "store/a") == [*range(200, 206), 6, 7]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_another_program_creates_an_array_whose_document_this_mount_has_removed(layout: str, tmp_path: Path) -> None:
+    with place(tmp_path, layout, list(range(8))) as files:
+        files.unlink(f"a/{DOCUMENTS[layout]}")
+        files.write("a/" + PATHS[layout].format(0), chunk(layout, 200, 201))
+        create(tmp_path / "store/a", "codecs", list(range(10, 18)))
+        refused(files)
+    assert natively(tmp_path / "store/a") == list(range(10, 18))
+
+
 @pytest.mark.parametrize("conflict", ["fail", "ours"])
 def test_a_deletion_is_a_conflict_too(conflict: str, tmp_path: Path) -> None:
     create(tmp_path / "a", "former", list(range(8)))
