@@ -93,9 +93,23 @@ class Tree:
             chunks = self._chunks_of(parent)
             return chunks.lookup(parent, name) or self._foreign.lookup(chunks, parent, os.fsdecode(name))
         directory = self._nodes.directory(parent)
+        self._follow(directory)
+        return self.directories.lookup(directory, name)
+
+    def _follow(self, directory: DirectoryNode) -> None:
+        """Renew a directory if its documents were to be read again, and have changed."""
         if self.follows_documents and self.datasets.is_outdated(directory):
             self.renew(directory.path)
-        return self.directories.lookup(directory, name)
+
+    def _follow_above(self, chunks: ChunkDirs) -> None:
+        """Before a listing of remote chunks is answered, renew the directories on the way to them.
+
+        Lookups of these directories follow a listing, such as those of `ls -l`. If they waited for documents, the names
+        in the listing could expire in the kernel meanwhile, and each of them would cost a lookup and a shard index.
+        """
+        if self.store.remote:
+            for directory in self._nodes.above(chunks.path):
+                self._follow(directory)
 
     def attributes(self, number: int) -> Attributes:
         """Return the attributes of a file or directory."""
@@ -157,6 +171,7 @@ class Tree:
             alone = next(self._foreign.scan(chunks, chunks.numbers.place(number)), None) is None
         except OSError:  # `scan` yields the chunks first and then raises this error
             return None
+        self._follow_above(chunks)
         return found if alone else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
@@ -174,7 +189,9 @@ class Tree:
             chunks = chunks if chunks is not None and chunks.root is None else None
         if chunks is not None and cookie < REST - 1:
             try:
-                yield from chunks.listing.scan(place, cookie)
+                for batch in chunks.listing.scan(place, cookie):
+                    self._follow_above(chunks)
+                    yield batch
             except CorruptShardError as e:
                 # Opening this entry raises the error. An error of the listing would make `cp -r` skip the directory.
                 name = e.key.rsplit("/", 1)[-1].partition("[")[0]

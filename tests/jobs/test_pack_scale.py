@@ -84,6 +84,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Counter[st
         counts[f"syscalls.{name}"] += 1
         return function(*args)
 
+    gc.collect()  # files that earlier tests have left open are closed before
     with monkeypatch.context() as patch:
         for name in names:
             patch.setattr(os, name, counting(name, getattr(os, name)))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from shardfs.vfs import discovery
+from shardfs.vfs.tree import open_tree
 from tests.mount.distant import serving
 from tests.mount.programs import lines, run
 from tests.mount.test_read_ahead import write
@@ -188,12 +190,30 @@ def test_the_indices_of_a_row_are_loaded_together(over: str, arrays: Path, mount
     assert rounds(requests) <= 6
 
 
-@pytest.mark.parametrize("options", ["index_cache=1k", "index_ttl=0.001", "prefetch=0"])
+@pytest.mark.parametrize("options", ["index_cache=1k", "index_ttl=1", "prefetch=0"])
 def test_nothing_is_loaded_twice_where_nothing_stays_cached(options: str, arrays: Path, mounted: Mounted) -> None:
+    """With `index_ttl=1`, indices expire during the listing; the kernel has the listed names for a second after it."""
     with listed("http", arrays, "wide", mounted, "-o", options) as (mount, source):
         assert len(lines("ls", "-l", mount / "c/0")) == 2 * SHARDS + 1
         requests = source.requests()
     assert sum(r["method"] == "GET" and "/c/" in r["path"] for r in requests) <= SHARDS + 2
+
+
+def test_lookups_after_a_long_listing_wait_for_no_document(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel got with the listing could expire meanwhile, and each name would cost a shard index."""
+    pytest.importorskip("aiohttp")
+    now = 0.0
+    monkeypatch.setattr(discovery, "monotonic", lambda: now)
+    with over_http(arrays) as store:
+        tree = open_tree(f"{store.url}/wide", index_ttl_s=0.001)
+        row = tree.resolve("c/0").number
+        for listing in (lambda: tree.small_listing(row, 100), lambda: list(tree.scan(row))):
+            now += 10  # as if the listing had taken so long
+            store.requests()
+            assert listing()
+            assert sum("zarr.json" in r["path"] for r in store.requests()) == 1
+            assert tree.resolve("c/0").number == row
+            assert store.requests() == []
 
 
 def test_a_broken_shard_harms_no_other(arrays: Path, mounted: Mounted, tmp_path: Path) -> None:

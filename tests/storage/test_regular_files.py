@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import stat
 import time
 from typing import TYPE_CHECKING, Any
@@ -245,7 +246,6 @@ def test_special_files_in_a_source_are_not_opened(
     store, writer = LocalStore(str(tmp_path)), LocalWriter(LocalStore(str(tmp_path)))
     for call in (
         lambda: store.open("x"),
-        lambda: store.open_once("x"),
         lambda: store.documents("", ["x"], 10),
         lambda: writer.open_file("x", os.O_RDWR),
         lambda: writer.put("x", b"new"),
@@ -254,6 +254,31 @@ def test_special_files_in_a_source_are_not_opened(
         with pytest.raises(OSError):  # noqa: PT011 - any of EACCES, EROFS
             call()
     assert opened == []
+
+
+@pytest.mark.parametrize("make", [fifo, device, link_to_endless_zeros])
+def test_special_files_in_place_of_chunk_files_are_not_read(
+    make: Callable[[Path], None], tmp_path: Path, opened: list[str]
+) -> None:
+    """Jobs open chunk files with few calls: at most what has the name itself is opened, not what a link leads to."""
+    make(tmp_path / "x")
+    with pytest.raises(PermissionError) as e:
+        LocalStore(str(tmp_path)).open_once("x")
+    assert e.value.filename == "x"
+    assert opened == ([] if make is link_to_endless_zeros else ["x"])
+
+
+def test_sockets_and_directories_in_place_of_chunk_files(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+    store = LocalStore(str(tmp_path))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(IsADirectoryError):
+        store.open_once("directory")
+    with pytest.raises(PermissionError, match="neither a file"):
+        store.open_once("socket")
+    assert len(os.listdir("/proc/self/fd")) <= len(before) + 1  # the store keeps the directory above open
 
 
 def test_growth_while_a_file_is_read(tmp_path: Path) -> None:

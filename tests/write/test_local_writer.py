@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.model.blobs import Blob, ByteRange, FilePart, Plan, Suffix
-from shardfs.model.errors import StaleShardError
+from shardfs.model.errors import DanglingLinkError, StaleShardError
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers import Begun, open_writer
@@ -624,11 +624,24 @@ def test_nothing_is_written_outside(tmp_path: Path, outside: Path) -> None:
     for i, attempt in enumerate(tries):
         with pytest.raises(OSError) as e:  # noqa: PT011 - of several kinds
             attempt()
-        assert e.value.errno in (errno.EACCES, errno.EEXIST, errno.EROFS), i
+        assert e.value.errno in (errno.EACCES, errno.EEXIST, errno.EROFS, errno.EIO), i
         assert sorted(os.listdir(outside)) == before, i
         assert (outside / "secret").read_bytes() == b"secret", i
     with pytest.raises(IsADirectoryError):
         writer.put("", b"x")
+
+
+def test_nothing_is_created_where_a_dangling_link_leads(tmp_path: Path, outside: Path) -> None:
+    """The name exists, and its content is elsewhere (git-annex): see the table in docs/durability.md."""
+    (tmp_path / "a/near").symlink_to("sub/new")
+    writer = LocalWriter(LocalStore(str(tmp_path / "a")))
+    for key in ("dangling", "near"):
+        with pytest.raises(DanglingLinkError, match="leads nowhere"):
+            writer.open_file(key, os.O_WRONLY | os.O_CREAT)
+        with pytest.raises(FileExistsError):
+            writer.open_file(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    assert os.listdir(tmp_path / "a/sub") == []
+    assert os.listdir(outside) == ["secret"]
 
 
 def test_links_inside_are_followed_to_directories(tmp_path: Path, outside: Path) -> None:
