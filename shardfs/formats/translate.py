@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 Documents: TypeAlias = Mapping[str, bytes]
 """Documents by their path below the directory of a dataset."""
 
-MAX_TRIED = 32
-"""If more members of a refused document have changed, they are not tried one by one, and the message names none."""
+FIXED = "cannot be changed through a layout; change it in the source, or through a mount without --layout"
 
 COPIES = "metadata"
 """The member of a consolidated document with copies of documents, by path."""
@@ -168,52 +167,49 @@ class Translation(Format):
         """The documents of the source to store when a client replaces the shown document `name` by `new`.
 
         Only what the client changed is changed in the source, and all other bytes of the source's documents stay.
-        `written` has other documents, by name, that clients wrote in another form than the shown one. Raise ValueError,
-        with the members of `name` and the reason, if the source cannot express a change, or if a change contradicts
-        stored chunks.
+        An array may get another shape, names of axes and attributes, and an image further levels; a new dataset is
+        free. `written` has other documents, by name, that clients wrote in another form than the shown one. Raise
+        ValueError, with the members of `name` and the reason, for other changes, and if the source cannot express one.
         """
         before = self._shown_all(stored, name)
-        if not _changed(before.get(name), new):
+        if not (differing := _changed(before.get(name), new)):
             return {}
         others = {n: form.data for n, form in written.items() if n != name and before.get(n) == form.shown}
+        base = {**before, **others}
+        if name in before and (fixed := self._fixed_members(path, name, base, new, differing)):
+            raise ValueError(f"{name}: {', '.join(fixed)}: {FIXED}")
         try:
-            made, again = self._edited(path, stored, before, others, {name: new})
+            made = self._made(path, stored, base, {**base, name: new})
+            again = self.show({**stored, **made})
         except (UnsupportedError, ValueError) as e:
-            causes = ", ".join(self._causes(path, stored, before, others, name, new))
-            raise ValueError(": ".join(filter(None, (name, causes, str(e))))) from e
-        self._require_kept(path, name, new, before, again)
+            causes = ", ".join(differing) if name in before else "the document"
+            raise ValueError(f"{name}: {causes}: {e}") from e
+        self._require_shown(path, name, before, new, again)
         return made
 
-    def _edited(
-        self, path: str, stored: Documents, before: Documents, others: Documents, written: Documents
-    ) -> tuple[dict[str, bytes], Documents]:
-        """The documents to store for written ones, and what is shown then. Raise UnsupportedError or ValueError."""
-        base = {**before, **others}
-        made = self._made(path, stored, base, {**base, **written})
-        again = self.show({**stored, **made})
-        self._require_chunks(path, before, again)
-        return made, again
+    def _fixed_members(
+        self, path: str, name: str, before: Documents, new: bytes, differing: Sequence[str]
+    ) -> Sequence[str]:
+        """The members that differ and cannot be changed; none if `new` keeps the arrays and images of `before`."""
+        if self._keeps(path, name, before, new, differing):
+            return ()
+        old, doc = intelligible("", before[name]), intelligible("", new)
+        if old is None or doc is None:
+            return differing
+        alone = [m for m in differing if not self._keeps(path, name, before, _with(old, m, doc), [m])]
+        return alone or differing
 
-    def _causes(
-        self, path: str, stored: Documents, before: Documents, others: Documents, name: str, new: bytes
-    ) -> list[str]:
-        """The changed members that would also be refused alone; all changed members if none would.
-
-        None of them if the document is new.
-        """
-        old, doc = intelligible("", before.get(name)), intelligible("", new)
-        changed = _changed(before.get(name), new)
-        if doc is None:
-            return ["the document"]
-        if old is None or len(changed) > MAX_TRIED:
-            return []
-        causes: list[str] = []
-        for member in changed:
-            try:
-                self._edited(path, stored, before, others, {name: _with(old, member, doc)})
-            except (UnsupportedError, ValueError):
-                causes.append(member)
-        return causes or changed
+    def _keeps(self, path: str, name: str, before: Documents, new: bytes, differing: Sequence[str]) -> bool:
+        """Whether the document `new`, which differs in these members, keeps the arrays and images of `before`."""
+        at, _ = self._split(name)
+        old = _opened(self.layout, path, at, before)
+        if old is None:
+            return True
+        try:
+            found = _opened(self.layout, path, at, {**before, name: new})
+        except CorruptShardError:
+            return False
+        return found is not None and _keeps_arrays(old, found, differing) and _keeps_images(old, found)
 
     def is_said(self, path: str, stored: Documents, name: str, document: bytes) -> bool:
         """Whether the stored documents say what the layout's document `name` says, perhaps in another form."""
@@ -292,7 +288,6 @@ class Translation(Format):
             home = self._home(at) if name in base or at in self.homes else at
             now = {n: r for n in self.source.documents if (r := {**stored, **made}.get(join(home, n))) is not None}
             theirs = self.source.shown(join(path, home), now, document)
-            self._require_rank(document, old, theirs)
             wanted = raw if theirs is None else rebased(old, raw, theirs)
             edited = self.source.edit(join(path, home), now, document, wanted)
             made |= {join(home, n): _in_text_of(now.get(n), r) for n, r in edited.items()}
@@ -305,69 +300,29 @@ class Translation(Format):
             raise ValueError(f"the source is {found}, and layouts cannot change that; change the source")
         return self.view
 
-    def _require_rank(self, name: str, base: bytes, theirs: bytes | None) -> None:
-        """Raise ValueError if the layout shows an array with another number of axes than the source has."""
-        found = (self.source.open("", {name: raw}) for raw in (base, theirs) if raw is not None)
-        ranks = [len(array.shape) for dataset in found for array in _arrays(dataset)]
-        if len(set(ranks)) > 1:
-            raise ValueError(
-                f"in the source the array has {ranks[1]} axes, not {ranks[0]}; change it in another layout"
-            )
+    def _require_shown(self, path: str, name: str, before: Documents, new: bytes, again: Documents) -> None:
+        """Raise ValueError, with the members, unless the layout shows the written document `name` in `again`.
 
-    def _require_chunks(self, path: str, before: Documents, again: Documents) -> None:
-        """Raise ValueError if arrays in `again` need other chunks than in `before`, whether they have shards or not."""
-        for at in {self._split(name)[0] for name in before}:
-            old, new = (_opened(self.layout, path, at, documents) for documents in (before, again))
-            arrays = {c.path: c for c in (*new.collections, *new.unsharded)} if new is not None else {}
-            for c in (*old.collections, *old.unsharded) if old is not None else ():
-                if c.path in arrays:
-                    require_same(_chunks_of(arrays[c.path]), _chunks_of(c), "the form of the chunks")
-
-    def _require_kept(self, path: str, name: str, new: bytes, before: Documents, again: Documents) -> None:
-        """Raise ValueError, with the members, unless the written document `name` comes back in `again`.
-
-        A member may come back in another form that describes the same dataset, and members may be added that were not
-        in `before`. A value that a written null replaces must not become another value, nor must an attribute whose
-        value follows from other members.
+        Members may have another form that describes the same dataset, and members may be added. The mount must also
+        show documents that were written before that of a new array, which may contradict it.
         """
         shown, old = members(again.get(name)), members(before.get(name))
         written = with_additions(members(new), old, shown)
         at, _ = self._split(name)
         wanted = self._description(path, at, again)
-        lost = [
-            m
-            for m in {**written, **shown}
-            if not alike(written.get(m, REMOVED), shown.get(m, REMOVED))
-            and (
-                (m not in shown and written[m] not in (None, [], {}))
-                or (m in old and m in shown and written.get(m) is None and not alike(old[m], shown[m]))
-                or self._description(path, at, {**again, name: _with(shown, m, written)}) != wanted
-            )
-        ]
+        lost = [m for m in written if m not in shown and written[m] not in (None, [], {})]
+        if not lost and self._description(path, at, {**again, name: print_json(written)}) != wanted:
+            lost = [m for m in {**written, **shown} if not alike(written.get(m, REMOVED), shown.get(m, REMOVED))]
         if lost:
             form = self.source.dataset_formats[0]
             raise ValueError(f"{name}: {', '.join(lost)}: the source, which is {form}, cannot express this value")
-        arrays = _arrays(_opened(self.layout, path, at, again))
-        if not _arrays(_opened(self.layout, path, at, before)):
-            self._require_earlier(name, at, arrays, before, again)
-        for array in arrays:
-            for m in written.keys() & shown.keys() & array.attributes.keys():
-                same = is_same_element(written[m], shown[m], array.data_type)
-                if not same and self._description(path, at, {**again, name: _with(shown, m, {})}) == wanted:
-                    raise ValueError(f"{name}: {m}: other members of the array say {shown[m]!r:.80}")
-
-    def _require_earlier(
-        self, name: str, at: str, arrays: Sequence[Array], before: Documents, again: Documents
-    ) -> None:
-        """Raise ValueError if the document `name` of new arrays changes attributes that were written before it."""
-        for other in {join(at, document) for document in self.layout.documents} - {name}:
-            old, new = members(before.get(other)), members(again.get(other))
-            for array in arrays:
-                for m in old.keys() & new.keys() & array.attributes.keys():
-                    if not alike(old[m], new[m]) and not is_same_element(old[m], new[m], array.data_type):
-                        raise ValueError(
-                            f"{name}: says {m} {new[m]!r:.80}, but {other}, written before, {old[m]!r:.80}"
-                        )
+        for array in _arrays(_opened(self.layout, path, at, again)):
+            for other in (join(at, document) for document in self.layout.documents):
+                a, b = members({**before, name: new}.get(other)), members(again.get(other))
+                for m in a.keys() & b.keys() & array.attributes.keys():
+                    same = alike(a[m], b[m]) or is_same_element(a[m], b[m], array.data_type)
+                    if not same and self._description(path, at, {**again, other: _with(b, m, {})}) == wanted:
+                        raise ValueError(f"{name}: {m}: is {a[m]!r:.80} in {other}, but other members say {b[m]!r:.80}")
 
     def _home(self, at: str) -> str:
         """The directory with the stored document of what the layout shows in directory `at`."""
@@ -386,8 +341,8 @@ class Translation(Format):
             return None
         stored = (*dataset.collections, *dataset.unsharded)
         arrays = [(c.path, c.layers[0].format.key(0), c.array and _plain(c.array)) for c in stored]
-        attributes = [print_strict(array.attributes) for array in _arrays(dataset)]
-        attributes.append(print_strict(ome.as_05(dataset.attributes or {})))
+        described = [*(array.attributes for array in _arrays(dataset)), ome.as_05(dataset.attributes or {})]
+        attributes = [json.dumps(members(print_strict(own)), sort_keys=True) for own in described]
         return arrays, attributes, dataset.multiscales, dataset.problems
 
 
@@ -421,6 +376,15 @@ class Creation(Translation):
         if group is None or group.attributes is None:
             raise ValueError(f"the format {self.view.name} has no document for it")
         return made
+
+    def _require_chunks(self, path: str, before: Documents, after: Documents) -> None:
+        """Raise ValueError if the arrays in both have other chunks."""
+        for at in {self._split(name)[0] for name in before}:
+            old, new = (_opened(self.layout, path, at, documents) for documents in (before, after))
+            arrays = {c.path: c for c in (*new.collections, *new.unsharded)} if new is not None else {}
+            for c in (*old.collections, *old.unsharded) if old is not None else ():
+                if c.path in arrays:
+                    require_same(_chunks_of(arrays[c.path]), _chunks_of(c), "the form of the chunks")
 
     def _as_deleted(self, path: str, base: Documents, made: Documents) -> Iterator[tuple[str, bytes]]:
         """The documents of the deleted array with the changes from `base` to `made`, which describe equal chunks.
@@ -458,6 +422,36 @@ def _arrays(dataset: Dataset | None) -> list[Array]:
     return [c.array for c in stored if c.array is not None]
 
 
+def _keeps_arrays(old: Dataset, new: Dataset, differing: Sequence[str]) -> bool:
+    """Whether the arrays in `old` are in `new`, apart from their shapes, names of axes and attributes."""
+    present = {c.path: c for c in (*new.collections, *new.unsharded)}
+    for c in (*old.collections, *old.unsharded):
+        a, b = c.array, c.path in present and present[c.path].array
+        if not a or not b or _chunk_names(c) != _chunk_names(present[c.path]):
+            return False
+        same = a.fill_value == b.fill_value or is_same_element(a.fill_value, b.fill_value, a.data_type)
+        if not same or _plain(a) != replace(_plain(b), shape=a.shape, names=a.names, fill_value=a.fill_value):
+            return False
+        own = {"attributes", *a.attributes, *b.attributes}  # other members can only change the fill value's attribute
+        if a.attributes != b.attributes and a.names == b.names and own.isdisjoint(differing):
+            return False
+    return True
+
+
+def _keeps_images(old: Dataset, new: Dataset) -> bool:
+    """Whether images in `old` have the same levels in `new`, perhaps with more, or `new` describes no images."""
+    pairs = zip(old.multiscales, new.multiscales or old.multiscales, strict=False)
+    return len(new.multiscales) not in range(1, len(old.multiscales)) and all(
+        a.axes == b.axes and {*a.levels} <= {*b.levels} and (old.attributes or a.segmentation == b.segmentation)
+        for a, b in pairs
+    )
+
+
+def _chunk_names(stored: Collection) -> str:
+    """The form of the names of chunks."""
+    return re.sub("[0-9]+", "", stored.layers[0].format.key(0))
+
+
 def _plain(array: Array) -> Array:
     """The array without attributes, and with all parameters of its codecs."""
     codecs = tuple(
@@ -468,7 +462,7 @@ def _plain(array: Array) -> Array:
 
 def _chunks_of(stored: Collection) -> Any:
     """All on which stored chunks depend: their names, shape and encoding, without parameters that only encoders use."""
-    array, names = stored.array, re.sub("[0-9]+", "", stored.layers[0].format.key(0))
+    array, names = stored.array, _chunk_names(stored)
     if array is None:
         return names
     encoding = array.encoding

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import handmade
+from tests.datasets import GZIP, LITTLE
 from tests.mount.programs import attempt, run, shardfs
 from tests.write.mounts import writable
 
@@ -64,6 +66,30 @@ def test_a_read_only_mount_shows_the_source_and_names_what_is_unpublished(tmp_pa
         assert "`shardfs recover --apply`" in done.stderr
         assert shardfs("recover", "--apply", "-o", f"journal={mount.journal}", source).returncode == 0
     assert run(sys.executable, "-m", "shardfs", "cat", source, "c/0/0") == "new."
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("member", "value"), [("fill_value", 7), ("compressor", {"id": "gzip", "level": 9}), ("order", "F")]
+)
+def test_a_layout_resizes_and_describes_arrays_and_changes_nothing_else(
+    member: str, value: object, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    document = handmade.zarr_metadata((4, 4), (4, 4), (2, 2), codecs=[LITTLE, GZIP], data_type="uint16")
+    handmade.write_json(source / "a/zarr.json", document)
+    with writable(source, tmp_path, "--layout", "zarr2") as mount:
+        mount.mount()
+        shown = mount.path / "a/.zarray"
+        before = shown.read_text()
+        with pytest.raises(OSError, match="Invalid argument"):
+            shown.write_text(json.dumps({**json.loads(before), "shape": [8, 4], member: value}))
+        why = f".zarray: {member}: cannot be changed through a layout; change it in the source, or through a mount"
+        assert f"{why} without --layout" in (mount.path / ".shardfs/log").read_text()
+        assert shown.read_text() == before
+        shown.write_text(json.dumps({**json.loads(before), "shape": [8, 4]}))
+        assert mount.umount().returncode == 0
+    assert json.loads((source / "a/zarr.json").read_text()) == {**document, "shape": [8, 4]}
 
 
 REPLACE = """
