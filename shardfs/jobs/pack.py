@@ -17,6 +17,7 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from io import BytesIO
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -154,13 +155,20 @@ class OpenedFile(NamedTuple):
 
 
 def read_whole(blob: Blob, key: str) -> bytes:
-    """The bytes of a file in the source. Raise OSError if it becomes shorter meanwhile."""
-    first = b"" if blob.fd >= 0 else blob.read([FIRST])[0]  # then most stores report the size without a request
-    size = blob.stat().size
+    """The bytes of a file in the source. Raise OSError if it becomes shorter meanwhile.
+
+    One request to a remote store has at most the size of `FIRST`, so that `store_timeout` holds for files of any size.
+    """
     if blob.fd >= 0:
+        size = blob.stat().size
         data = read_file(blob.fd, size, max(blob.base, 0))
     else:
-        data = first if size <= FIRST.stop else first + blob.read([ByteRange(len(first), size)])[0]
+        first = blob.read([FIRST])[0]  # then most stores report the size without a request
+        size, pieces = blob.stat().size, BytesIO()
+        pieces.write(first)
+        for start in range(FIRST.stop, size, FIRST.stop):
+            pieces.write(blob.read([ByteRange(start, min(start + FIRST.stop, size))])[0])
+        data = pieces.getvalue()
     if len(data) != size:
         raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
     return data

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+import urllib.request
 from collections import Counter
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from shardfs.jobs.pack import PackRun
 from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import JobSource
 from shardfs.storage import syscalls
+from shardfs.storage.writers.common import FIRST
 from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
 from tests.jobs.packing import pack
 from tests.jobs.test_pack import files, problems
@@ -134,6 +136,22 @@ def test_a_shard_and_its_note_cost_two_syncs_each(tmp_path: Path, monkeypatch: p
         found.append({name: n for name, n in counts.items() if "sync" in name})
     more = {name: n - found[0][name] for name, n in found[1].items()}
     assert more == {"syscalls.fsync": 40, "syscalls.fsync_directory": 40}
+
+
+def test_a_large_file_of_a_remote_source_is_read_in_pieces(tmp_path: Path) -> None:
+    """As a chunk, and as another file that is copied."""
+    pytest.importorskip("obstore")
+    piece = FIRST.stop
+    source = Path(plain(tmp_path / "source" / "a", 1, 2))
+    for path, size in ((source / "c" / "0" / "0", 2 * piece + 1), (source / "notes", 2 * piece)):
+        path.write_bytes(random.Random(size).randbytes(size))
+    with serving(tmp_path / "source") as server:
+        list(pack(f"{server.url}/a", str(tmp_path / "target"), chunks_per_shard=(1, 2)))
+        with urllib.request.urlopen(f"{server.url}/.requests") as answer:
+            sent = [(r["path"], r["bytes"]) for r in json.load(answer) if r["method"] == "GET" and r["bytes"]]
+    assert (tmp_path / "target" / "notes").read_bytes() == (source / "notes").read_bytes()
+    assert [n for path, n in sent if path == "/a/notes"] == [piece, piece]
+    assert [n for path, n in sent if path == "/a/c/0/0"] == [piece, piece, 1]
 
 
 def test_a_chunk_of_a_remote_source_costs_one_request(tmp_path: Path) -> None:
