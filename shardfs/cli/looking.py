@@ -252,3 +252,5 @@ def _lines(c: Mapping[str, Any]) -> Iterator[str]:
     chunks = f"{_count(c['chunks'], c['grid_chunks'])}, {human_bytes(c['stored_bytes'])}"
     shards = f", in {counted(c['shards'], 'shard')}, {human_bytes(c['shard_bytes'])}"
     yield chunks + (shards if sharding == c["sharding"] else "")
+    if c["damaged"]:
+        yield "damaged: some shards or chunks cannot be read; shardfs verify lists them"

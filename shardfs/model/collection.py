@@ -25,6 +25,8 @@ class ShardSource(Protocol):
     """
 
     layer: Layer
+    required: int = 0
+    """The number of shards, the first ones, whose absence is damage."""
 
     @property
     def is_local(self) -> bool:
@@ -61,6 +63,10 @@ class ShardSource(Protocol):
     def is_pair(self, shard: int) -> bool:
         """Whether the shard is stored as two files, and no single file exists. One of the two may be missing."""
         return False
+
+    def allow_missing(self, first: int) -> None:
+        """Allow that the shards from this number on are absent: programs of this mount write or remove them."""
+        return
 
     def reopen(self, shard: int) -> None:
         """Drop cached state of the shard object, so that `open` finds its newest version."""

@@ -29,6 +29,8 @@ class Summary(NamedTuple):
     chunks: int
     stored_bytes: int
     shard_bytes: int
+    damaged: bool
+    """Whether shards are missing or chunks cannot be found, which are not counted."""
 
 
 @dataclass(frozen=True, slots=True)

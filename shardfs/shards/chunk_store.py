@@ -54,12 +54,13 @@ class ChunkBatch(NamedTuple):
 
 
 class Occupancy(NamedTuple):
-    """Number and bytes of the existing shards and chunks."""
+    """Number and bytes of the existing shards and chunks, and whether some cannot be read."""
 
     shards: int
     chunks: int
     stored_bytes: int
     shard_bytes: int
+    damaged: bool
 
 
 class ChunkStore:
@@ -380,16 +381,20 @@ class ChunkStore:
                 yield ChunkBatch(coords[valid], sizes, mtime_ns, np.uint64(base + 1) + at.astype(np.uint64))
 
     def occupancy(self) -> Occupancy:
-        """Count shards and chunks and their bytes. Reads every index once."""
+        """Count shards and readable chunks and their bytes. Reads every index once."""
         shards = self.existing_shards().tolist()
         chunks = stored = 0
+        damaged = False
         try:
             for batch in ChunkStore.scan(self, 0):
-                chunks += len(batch.sizes)
-                stored += int(np.maximum(batch.sizes, 0).sum())
-        except CorruptShardError:
-            pass  # logged when the page was read; `info` counts only readable chunks
-        return Occupancy(len(shards), chunks, stored, sum(self._stat_if_known(shard).size for shard in shards))
+                readable = batch.sizes >= 0
+                damaged = damaged or not readable.all()
+                chunks += int(readable.sum())
+                stored += int(batch.sizes[readable].sum())
+        except CorruptShardError:  # logged when the page was read
+            damaged = True
+        shard_bytes = sum(self._stat_if_known(shard).size for shard in shards)
+        return Occupancy(len(shards), chunks, stored, shard_bytes, damaged)
 
     def covering(self, key: str, offset: int) -> Coords | None:
         """Return the chunk whose stored bytes cover byte `offset` of a shard object; None if no chunk does."""

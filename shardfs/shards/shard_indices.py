@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from shardfs.model.errors import CorruptShardError, DanglingLinkError, ShardfsError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
 from shardfs.shards.index_reader import MAX_OBJECT, read_page, read_root
+from shardfs.shards.shard_sources import MISSING
 from shardfs.storage.blob_views import BytesBlob
 from shardfs.storage.cache import OVERHEAD
 from shardfs.storage.load_ahead import load_ahead
@@ -315,7 +316,7 @@ class ShardIndices:
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
             page = _Damaged(self._unreadable(shard, e))
         except (FileNotFoundError, NotADirectoryError):
-            page = ABSENT
+            page = ABSENT if shard >= self.source.required else _Damaged(self._damage(shard, MISSING))
         except (ValueError, UnsupportedError) as e:
             page = _Damaged(self._damage(shard, str(e)))
         former, index = self._cache.former((self._id, shard, number)), _entries(page)

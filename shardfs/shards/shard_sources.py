@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
     from shardfs.storage.store import DirEntry, Store
 
 
+log = logging.getLogger(__name__)
+
 MOST_MISSING = 20
 """Missing shards that a survey names."""
+
+MISSING = "is missing, but arrays of this format have no absent chunks; bring back the file"
+"""What is wrong with a required shard that is absent."""
 
 
 class StoreShards(ShardSource):
@@ -33,6 +39,7 @@ class StoreShards(ShardSource):
 
     def __init__(self, store: Store, directory: str, layer: Layer, decoded: DecodedShards) -> None:
         self._store, self.layer, self._decoded = store, layer, decoded
+        self.required = layer.required
         # A shard without a key is the file at the directory's path; that file is shown as a directory.
         self._prefix = f"{directory}/" if directory and layer.format.key(0) else directory
 
@@ -97,8 +104,15 @@ class StoreShards(ShardSource):
     def reopen(self, shard: int) -> None:
         self._store.reopen(self.key(shard))
 
-    def existing(self) -> tuple[U64, None]:
-        return self.survey()[0], None
+    def allow_missing(self, first: int) -> None:
+        self.required = min(self.required, first)
+
+    def existing(self) -> tuple[U64, CorruptShardError | None]:
+        found, _ = self._found()
+        missing = self._missing(found)
+        for error in missing:
+            log.warning("%s", error)
+        return found, next(iter(missing), None)
 
     def first(self) -> str | None:
         """Return the key of the shard that the store lists first; None if it lists none."""
@@ -116,6 +130,20 @@ class StoreShards(ShardSource):
         return any(name == first or self.layer.format.shard_of(f"{name}/{below}") is not None for name in listed)
 
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
+        found, faults = self._found()
+        return found, faults + self._missing(found)
+
+    def _missing(self, found: U64) -> list[CorruptShardError]:
+        """Return errors for the first required shards that are not among `found`."""
+        present = set(found.tolist())
+        missing = (shard for shard in range(self.required) if shard not in present)
+        return [
+            CorruptShardError(self._prefix.rstrip("/"), self.key(shard), MISSING)
+            for shard in islice(missing, MOST_MISSING)
+        ]
+
+    def _found(self) -> tuple[U64, list[CorruptShardError]]:
+        """Return the numbers of the existing shards, ascending; and errors for names that are not shards."""
         if not self.layer.format.key(0):
             return np.zeros(1, np.uint64), []
         found: set[int] = set()
@@ -126,9 +154,6 @@ class StoreShards(ShardSource):
                 faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
             elif shard is not None:
                 found.add(shard)
-        why = "is missing, but arrays of this format have no absent chunks; bring back the file"
-        missing = (shard for shard in range(self.layer.required) if shard not in found)
-        faults += [CorruptShardError("", self.key(shard), why) for shard in islice(missing, MOST_MISSING)]
         return np.array(sorted(found), np.uint64), faults
 
     def _names(self, faults: list[CorruptShardError] | None = None) -> Iterator[tuple[str, bool]]:

@@ -367,6 +367,11 @@ class ChunkDirs:
             for c in inside if tree.shown.is_cached else ():
                 tree.shown.invalidate(tree.numbers.of_chunk(tree.path, c))
 
+    def allow_missing(self, first: int) -> None:
+        """Allow that the outermost shards from this number on are absent: see `ShardSource.allow_missing`."""
+        for tree in (self, *self.formers()):
+            tree.shards.outermost.source.allow_missing(first)
+
     def resized(self, hooks: KernelHooks, coords: U64, sizes: Sizes) -> None:
         """Invalidate the bytes of chunks of at most these sizes, and what the kernel knows, after they were resized."""
         numbers = self.numbers.of_chunks(self.path, coords)

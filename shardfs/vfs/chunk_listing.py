@@ -42,6 +42,7 @@ class ChunkListing:
         if place.level + 1 < self._numbers.depth:
             return self._scan_directories(place, cookie)
         in_rows = self._numbers.depth > 1 or isinstance(self._chunks.format, HalfPacked)
+        in_rows = in_rows or self._chunks.source.layer.required > 0  # lists the chunks of missing shards, too
         if self._shown.filler is not None or (in_rows and self._dims[-1] <= LONG_ROW):
             return self._scan_row(place, cookie)
         return self._scan_stored(place, cookie)

@@ -53,6 +53,7 @@ class ChunkTrees:
         self._next_first = TABLE_END
         self._tree_at: dict[str, ChunkDirs] = {}
         self._former: dict[str, ChunkDirs] = {}
+        self._edited: set[str] = set()  # directories whose documents programs of this mount have written
 
     def owner(self, number: int) -> ChunkDirs:
         """Return the tree that owns an inode number. Raise OSError (ESTALE) if another array has replaced it."""
@@ -93,6 +94,8 @@ class ChunkTrees:
             chunks.on_resize = partial(tree.resized, self.hooks)
             tree.shown.on_former_edges = partial(_found_edges, tree, self.hooks)
             if former is not None and _is_reshaped(former.collection, collection):
+                if path.removesuffix(collection.path).rstrip("/") in self._edited:
+                    tree.allow_missing(former.shards.outermost.source.required)
                 self._free(tree.follow(former))
             elif former is not None:
                 tree.replace(former)
@@ -130,12 +133,15 @@ class ChunkTrees:
         with self._lock:
             return [tree for tree in self._trees if tree.description and document in tree.description.digests]
 
-    def forget(self, path: str) -> list[str]:
+    def forget(self, path: str, *, edited: bool = False) -> list[str]:
         """Detach the trees at `path` and below, because their metadata changed. Return their paths.
 
-        A tree keeps its inode numbers if the new metadata describes the same chunks.
+        A tree keeps its inode numbers if the new metadata describes the same chunks. `edited`: a program of this mount
+        has changed the metadata. Then shards that an array did not have before may be absent until they are written.
         """
         with self._lock:
+            if edited:
+                self._edited.add(path)
             found = [at for at in self._tree_at if is_in(at, path)]
             for at in found:
                 self._former[at] = self._tree_at.pop(at)

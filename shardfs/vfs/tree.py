@@ -383,12 +383,15 @@ class Tree:
         """
         return not self.store.remote or (math.isfinite(self._ttl) and age_s >= self._ttl)
 
-    def renew(self, path: str) -> list[str]:
-        """Read the metadata of a directory and everything below again. Return the paths of the collections there."""
+    def renew(self, path: str, *, edited: bool = False) -> list[str]:
+        """Read the metadata of a directory and everything below again. Return the paths of the collections there.
+
+        `edited`: see `ChunkTrees.forget`.
+        """
         self.datasets.renewals.add(path)
         self.changed(path)
         nodes = self._nodes.below(path)
-        forgotten = self.datasets.trees.forget(path)
+        forgotten = self.datasets.trees.forget(path, edited=edited)
         for node in nodes:
             if isinstance(node, DirectoryNode):
                 self.datasets.damage.invalidate(node.number)

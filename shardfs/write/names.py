@@ -107,7 +107,7 @@ class Names:
 
     def renew(self, path: str) -> list[str]:
         """Look up a directory anew, after a change of its documents. Return the paths of its collections."""
-        found = self.base.renew(path)
+        found = self.base.renew(path, edited=True)
         self._outdate(path)
         self._paths.clear()
         self._base_numbers.clear()

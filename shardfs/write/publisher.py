@@ -155,6 +155,8 @@ class Publisher:
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
         done = job.done(stat)
+        if stat is None:
+            shard.tree.allow_missing(shard.number)
         shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.change.packed)
         with self._changed:
             lsns = [version.lsn for version in done.values()]

@@ -515,7 +515,69 @@ def test_a_grid_of_absurd_size_lists_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "meta/storage").write_text(storage_yaml("uint8", (4,), 2))
     tree = open_tree(str(tmp_path))
     names = [n for b in tree.scan(tree.resolve("data").number) for n in b.names.tolist()]
-    assert sorted(names) == [b"__%d.blp" % i for i in range(5)]
+    assert sorted(names) == [*(b"__%d.blp" % i for i in range(5)), b"__4__.bin"]
+    with pytest.raises(CorruptShardError, match=r"data/__4__.bin: is missing"):
+        tree.resolve("data/__4__.bin")
+
+
+# ---------------------------------------------------------------------------------------------------- lost files
+
+
+@pytest.mark.parametrize("layout", ["native", "zarr2", "zarr3", "n5", "precomputed"])
+@pytest.mark.parametrize("url", ["", "memory://lost"])
+def test_a_chunk_of_a_lost_superchunk_is_damaged(
+    url: str, layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape = (20, 1, 1) if layout == "precomputed" else (20,)
+    data_bcolz.write_array(tmp_path, np.arange(1, 21, dtype="u1").reshape(shape), 4, 2)
+    if url:
+        fsspec.filesystem("memory").put(f"{tmp_path}/", "lost", recursive=True)
+    lost, kept = tmp_path / "data/__2__.bin", (tmp_path / "data/__2__.bin").read_bytes()
+    fs = fsspec.filesystem("memory") if url else fsspec.filesystem("file")
+    path = "/lost/data/__2__.bin" if url else str(lost)
+    try:
+        whole = open_tree(url or str(tmp_path), layout=layout)
+        chunks = {name: whole.resolve(name).size for name in _chunk_names(whole)}
+        assert _counts(whole) == [(5, 3, False)]
+        fs.rm(path)
+        tree = open_tree(url or str(tmp_path), layout=layout, index_ttl_s=0.01)
+        assert sorted(_chunk_names(tree)) == sorted(chunks)
+        found = {}
+        for name in chunks:
+            try:
+                tree.resolve(name)
+            except CorruptShardError as e:
+                found[name] = str(e)
+        assert len(found) == 2
+        assert all("data/__2__.bin: is missing" in why for why in found.values())
+        assert "data/__2__.bin: is missing" in caplog.text
+        summaries = [(s.chunks, s.shards, s.damaged) for t in (tree, whole) for s in t.survey.summaries()]
+        assert summaries == [(3, 2, True), (5, 3, False)]
+        fs.pipe_file(path, kept)
+        tree = open_tree(url or str(tmp_path), layout=layout)
+        assert {name: tree.resolve(name).size for name in chunks} == chunks
+    finally:
+        if url:
+            fs.rm("/lost", recursive=True)
+
+
+def _counts(tree: Tree) -> list[tuple[int, int, bool]]:
+    return [(summary.chunks, summary.shards, summary.damaged) for summary in tree.survey.summaries()]
+
+
+def _chunk_names(tree: Tree) -> list[str]:
+    """The paths of the five chunks."""
+    paths, out = [""], []
+    while paths:
+        path = paths.pop()
+        for batch in tree.scan(tree.resolve(path).number):
+            for name, directory in zip(batch.names.tolist(), batch.directories.tolist(), strict=True):
+                child = f"{path}/{name.decode()}".lstrip("/")
+                if directory:
+                    paths.append(child)
+                elif any(c.isdigit() for c in name.decode()) and "json" not in child:
+                    out.append(child)
+    return out
 
 
 # ---------------------------------------------------------------------------------------------------- views

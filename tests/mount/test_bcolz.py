@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,6 +225,43 @@ def test_the_command_line_knows_them(superchunks: tuple[Path, dict[str, Array]])
     assert "bloscpack" in told.stdout
     where = shardfs("locate", root, "no_offsets/data/__5.blp")
     assert "no_offsets/data/__2__.bin" in where.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--rw",)])
+@pytest.mark.parametrize("layout", ["native", "zarr2"])
+def test_readers_get_an_error_for_a_lost_superchunk(
+    layout: str, options: tuple[str, ...], mounted: Mounted, tmp_path: Path
+) -> None:
+    """A reader of Zarr would take a file that does not exist for a chunk of fill values."""
+    source, client = tmp_path / "source", {"native": "bcolz", "zarr2": "zarr2"}[layout]
+    python = client_python("bcolz") if layout == "native" else Path(sys.executable)
+    data = np.arange(1, 1001, dtype="<i4")
+    for name in ("whole", "lost"):
+        data_bcolz.write_array(source / name, data, 64, 4)
+    (source / "lost/data/__2__.bin").unlink()
+    if options:
+        options = (*options, "-o", f"journal={tmp_path / 'journal'}")
+    with mounted(source, "--layout", layout, *options) as mount:
+        arrays = {name: mount / name for name in ("whole", "lost")}
+        more = [""] if layout == "zarr2" else []
+        found = _read(f"read_{client}", python, arrays, tmp_path, *more)
+        names = "lost/data/__{}.blp" if layout == "native" else "lost/{}"
+        errors = {i for i in range(16) if _error_of(mount / names.format(i)) == errno.EIO}
+        listed = {path.name for path in (mount / names).parent.iterdir()}
+        log = (mount / ".shardfs/log").read_text()
+    assert _different(found, {"whole": data}) == {}
+    assert isinstance(found["lost"], str)
+    assert errors == {4, 5, 6, 7}
+    assert {Path(names.format(i)).name for i in range(16)} <= listed
+    assert "lost/data/__2__.bin: is missing, but arrays of this format have no absent chunks" in log
+
+
+def _error_of(path: Path) -> int:
+    try:
+        path.read_bytes()
+    except OSError as e:
+        return e.errno or 0
+    return 0
 
 
 # ----------------------------------------------------------------------------------------------------- Blosc2

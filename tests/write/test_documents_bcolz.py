@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ import pytest
 
 from shardfs.formats.bcolz import BCOLZ
 from shardfs.formats.create_rules import Rule
+from shardfs.model.errors import CorruptShardError
 from tests import data_bcolz
 from tests.conftest import need_fuse
 from tests.datasets import ROOT, client_python
+from tests.write.engines import mounted
 from tests.write.mounts import writable
 
 if TYPE_CHECKING:
@@ -143,3 +146,75 @@ def test_shapes_of_chunks_that_contradict(tmp_path: Path) -> None:
         "chunkshape is (8,), but chunklen 9: remove one of them from meta/storage"
     ]
     assert shown({**source, STORAGE: json.dumps({**storage, "chunklen": 8}).encode()}) == shown(source)
+
+
+# ---- superchunks that do not exist
+
+
+APPEND = """
+import bcolz, numpy, sys
+array = bcolz.open(sys.argv[1], mode="a")
+array.append(numpy.arange(50, 90, dtype="int32"))
+array.flush()
+"""
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+def test_an_append_makes_superchunks_beside_a_lost_one(tmp_path: Path) -> None:
+    need_fuse()
+    source, python = tmp_path / "source", str(client_python("bcolz"))
+    stored(source / "a", as_json=False)
+    (source / "a/data/__1__.bin").unlink()
+    with writable(source, tmp_path) as mount:
+        mount.mount()
+        subprocess.run([python, "-W", "ignore", "-c", APPEND, str(mount.path / "a")], check=True, timeout=60)
+        chunks = [mount.path / f"a/data/__{i}.blp" for i in range(12)]
+        assert [i for i, chunk in enumerate(chunks) if is_unreadable(chunk)] == [0, 1, 2]
+        assert mount.umount().returncode == 0
+    assert sorted(p.name for p in (source / "a/data").iterdir()) == [f"__{k}__.bin" for k in (2, 3, 4)]
+    values = b"".join(data_bcolz.decoded(source / f"a/data/__{k}__.bin") for k in (2, 3, 4))
+    assert values == np.arange(24, 90, dtype="int32").tobytes()
+
+
+def is_unreadable(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError as e:
+        return e.errno == errno.EIO
+    return False
+
+
+def test_chunks_that_a_program_removed_are_absent(tmp_path: Path) -> None:
+    """Also if the document is written later, as by `rm -r`."""
+    source = tmp_path / "source"
+    stored(source, as_json=True)
+    with mounted(source, tmp_path / "journal") as files:
+        files.unlink("data/__6.blp")
+        files.publish()
+        assert not (source / "data/__3__.bin").exists()
+        assert files.read("data/__6.blp") is None
+        names = {n for b in files.tree.scan(files.tree.resolve("data").number) for n in b.names.tolist()}
+        assert names == {b"__%d.blp" % i for i in range(6)}
+    with mounted(source, tmp_path / "journal") as files, pytest.raises(CorruptShardError, match="is missing"):
+        files.read("data/__6.blp")
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+def test_an_array_grows_by_a_layout_before_it_has_the_chunks(tmp_path: Path) -> None:
+    """zarr 2 writes the length first, and reads a chunk that it changes in part."""
+    need_fuse()
+    source = tmp_path / "source"
+    stored(source / "a", as_json=True)
+    program = (
+        "import sys, zarr; a = zarr.open_array(sys.argv[1], mode='r+'); a.resize(100);"
+        "a[60:90] = 7; a[56:60] = 8; a[50:56] = 9; a[90:100] = 1"
+    )
+    with writable(source, tmp_path, "--layout", "zarr2") as mount:
+        mount.mount()
+        subprocess.run([str(client_python("zarr2")), "-c", program, str(mount.path / "a")], check=True, timeout=60)
+        assert mount.umount().returncode == 0
+    values = b"".join(data_bcolz.decoded(source / f"a/data/__{k}__.bin") for k in range(1, 6))
+    wanted = np.concatenate([DATA, [9] * 6, [8] * 4, [7] * 30, [1] * 10]).astype("int32")
+    assert np.frombuffer(values, "int32")[:100].tolist() == wanted.tolist()
