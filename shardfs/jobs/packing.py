@@ -213,13 +213,11 @@ class Packing:
     def begin(self, *, new: bool) -> None:
         """Open the target for writing: see `JobTarget.begin` and `ZipTarget.begin`."""
         target = self.job.target
+        documents = ((key, raw) for key, raw in self.documents.items() if not self._is_linked(key.rpartition("/")[0]))
+        state = self.job.state().planned((path for path in self.arrays if not self._is_linked(path)), documents)
         if is_zip(target.url):
-            self.target = ZipTarget.begin(target.url, self.documents)
+            self.target = ZipTarget.begin(target.url, state, self.documents)
         else:
-            documents = (
-                (key, raw) for key, raw in self.documents.items() if not self._is_linked(key.rpartition("/")[0])
-            )
-            state = self.job.state().planned((path for path in self.arrays if not self._is_linked(path)), documents)
             with opening(target.url):
                 self.target = JobTarget.begin(target, state, new=new)
 

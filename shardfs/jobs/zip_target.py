@@ -5,13 +5,16 @@ https://ngff.openmicroscopy.org/rfc/9/
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.formats import ome
-from shardfs.jobs.target import OZX
+from shardfs.jobs import finished
+from shardfs.jobs.target import OZX, JobState
 from shardfs.model import redact
 from shardfs.model.errors import UnsupportedError
 from shardfs.storage.writers.zip_file import ZipWriter
@@ -20,23 +23,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Executor
 
+    from shardfs.model.values import Version
+
 DOCUMENT = "zarr.json"
 
 
 class ZipTarget(NamedTuple):
-    """The counterpart of `JobTarget` for a zip file, which only this process writes. `version` is that of OME-Zarr."""
+    """The counterpart of `JobTarget` for a zip file, which only this process writes.
 
-    writer: ZipWriter
+    Attributes:
+        new: the new zip file; None if an earlier run of the same job has completed the file.
+        version: that of OME-Zarr.
+    """
+
+    path: str
+    state: JobState
+    new: ZipWriter | None
     version: str | None
 
     @classmethod
-    def begin(cls, target: str, documents: Mapping[str, bytes]) -> Self:
-        """Begin a zip file with all documents of datasets.
+    def begin(cls, target: str, state: JobState, documents: Mapping[str, bytes]) -> Self:
+        """Begin a zip file with all documents of datasets, unless an earlier run of the same job has completed it.
 
         Raise UnsupportedError if the target is remote, or if its name promises OME-Zarr; and the errors of `ZipWriter`.
         """
         if not redact.is_path(target):
             raise UnsupportedError("a zip file is written to a local path only; pack to a local file, and upload it")
+        if os.path.isfile(target) and finished.is_noted(target, state.raw(), _version(target)):
+            return cls(target, state, None, None)
         root: Any = json.loads(documents.get(DOCUMENT, b"{}"))
         attributes = root.get("attributes")
         version = ome.version_05(attributes) if isinstance(attributes, dict) else None
@@ -45,7 +59,7 @@ class ZipTarget(NamedTuple):
         writer = ZipWriter(target)
         for key in sorted(documents, key=_order):
             writer.put(key, documents[key])
-        return cls(writer, version)
+        return cls(target, state, writer, version)
 
     @contextmanager
     def running(self, executor: Executor | None, workers: int) -> Iterator[Executor]:
@@ -62,17 +76,24 @@ class ZipTarget(NamedTuple):
                 stack.callback(executor.shutdown, cancel_futures=True)
             yield executor
 
+    @property
+    def writer(self) -> ZipWriter:
+        """The writer of the new zip file. Raise FileExistsError if there is none."""
+        if self.new is None:
+            raise FileExistsError(errno.EEXIST, "was completed by an earlier run of this job", self.path)
+        return self.new
+
     def is_stored(self, key: str) -> bool:
         """False: each run starts over."""
         return False
 
     def is_ended(self) -> bool:
-        """False: only this run writes the file."""
-        return False
+        """Whether an earlier run has completed the file: while this run writes the file, no other run does."""
+        return self.new is None
 
     def is_finished(self) -> bool:
-        """False: `ZipWriter` refuses a file that exists."""
-        return False
+        """Whether an earlier run has completed the zip file for the same job."""
+        return self.new is None
 
     def noted(self, task: str) -> None:
         """None: each run starts over."""
@@ -81,9 +102,16 @@ class ZipTarget(NamedTuple):
         """Do nothing: each run starts over."""
 
     def finish(self, documents: Iterable[object], tasks: Iterable[str] = ()) -> None:
-        """Complete the zip file, which has its documents, and let it appear under its name."""
+        """Complete the zip file, which has its documents, give it its name, and note that it is finished."""
         comment = {"ome": {"version": self.version, "zipFile": {"centralDirectory": {"jsonFirst": True}}}}
         self.writer.commit(b"" if self.version is None else json.dumps(comment).encode(), _order)
+        finished.note(self.path, self.state.raw(), _version(self.path))
+
+
+def _version(path: str) -> Version:
+    """The version of a file in a local directory."""
+    info = os.stat(path)
+    return info.st_ino, info.st_size, info.st_mtime_ns
 
 
 def _order(key: str) -> tuple[bool, int, str]:

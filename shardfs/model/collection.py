@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from shardfs.model.values import U64, Coords, Sizes
 
 
+MISSING = "is missing, but arrays of this format have no absent chunks; bring back the file"
+"""What is wrong with a required shard that is absent."""
+
+
 class ShardSource(Protocol):
     """Opens and lists the shard objects of one collection.
 

@@ -10,10 +10,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from shardfs.model.collection import MISSING
 from shardfs.model.errors import CorruptShardError, DanglingLinkError, ShardfsError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
 from shardfs.shards.index_reader import MAX_OBJECT, read_page, read_root
-from shardfs.shards.shard_sources import MISSING
 from shardfs.storage.blob_views import BytesBlob
 from shardfs.storage.cache import OVERHEAD
 from shardfs.storage.load_ahead import load_ahead

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.model.collection import ShardSource
+from shardfs.model.collection import MISSING, ShardSource
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ravel_many, unravel
 from shardfs.shards.wrapping import DecodedShards, unwrapped
@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 
 MOST_MISSING = 20
 """Missing shards that a survey names."""
-
-MISSING = "is missing, but arrays of this format have no absent chunks; bring back the file"
-"""What is wrong with a required shard that is absent."""
 
 
 class StoreShards(ShardSource):

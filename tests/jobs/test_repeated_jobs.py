@@ -201,6 +201,30 @@ def test_a_finished_job_says_so(command: str, part: tuple[str, ...], tmp_path: P
     assert isinstance(other.exception, FileExistsError)
 
 
+def test_a_finished_zip_file_says_so(tmp_path: Path) -> None:
+    """Also to a job that runs in another process; another job on that name is an error."""
+    source, target = tmp_path / "source", tmp_path / "x.zip"
+    zarr3(source)
+    assert run("pack", source, target).return_value == 0
+    before = target.read_bytes(), target.stat().st_mtime_ns
+    for jobs in ("1", "2"):
+        result = run("pack", source, target, "--jobs", jobs)
+        assert (result.return_value, "finished already" in result.stdout) == (0, True)
+    end = json.loads(run("pack", source, target, "--json").stdout.splitlines()[-1])
+    assert (end["finished"], end["repeated"]) == (True, True)
+    zarr3(tmp_path / "other")
+    for other in (run("pack", source, target, "--array", "a"), run("pack", tmp_path / "other", target)):
+        assert isinstance(other.exception, FileExistsError)
+    assert (target.read_bytes(), target.stat().st_mtime_ns) == before
+    assert sorted(os.listdir(tmp_path)) == ["other", "source", "x.zip"]
+    target.unlink()
+    target.write_bytes(before[0])
+    assert isinstance(run("pack", source, target).exception, FileExistsError)
+    target.unlink()
+    result = run("pack", source, target)
+    assert (result.return_value, "finished already" in result.stdout) == (0, False)
+
+
 @pytest.mark.parametrize("command", ["pack", "unpack"])
 def test_a_job_that_was_killed_while_it_ended_is_ended(command: str, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
