@@ -237,10 +237,13 @@ def _serve(
     from shardfs.fuse.control import Control
     from shardfs.fuse.libfuse import Session
     from shardfs.fuse.server import Server
-    from shardfs.storage.in_place import require_same_job
+    from shardfs.storage.pack_state import unfinished_jobs
+    from shardfs.storage.source_locks import canonical
 
     server = Server(arguments.fuse, AccessLog.open(arguments.access_log) if arguments.access_log else None)
     web = _listening(arguments.metrics_addr)
+    local_source = canonical(arguments.source)
+    jobs = list(unfinished_jobs(local_source))
     tree, writing = arguments.open_tree(server.waiting)
     gc.freeze()
     mount_options = [*arguments.fuse.options(), f"fsname={arguments.shown}", "subtype=shardfs"]
@@ -248,7 +251,9 @@ def _serve(
     signals = _Signals()  # before the mount: a signal after it would leave a mount without a daemon
     try:
         replacing = _attach(session, arguments)
-        require_same_job(tree.store)
+        # A job looks for mounts when its state is written. A mount that it did not see then finds the state here.
+        for job in set(unfinished_jobs(local_source)).difference(jobs):
+            raise job.busy(job.root)
         session.negotiate()
         facts = {"source": arguments.shown, "mountpoint": arguments.mountpoint, "layout": arguments.layout}
         if web is not None:

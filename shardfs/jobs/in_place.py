@@ -4,7 +4,8 @@
         print(report.files, report.problems)
 
 `shardfs.storage.pack_state` documents the state in the source. Each step can be repeated after a crash. From the first
-deleted file to the end, the source has no metadata documents, so other libraries raise errors and read no fill values.
+deleted file to the end, the arrays of the job have no metadata documents, so other libraries raise errors and read no
+fill values.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.jobs import finished
 from shardfs.jobs.mixed import LOCK, MixedDataset, is_litter, opened, require_plain, take_over, working
 from shardfs.jobs.pack import PackReport, reason, require_idle
@@ -36,6 +38,7 @@ from shardfs.storage.local import LocalStore
 from shardfs.storage.mount_table import FS_TYPE, topmost
 from shardfs.storage.open_store import open_store
 from shardfs.storage.pack_state import DIRECTORY, PACK, PLAIN, ROUTES, SHARDED, STATE, UNPACK, PackState, Stage
+from shardfs.storage.regular_files import read_regular
 from shardfs.storage.source_locks import SOURCE_LOCK, canonical, journal_directory
 from shardfs.storage.store import OWN
 from shardfs.storage.writers.local import LocalWriter
@@ -241,9 +244,11 @@ class InPlaceRun:
         self._survey = packing.survey()
         if any(p.damaged for p in self._survey.problems):
             return None
-        plain = sorted(key for key in packing.document_names() if os.path.lexists(self._path(key)))
-        self._start(PackState(PACK, PACK, Stage.BEGUN, plain, sorted(packing.documents), dict(options)), plain)
-        self._write(SHARDED, packing.documents)
+        documents = {key: raw for key, raw in packing.documents.items() if not self._is_stored(key, raw)}
+        former = packing.document_names() - packing.documents.keys() | documents.keys()
+        plain = sorted(key for key in former if os.path.lexists(self._path(key)))
+        self._start(PackState(PACK, PACK, Stage.BEGUN, plain, sorted(documents), dict(options)), plain)
+        self._write(SHARDED, documents)
         return self._state
 
     def _new_unpack(self, options: Mapping[str, Any]) -> PackState | None:
@@ -255,11 +260,12 @@ class InPlaceRun:
         self._survey = SourceSurvey(problems=found.problems)
         if any(p.damaged for p in found.problems):
             return None
-        documents, own = {key: unpacking.document(key) for key in found.documents}, found.documents
+        made, own = {key: unpacking.document(key) for key in found.documents}, found.documents
+        documents = {key: raw for key, raw in made.items() if not self._is_stored(key, raw)}
         if layout != NATIVE:
             unpacking.require_verbatim(found.plans)
             own = Unpacking(replace(unpacking.job, layout=NATIVE)).survey().documents
-        sharded = sorted(key for key in {*documents, *own} if os.path.lexists(self._path(key)))
+        sharded = sorted(key for key in set(own) - made.keys() | documents.keys() if os.path.lexists(self._path(key)))
         if foreign := set(sharded).difference(own):
             why = f"has the name of a document of {layout}; move it out of the source first"
             raise FileExistsError(errno.EEXIST, why, min(foreign))
@@ -286,6 +292,12 @@ class InPlaceRun:
         except BusyError:
             self._remove(state)
             raise
+
+    def _is_stored(self, key: str, raw: bytes) -> bool:
+        """Return whether a document is the same in both forms. The job leaves such a document where it is."""
+        with suppress(OSError, ValueError):
+            return read_regular(self._path(key), MAX_DOCUMENT_BYTES) == raw
+        return False
 
     def _write(self, name: str, documents: Mapping[str, bytes]) -> None:
         writer = LocalWriter(LocalStore(self._path(name)))

@@ -12,13 +12,10 @@ from shardfs.model.blobs import Stat
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
-from shardfs.shards.half_packed import HalfPacked, HalfPackedShards
 from shardfs.shards.shard_indices import DAMAGE_TTL_S, ShardIndices, StoredChunk
 from shardfs.shards.shard_sources import NestedShards, StoreShards
 from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage.blob_views import BytesBlob
-from shardfs.storage.in_place import HERE, InPlaceStore
-from shardfs.storage.pack_state import SHARDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,12 +200,6 @@ def open_chunks(
         return ShardIndices(path, layer.format, source, index_cache, index_ttl_s, pool)
 
     source: ShardSource = StoreShards(store, directory, layers[0], decoded)
-    if isinstance(store, InPlaceStore) and isinstance(half := layers[0].format, HalfPacked):
-        caches = index_cache, chunk_cache, index_ttl_s
-        places = {SHARDED: f"{SHARDED}/{directory}".rstrip("/"), HERE: directory}
-        shards = {place: open_chunks(store.stored, at, path, half.sharded, *caches) for place, at in places.items()}
-        files = StoreShards(store.stored, directory, half.plain.layers[0], decoded)
-        source = HalfPackedShards(store, half, layers[0], files, shards, decoded)
     index = index_of(layers[0], source)
     if isinstance(layers[0].format, Unsharded) and store.remote:
         return ObjectChunks(index)

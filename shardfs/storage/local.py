@@ -116,7 +116,6 @@ class LocalStore:
         read_ahead: ReadAhead | None = None,
         *,
         follow_symlinks: bool = False,
-        keep_open: bool = True,
     ) -> None:
         self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))
         self._inside = self.root.rstrip("/") + "/"
@@ -125,8 +124,7 @@ class LocalStore:
         self._directories: dict[str, _Descriptor] = {}
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         unlimited = soft == resource.RLIM_INFINITY
-        most = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
-        self._most_open = most if keep_open else 0
+        self._most_open = MAX_DESCRIPTORS if unlimited else min(MAX_DESCRIPTORS, soft // DESCRIPTORS_SHARE)
         self._reopened = 0  # counts the calls of `reopen` and `reopen_below`
         self._lock = threading.Lock()
         descriptors.register(self)

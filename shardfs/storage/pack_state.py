@@ -9,13 +9,14 @@ import stat
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.model.errors import BusyError
 from shardfs.storage.regular_files import parse_object, read_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 STATE = ".shardfs-pack.json"
 """Describes an unfinished job: at the root of the source of a job in place, else at the root of the target."""
@@ -41,7 +42,8 @@ class Stage(StrEnum):
 
     - BEGUN: the source is unchanged. The job writes the documents of the form that the source does not have yet.
     - PLAIN: every chunk is a plain file. Documents of plain files are in the source or in `PLAIN`.
-    - MIXED: no document is in the source. A chunk is in its shard in `SHARDED` if that shard exists, else a plain file.
+    - MIXED: none of these documents is in the source. A chunk is in its shard in `SHARDED` if that shard exists, else a
+      plain file.
     - SHARDED: every chunk is in a shard. Documents and shards are in the source or in `SHARDED`.
     - DONE: the source is complete. The job removes `DIRECTORY`.
     """
@@ -70,7 +72,7 @@ class PackState:
     Args:
         command: the command that began the job, PACK or UNPACK.
         direction: where the job goes, PACK or UNPACK. `--abort` reverses it.
-        plain, sharded: the paths of all documents of both forms.
+        plain, sharded: the paths of the documents of both forms, without those that are the same in both.
         options: the options of the command, as JSON.
     """
 
@@ -153,6 +155,85 @@ def _require_directory(path: str) -> None:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             why = "should be a directory of a job in place, and is none; move it out of the source"
             raise PermissionError(errno.EACCES, why, path)
+
+
+class UnfinishedJob(NamedTuple):
+    """An unfinished job in place, for programs that read its source.
+
+    Args:
+        root: the directory of the source.
+        directories: the directories of the documents that the job replaces, relative to the source.
+        groups: those that have others of them below.
+    """
+
+    root: str
+    command: str
+    directories: frozenset[str]
+    groups: frozenset[str]
+
+    @classmethod
+    def of(cls, root: str) -> Self | None:
+        """Return the job in the directory of a source; None if it has none, or if only files of the job are left.
+
+        Raise the errors of `PackState.read`, but not for the target of another kind of job.
+        """
+        try:
+            info = os.lstat(os.path.join(root, STATE))
+        except OSError:
+            return None
+        return cls._read(root, (info.st_ino, info.st_mtime_ns))
+
+    @classmethod
+    @lru_cache(8)
+    def _read(cls, root: str, _version: tuple[int, int]) -> Self | None:
+        try:
+            state = PackState.read(root)
+        except FileExistsError:
+            if os.path.lexists(os.path.join(root, PLAIN)):
+                raise
+            return None
+        if state is None or state.stage == Stage.DONE:
+            return None
+        directories = {key.rpartition("/")[0] for key in (*state.plain, *state.sharded)}
+        above = {at[:end] for at in directories if at for end in (0, *(i for i, c in enumerate(at) if c == "/"))}
+        return cls(root, state.command, frozenset(directories), frozenset(directories & above))
+
+    def busy(self, path: str, meanwhile: str = "") -> BusyError:
+        """Return the error for an array of the job, or for its source. `meanwhile` ends the message."""
+        ways = f"finish with `shardfs {self.command} --in-place {self.root}`, or go back with `--abort`"
+        return BusyError(errno.EBUSY, f"is being {self.command}ed in place; {ways}{meanwhile}", path)
+
+
+def unfinished_jobs(directory: str) -> Iterator[UnfinishedJob]:
+    """Yield the unfinished jobs in place whose source is a local directory or one of its parents; none for a URL."""
+    if not os.path.isabs(directory):
+        return
+    root = os.path.realpath(directory)
+    while True:
+        if (job := UnfinishedJob.of(root)) is not None:
+            yield job
+        if root == (parent := os.path.dirname(root)):
+            return
+        root = parent
+
+
+def require_no_job(directory: str, *, is_array: bool) -> None:
+    """Raise BusyError if an unfinished job in place packs or unpacks the array whose documents are in a directory.
+
+    Args:
+        is_array: whether documents of an array are there now. The job may have moved them.
+    """
+    for job in unfinished_jobs(directory):
+        path = os.path.realpath(directory)
+        at = path.removeprefix(job.root).lstrip("/")
+        if at in job.directories and (is_array or at not in job.groups):
+            raise job.busy(path)
+
+
+def require_finished(directory: str) -> None:
+    """Raise BusyError if a local directory that is to be written is in the source of an unfinished job in place."""
+    for job in unfinished_jobs(directory):
+        raise job.busy(job.root, "; until then, it can only be read")
 
 
 def require_settled(root: str, path: str) -> None:

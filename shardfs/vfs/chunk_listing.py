@@ -8,7 +8,6 @@ import numpy as np
 
 from shardfs.model.grid import SMALL_IDS, IdNames, unravel
 from shardfs.model.listing import BATCH, Batch
-from shardfs.shards.half_packed import HalfPacked
 from shardfs.vfs.inodes import numbers_of_ids
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ class ChunkListing:
         """Yield the entries of a directory that follow `cookie`."""
         if place.level + 1 < self._numbers.depth:
             return self._scan_directories(place, cookie)
-        in_rows = self._numbers.depth > 1 or isinstance(self._chunks.format, HalfPacked)
-        in_rows = in_rows or self._chunks.source.layer.required > 0  # lists the chunks of missing shards, too
+        # In rows, the chunks of missing shards are listed, too.
+        in_rows = self._numbers.depth > 1 or self._chunks.source.layer.required > 0
         if self._shown.filler is not None or (in_rows and self._dims[-1] <= LONG_ROW):
             return self._scan_row(place, cookie)
         return self._scan_stored(place, cookie)

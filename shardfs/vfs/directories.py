@@ -344,7 +344,7 @@ class StoreDirectories:
                 continue
             if directory is self.root and isinstance(found, OSError):
                 raise found
-            why = f"{found.key}: {found.why}" if isinstance(found, CorruptShardError) else str(found)
+            why = f"{found.key}: {found.why}" if isinstance(found, CorruptShardError) else found.strerror or str(found)
             self._datasets.report(Problem(directory.path, why, damaged=True))
             yield directory, None
 

@@ -27,10 +27,10 @@ from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.kinds import is_in
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
-from shardfs.storage.in_place import InPlaceStore
+from shardfs.storage.local import LocalStore
+from shardfs.storage.pack_state import require_no_job
 from shardfs.vfs.chunk_trees import ChunkTrees
 from shardfs.vfs.forms import Forms, digests_of
-from shardfs.vfs.half_packed import half_packed
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
 from shardfs.vfs.renewals import OutdatedError, Renewals
 
@@ -306,9 +306,13 @@ class Datasets:
             found = replace(found, collections=tuple(
                 replace(c, description=Description(path, inherited.scope, c.path, digests)) for c in found.collections
             ))  # fmt: skip
-        if found is not None and isinstance(self.store, InPlaceStore):
-            found = half_packed(self.store, path, found)
+        self.require_no_job(path, is_array=found is not None and bool(found.collections or found.unsharded))
         return found if found is None or self._codec is None else _in_codec(found, self._codec)
+
+    def require_no_job(self, path: str, *, is_array: bool = False) -> None:
+        """Raise BusyError if the array in a directory is in an unfinished job in place; see `pack_state`."""
+        if isinstance(self.store, LocalStore):
+            require_no_job(self.store.path(path), is_array=is_array)
 
     def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
         scope, base = inherited

@@ -124,6 +124,8 @@ class Survey:
         if opened > SEARCH_DIRECTORIES:
             log.warning("nothing sharded among the first %d directories; mounted all the same", SEARCH_DIRECTORIES)
             return
+        for problem in self._datasets.problems:
+            self._datasets.require_no_job(problem.path)
         if self._datasets.problems:
             problem = next(iter(self._datasets.problems))
             raise NotADatasetError(f"{problem.path or 'the source'} cannot be shown unsharded: {problem.why}")

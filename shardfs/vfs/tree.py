@@ -22,7 +22,6 @@ from shardfs.model.errors import CorruptShardError, ShardfsError, is_expected
 from shardfs.model.listing import BATCH, REST, Batch
 from shardfs.storage import retry
 from shardfs.storage.cache import ByteLRU, nothing
-from shardfs.storage.in_place import in_place_store
 from shardfs.storage.open_store import open_store
 from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
 from shardfs.vfs.directories import StoreDirectories
@@ -491,7 +490,6 @@ def open_tree(
         offline=offline,
     )
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
-    store = in_place_store(store)
     tree = make(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     if not may_be_empty:
         tree.survey.require_dataset()

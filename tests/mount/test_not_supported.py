@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+import zarr
 
+from shardfs.storage.pack_state import STATE
 from tests import handmade
-from tests.datasets import GZIP, LITTLE
+from tests.conftest import mount_entry
+from tests.datasets import GZIP, LITTLE, ROOT, ramp, same
+from tests.jobs.interrupting import interrupted
+from tests.jobs.packing import pack_in_place, unpack_in_place
 from tests.mount.programs import attempt, run, shardfs
+from tests.waiting import wait_until
 from tests.write.mounts import writable
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.conftest import Mounted
 
 
 @pytest.mark.parametrize("option", ["max_read=65536", "max_readahead=65536", "forget_sharding", "u64=nowrap"])
@@ -119,3 +129,70 @@ def test_links_are_followed_and_cannot_be_made_or_emptied(tmp_path: Path) -> Non
         assert mount.umount().returncode == 0
     assert (source / "notes/text").read_bytes() == b"kept"
     assert run(sys.executable, "-m", "shardfs", "cat", source, "a/c/0/0") == "kept"
+
+
+@pytest.mark.fuse
+def test_an_array_is_not_read_while_it_is_packed_in_place(tmp_path: Path, mounted: Mounted) -> None:
+    source = tmp_path / "source"
+    group = zarr.open_group(source, mode="w")
+    for name, shards in (("a", None), ("other", (4, 4))):
+        group.create_array(name, shape=(8, 8), chunks=(2, 2), shards=shards, dtype="<u2")[:] = ramp((8, 8)) + 1
+    interrupted(pack_in_place(str(source), arrays=["a"], chunks_per_shard=(2, 2)), 3)
+    why = f"is being packed in place; finish with `shardfs pack --in-place {source}`, or go back with `--abort`"
+    (tmp_path / "empty").mkdir()
+    for command in ("mount", "ls", "verify"):
+        done = shardfs(command, source / "a", *([tmp_path / "empty"] if command == "mount" else []))
+        assert (done.returncode, f"{source}/a: {why}" in done.stderr) == (4, True), done.stderr
+    done = shardfs("cat", source, "a/c/0/0")
+    assert (done.returncode, f"{source}/a: {why}" in done.stderr) == (4, True), done.stderr
+    done = shardfs("verify", source)
+    assert (done.returncode, f"a: metadata: {why}" in done.stdout) == (7, True), done.stdout
+    done = shardfs("mount", "--rw", source, tmp_path / "empty")
+    assert (done.returncode, f"{why}; until then, it can only be read" in done.stderr) == (4, True), done.stderr
+    with mounted(source, "-o", "index_ttl=0.05") as mount:
+        assert sorted(os.listdir(mount)) == ["a", "other", "zarr.json"]
+        assert same(np.asarray(zarr.open_group(mount, mode="r")["other"]), ramp((8, 8)) + 1)
+        for name in ("a/zarr.json", "a/c/0/0"):
+            assert "Device or resource busy" in attempt("cat", mount / name).stderr
+        assert why in (mount / ".shardfs/log").read_text()
+        assert shardfs("pack", "--in-place", source, "--abort").returncode == 0
+        assert "is mounted at" in shardfs("pack", "--in-place", source).stderr
+    assert shardfs("pack", "--in-place", source, "--chunks-per-shard", "2,2").returncode == 0
+    assert same(np.asarray(zarr.open_group(source, mode="r")["a"]), ramp((8, 8)) + 1)
+
+
+@pytest.mark.fuse
+def test_a_mount_shows_an_array_when_its_job_in_place_has_ended(tmp_path: Path, mounted: Mounted) -> None:
+    source = tmp_path / "source"
+    group = zarr.open_group(source, mode="w")
+    for name in ("a", "other"):
+        group.create_array(name, shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="<u2")[:] = ramp((8, 8)) + 1
+    interrupted(unpack_in_place(str(source), arrays=["a"]), 3)
+    with mounted(source, "-o", "index_ttl=0.05") as mount:
+        assert "Device or resource busy" in attempt("cat", mount / "a/zarr.json").stderr
+        assert shardfs("unpack", "--in-place", source).returncode == 0
+        wait_until(lambda: (mount / "a/zarr.json").exists())
+        assert same(np.asarray(zarr.open_group(mount, mode="r")["a"]), ramp((8, 8)) + 1)
+
+
+@pytest.mark.fuse
+def test_a_mount_beside_the_beginning_of_a_job_in_place_is_refused(tmp_path: Path) -> None:
+    """The job has looked for mounts after this one has opened the source, and before it is there."""
+    source, mountpoint = tmp_path / "source", tmp_path / "mnt"
+    handmade.write_json(source / "zarr.json", handmade.zarr_metadata((4, 4), (4, 4), (2, 2)))
+    mountpoint.mkdir()
+    program = f"""\
+import sys
+from shardfs.cli import run
+from shardfs.daemon import mount
+from shardfs.storage.pack_state import PACK, PackState, Stage
+attach = mount._attach
+def begun(*arguments):
+    open({str(source / STATE)!r}, "wb").write(PackState(PACK, PACK, Stage.BEGUN, [], ["zarr.json"], {{}}).raw())
+    return attach(*arguments)
+mount._attach = begun
+sys.exit(run(sys.argv[1:]))
+"""
+    done = attempt(sys.executable, "-c", program, "mount", source, mountpoint, cwd=ROOT)
+    assert (done.returncode, "is being packed in place; finish with" in done.stderr) == (4, True)
+    assert mount_entry(mountpoint) is None

@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import UnsupportedError, errno_of, message
-from shardfs.storage.in_place import require_finished
 from shardfs.storage.local import LocalStore
+from shardfs.storage.pack_state import require_finished
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.writers.azure import AzureObjects
 from shardfs.storage.writers.common import Begun, Changed, Make, Writer
@@ -48,8 +48,8 @@ def open_writer(
     Raise UnsupportedError, with the reason, if the store cannot be written safely; BusyError if another mount has
     locked it.
     """
-    require_finished(store)
     if isinstance(store, LocalStore):
+        require_finished(store.root)
         return LocalWriter(store, replace_links=replace_links)
     store = getattr(store, "inner", store)  # a `CachedStore` is written without its cache
     if not isinstance(store, FsspecStore):

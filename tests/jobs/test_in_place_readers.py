@@ -1,0 +1,148 @@
+"""Readers of a source during `pack --in-place` and `unpack --in-place` get the whole array or an error."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zarr
+
+from shardfs.jobs.in_place import InPlaceRun
+from shardfs.model.errors import BusyError, NotADatasetError
+from shardfs.storage.local import LocalStore
+from shardfs.storage.pack_state import STATE, unfinished_jobs
+from shardfs.storage.writers import open_writer
+from shardfs.vfs.tree import open_tree
+from tests import data_n5
+from tests.datasets import ramp
+from tests.jobs.interrupting import interrupted
+from tests.jobs.packing import pack, pack_in_place, unpack_in_place
+from tests.jobs.test_pack import DOCUMENTS, files, plain, problems, shown
+from tests.write.faults import Calls, hooked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.datasets import Dataset
+
+__all__ = ["plain"]  # a fixture
+
+
+class Looking(Calls):
+    """Reads a source before some calls that change it."""
+
+    def __init__(self, root: Path, wanted: dict[str, bytes]) -> None:
+        super().__init__()
+        self.root, self.wanted = root, wanted
+        self.refused = self.read = 0
+
+    def do(self, number: int, name: str, function: Any, args: Any) -> Any:
+        if name in ("rename", "unlink", "rmdir", "rename_new", "exchange"):
+            self.look()
+        return function(*args)
+
+    def look(self) -> None:
+        try:
+            found = shown(self.root)
+        except BusyError as e:
+            self.refused += "in place; finish with `shardfs" in str(e)
+        except NotADatasetError:
+            plain = set(files(self.root).values())
+            assert set(self.wanted.values()) <= plain, "no error, although some chunks are in shards"
+        else:
+            assert chunks(found) == self.wanted
+            self.read += 1
+
+
+def chunks(found: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: raw for name, raw in found.items() if name.rpartition("/")[2] not in DOCUMENTS}
+
+
+def written(kind: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> Path:
+    if kind == "n5":
+        return data_n5.VARIANTS["rank_3_cut"].write(tmp_path, "n5").twin
+    if kind == "precomputed":
+        return dataset("precomputed", "index_raw_data_raw").twin
+    group = zarr.open_group(tmp_path / "plain", mode="w", zarr_format=2 if kind == "zarr2" else 3)
+    array = group.create_array("a", shape=(10, 9), chunks=(3, 3), dtype="<u2")
+    array[:] = ramp((10, 9))
+    array[3:6, 3:6] = 0
+    return tmp_path / "plain"
+
+
+@pytest.mark.parametrize("kind", ["zarr2", "zarr3", "n5", "precomputed"])
+def test_a_reader_gets_the_whole_array_or_an_error(
+    kind: str, dataset: Callable[[str, str], Dataset], tmp_path: Path
+) -> None:
+    root = shutil.copytree(written(kind, dataset, tmp_path), tmp_path / "source")
+    assert problems(pack(str(root), str(tmp_path / "packed"))) == []
+    looking = Looking(root, chunks(shown(tmp_path / "packed")))
+    with hooked(looking):
+        assert problems(pack_in_place(str(root))) == []
+        packed = looking.refused
+        assert problems(unpack_in_place(str(root))) == []
+    assert packed > 5
+    assert looking.refused > packed + 5
+    assert looking.read > 0
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("command", ["pack", "unpack"])
+def test_the_array_of_the_job_is_refused_and_others_are_read(
+    command: str, older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older builds moved all documents of the source. Then all its arrays are refused, until the job has ended."""
+    root = tmp_path / "source"
+    group = zarr.open_group(root, mode="w")
+    for name, shards in (("a", (4, 4) if command == "unpack" else None), ("other", (4, 4)), ("plain", None)):
+        group.create_array(name, shape=(8, 8), chunks=(2, 2), shards=shards, dtype="<u2")[:] = ramp((8, 8)) + 1
+    before, job = files(root), pack_in_place if command == "pack" else unpack_in_place
+    how: Any = {"chunks_per_shard": (2, 2)} if command == "pack" else {}
+    with monkeypatch.context() as former:
+        if older:
+            former.setattr(InPlaceRun, "_is_stored", lambda *_: False)
+        interrupted(job(str(root), arrays=["a"], **how), 3)
+    message = re.escape(f"is being {command}ed in place; finish with `shardfs {command} --in-place {root}`, or go back")
+    for array in ["a", "other", "plain"] if older else ["a"]:
+        with pytest.raises(BusyError, match=f"{message} with `--abort`"):
+            open_tree(str(root / array))
+    if older:
+        with pytest.raises(BusyError, match=message):
+            open_tree(str(root))
+    else:
+        for source, prefix in ((root, "other/"), (root / "other", ""), (tmp_path, "source/other/")):
+            found = {name: raw for name, raw in chunks(shown(source)).items() if name.startswith(f"{prefix}c/")}
+            assert len(found) == 16
+    for writing in (root, root / "a", root / "other"):
+        with pytest.raises(BusyError, match="until then, it can only be read"):
+            open_writer(LocalStore(str(writing)))
+    for abort in (True, False):
+        assert problems(job(str(root), abort=abort)) == []
+        assert len(chunks(shown(root))) == 48
+        if abort:
+            assert chunks(files(root)).keys() == chunks(before).keys()
+            interrupted(job(str(root), arrays=["a"], **how), 3)
+
+
+def test_a_group_whose_document_changes_stays_a_directory(plain: Path) -> None:
+    """Its consolidated metadata describe the array of the job, so no reader may find them meanwhile."""
+    list(pack_in_place(str(plain), arrays=["b"], chunks_per_shard=(5, 5)))
+    interrupted(pack_in_place(str(plain), arrays=["a"], chunks_per_shard=(5, 5)), 3)
+    found = [tree.path for tree in open_tree(str(plain)).collections()]
+    assert (found, (plain / "zarr.json").exists()) == (["b"], False)
+    assert problems(pack_in_place(str(plain))) == []
+    group: Any = zarr.open_consolidated(plain)
+    assert len(group["a"][:]) == 100
+
+
+def test_other_jobs_and_sources_are_not_affected(plain: Path, tmp_path: Path) -> None:
+    interrupted(pack(str(plain), str(tmp_path / "target"), chunks_per_shard=(5, 5)), 3)
+    assert list(unfinished_jobs(str(tmp_path / "target"))) == []
+    assert list(unfinished_jobs("s3://bucket/key")) == []
+    interrupted(pack_in_place(str(plain), chunks_per_shard=(5, 5)), 3)
+    (plain / STATE).write_bytes(b"{")
+    with pytest.raises(FileExistsError, match="is damaged"):
+        open_tree(str(plain))
