@@ -18,6 +18,8 @@ import jinja2
 import kubernetes_validate
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from shardfs.model.version import __version__
 from tests.alone import alone
@@ -123,7 +125,7 @@ def steps(dockerfile: str) -> list[tuple[str, str]]:
 @pytest.mark.timeout(900)
 def test_the_steps_of_the_image_make_a_shardfs_that_mounts(given: Path) -> None:
     found = steps((PACKAGING / "container/Dockerfile").read_text())
-    assert found[0] == ("FROM", "debian:12-slim")
+    assert found[:2] == [("ARG", "BASE=debian:12-slim"), ("FROM", "${BASE}")]
     assert ("COPY", ". /src") in found
     (given / "src").mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "shardfs", "docs", "scripts", "systemd"):
@@ -133,6 +135,39 @@ def test_the_steps_of_the_image_make_a_shardfs_that_mounts(given: Path) -> None:
     assert found[-1] == ("ENTRYPOINT", '["shardfs-run"]')
     use = "mkdir /tmp/brain; shardfs-run /given/source /tmp/brain sh -c 'ls \"$0\"/c' /tmp/brain"
     in_a_copy(given, "\n".join(["rm -f /usr/bin/shardfs", *commands, use]))
+
+
+def extras_of(requirements: list[str]) -> list[Requirement]:
+    """The requirements of other packages, those of the project's own extras included."""
+    found = []
+    for requirement in map(Requirement, requirements):
+        if requirement.name == PROJECT["name"]:
+            inner = (PROJECT["optional-dependencies"][extra] for extra in requirement.extras)
+            found += [other for each in inner for other in extras_of(each)]
+        else:
+            found.append(requirement)
+    return found
+
+
+@pytest.mark.parametrize("python", ["3.11.2", "3.12.0", "3.13.0", "3.14.0"])
+def test_the_lock_file_of_the_image_has_a_version_with_hashes_for_each_requirement(python: str) -> None:
+    environment = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    text = (ROOT / "scripts/lock/image.txt").read_text()
+    assert "://" not in text
+    versions = {}
+    for requirement, hashes in re.findall(
+        r"^(\w[^\\\n]*) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.MULTILINE
+    ):
+        locked = Requirement(requirement)
+        if locked.marker is None or locked.marker.evaluate(environment):
+            assert hashes
+            assert canonicalize_name(locked.name) not in versions
+            versions[canonicalize_name(locked.name)] = str(locked.specifier).removeprefix("==")
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    for needed in extras_of([*build, *PROJECT["dependencies"], f"{PROJECT['name']}[s3,gcs,azure,http,fast]"]):
+        if needed.marker is None or needed.marker.evaluate(environment):
+            version = versions.get(canonicalize_name(needed.name), "none")
+            assert needed.specifier.contains(version), f"{needed}: locked {version}. Run `sh scripts/lock.sh`."
 
 
 def test_apptainer_and_docker_take_the_same_steps() -> None:
