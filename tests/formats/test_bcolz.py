@@ -585,16 +585,15 @@ def _chunk_names(tree: Tree) -> list[str]:
 
 @st.composite
 def superchunks(draw: st.DrawFn) -> Sparse:
-    """Some superchunks missing, of any kind of checksum, with offsets or without."""
+    """Superchunks of any kind of checksum, with offsets or without. None is missing, which is damage."""
     chunks = [stored(c) for c in draw(st.lists(st.binary(max_size=9), max_size=9))]
     per_file, how = draw(st.integers(1, 4)), draw(_hows())
     sizes, storage = {**SIZES, "shape": [3 * len(chunks)]}, {**STORAGE, "chunkshape": [3], "superchunksize": per_file}
     files = {"meta/sizes": json.dumps(sizes).encode(), "meta/storage": json.dumps(storage).encode()}
     raw: dict[str, bytes] = {}
     for k, i in enumerate(range(0, len(chunks), per_file), 1):
-        if draw(st.integers(0, 3)):
-            files[f"data/__{k}__.bin"] = how.write(chunks[i : i + per_file])
-            raw |= {f"data/__{i + j}.blp": chunk for j, chunk in enumerate(chunks[i : i + per_file])}
+        files[f"data/__{k}__.bin"] = how.write(chunks[i : i + per_file])
+        raw |= {f"data/__{i + j}.blp": chunk for j, chunk in enumerate(chunks[i : i + per_file])}
     odd = st.sampled_from(
         ("data", "data/__1__.bin", "data/__00.blp", "data/__+1.blp", "data/__.blp", "meta", "__attrs__")
     )
