@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.shards.byte_layouts.uint64_spec import MAX_MINISHARD_BITS
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -35,7 +33,7 @@ PARAMETERS: Mapping[str, Mapping[str, Sequence[str] | int]] = {
         "minishard_index_encoding": _ENCODING,
         "data_encoding": _ENCODING,
         "preshift_bits": 64,
-        "minishard_bits": MAX_MINISHARD_BITS,
+        "minishard_bits": 24,  # `uint64_spec.MAX_MINISHARD_BITS`, whose module would import numpy for `--help`
         "shard_bits": 64,
     },
 }

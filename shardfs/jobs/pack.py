@@ -27,12 +27,12 @@ from shardfs.jobs.packing import note_of
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
 from shardfs.jobs.target import is_of, is_zip, require_room
 from shardfs.model import redact
-from shardfs.model.blobs import ByteRange, FilePart
+from shardfs.model.blobs import ByteRange, FilePart, read_file
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.kinds import is_in
 from shardfs.model.shard_format import Put
-from shardfs.model.write_plan import read_file, size_of, unchanged
+from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner

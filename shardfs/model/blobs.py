@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -76,3 +77,15 @@ class Blob(Protocol):
 def whole(blob: Blob) -> bytes:
     """All bytes of an object."""
     return bytes(blob.read([ByteRange(0, blob.stat().size)])[0])
+
+
+def read_file(fd: int, size: int, start: int) -> bytes:
+    """Read `size` bytes, fewer at the end of the file. One pread(2) returns at most 2,147,479,552 bytes."""
+    data = os.pread(fd, size, start)
+    if len(data) == size or not data:
+        return data
+    parts, done = [data], len(data)
+    while done < size and (data := os.pread(fd, size - done, start + done)):
+        parts.append(data)
+        done += len(data)
+    return b"".join(parts)

@@ -39,18 +39,6 @@ def size_of(content: Content) -> int:
     return sum(map(piece_size, pieces_of(content)))
 
 
-def read_file(fd: int, size: int, start: int) -> bytes:
-    """Read `size` bytes, fewer at the end of the file. One pread(2) returns at most 2,147,479,552 bytes."""
-    data = os.pread(fd, size, start)
-    if len(data) == size or not data:
-        return data
-    parts, done = [data], len(data)
-    while done < size and (data := os.pread(fd, size - done, start + done)):
-        parts.append(data)
-        done += len(data)
-    return b"".join(parts)
-
-
 def shifted(plan: Plan, start: int) -> Plan:
     """The plan with the ranges of the old object moved by `start`, for an old object inside a larger one."""
     return [ByteRange(start + p.start, start + p.stop) if isinstance(p, ByteRange) else p for p in plan]

@@ -10,8 +10,8 @@ import os
 import stat
 from typing import Any
 
+from shardfs.model.blobs import read_file
 from shardfs.model.bounded_json import load_json
-from shardfs.model.write_plan import read_file
 from shardfs.storage import descriptors, syscalls
 
 

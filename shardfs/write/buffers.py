@@ -7,8 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from shardfs.model.blobs import FilePart
-from shardfs.model.write_plan import read_file
+from shardfs.model.blobs import FilePart, read_file
 from shardfs.storage import syscalls
 
 if TYPE_CHECKING:

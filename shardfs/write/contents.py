@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from shardfs.codecs.decoders import decompressed
 from shardfs.model.attributes import Attributes
+from shardfs.model.blobs import read_file
 from shardfs.model.kinds import COMPRESSIONS, NameKind
-from shardfs.model.write_plan import read_file
 from shardfs.write.buffers import Buffer
 from shardfs.write.files import join, shown_mode, stale
 from shardfs.write.stored import Stored, digest_of

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
-from shardfs.model.blobs import Blob, ByteRange, ByteRequest, FilePart, Piece, Plan, Stat
+from shardfs.model.blobs import Blob, ByteRange, ByteRequest, FilePart, Piece, Plan, Stat, read_file
 from shardfs.model.errors import StaleShardError, UnsupportedError
-from shardfs.model.write_plan import piece_size, pieces_of, read_file
+from shardfs.model.write_plan import piece_size, pieces_of
 from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
