@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardfs.storage.writers.lock_file import LOCK_ENDING, OWN_MODE
 from tests.write.faults import Args, Calls, Function
 
 SECTOR = 512
@@ -386,7 +387,8 @@ class State(NamedTuple):
             with target.open("xb") as file:
                 file.write(held)
                 file.truncate(len(data))  # a journal is mostly a hole
-            target.chmod(stat.S_IRUSR | stat.S_IWUSR)
+            # An inode has its mode from the beginning. Here only shardfs makes lock files, with a mode of their own.
+            target.chmod(OWN_MODE if path.endswith(LOCK_ENDING) else stat.S_IRUSR | stat.S_IWUSR)
             os.utime(target, ns=(mtime_ns, mtime_ns))
             inodes[target.stat().st_ino] = number
         return inodes
