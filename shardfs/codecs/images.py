@@ -110,7 +110,7 @@ def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configur
     if encoding.module not in SANDBOXES:
         return decode_here(name, data, shape, dtype, configuration)
     nbytes, given = math.prod(shape) * dtype.itemsize, {"shape": shape, "dtype": dtype.str}
-    decoded = _in_sandbox(decode_sandboxed, data, name, nbytes, **given, configuration=configuration)
+    decoded = _in_sandbox(decode_sandboxed, data, name, nbytes, **given, configuration=dict(configuration))
     if len(decoded) != nbytes:
         raise ValueError(f"{name}: {nbytes} bytes expected, {len(decoded)} found after decoding")
     return np.frombuffer(decoded, dtype).reshape(shape)
@@ -152,7 +152,7 @@ def encode(name: str, elements: Elements, configuration: Mapping[str, Any]) -> b
         raise ValueError(f"encoding {name!r:.80} is lossy or unknown")
     if encoding.module not in SANDBOXES:
         return encode_here(name, elements, configuration)
-    given = {"shape": elements.shape, "dtype": elements.dtype.str, "configuration": configuration}
+    given = {"shape": elements.shape, "dtype": elements.dtype.str, "configuration": dict(configuration)}
     return bytes(_in_sandbox(encode_sandboxed, elements.tobytes(), name, MAX_DECODED, **given))
 
 
