@@ -217,9 +217,9 @@ def test_a_writable_mount_never_serves_old_chunks(mounted: Mounted, tmp_path: Pa
     with object_store() as server:
         filled(target, server, tmp_path / "natively", held)
         words = in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})
-        words += options(tmp_path / "cache", f"journal={tmp_path / 'journals'}", "idle=0.1")
+        words += options(tmp_path / "cache", f"journal={tmp_path / 'journals'}")
         for version in range(1, 4):
-            with mounted("s3://data/root", *words, "-o", "writable") as mount:
+            with mounted("s3://data/root", *words, "-o", "writable,idle=0.1") as mount:
                 for number in held:
                     assert (mount / target.path(number)).read_bytes() == target.shown(held[number])
                 held |= {0: 10 * version, 3: 20 * version}
