@@ -156,7 +156,7 @@ def zstd_bomb(path: Path) -> handmade.Case:
 
 
 TERA: Json = handmade.zarr_metadata((2**20, 2**20), (2**20, 2**20), (1, 1))
-MANY: Json = handmade.volume_info((4, 4, 2), (2, 2, 1), handmade.sharding(minishard=32, shard=32))
+MANY: Json = handmade.volume_info((4, 4, 2), (2, 2, 1), handmade.sharding(minishard=24, shard=32))
 SHARDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     **{
         name: (handmade.CASES[name], "s/0-2_0-2_0-1" if name.startswith("volume") else "c/0/0")
@@ -178,7 +178,7 @@ SHARDS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "zarr_sum_overflows": (overlapping([(2**64 - 2, 2**64 - 2)] * 4), "c/0/1"),
     "zarr_zstd_bomb": (zstd_bomb, "c/0/0"),
     "zarr_tera_slots": (lambda path: handmade.write_json(path / "zarr.json", TERA), "c/0/0"),
-    "volume_2_32_minishards": (lambda path: handmade.write_json(path / "info", MANY), "s/0-2_0-2_0-1"),
+    "volume_2_24_minishards": (lambda path: handmade.write_json(path / "info", MANY), "s/0-2_0-2_0-1"),
 }
 
 
