@@ -210,10 +210,10 @@ def test_a_mount_that_goes_away_while_it_is_asked_is_not_listed(
 ) -> None:
     started = mount_table._started
 
-    def after_umount(program: str, mountpoint: str, **options: Any) -> subprocess.Popen[bytes]:
+    def after_umount(program: str, mountpoint: str, *more: Any, **options: Any) -> subprocess.Popen[bytes]:
         if mountpoint == str(mount):
             assert shardfs("umount", mount).returncode == 0
-        return started(program, mountpoint, **options)
+        return started(program, mountpoint, *more, **options)
 
     with mounted(source) as mount:
         monkeypatch.setattr(mount_table, "_started", after_umount)
@@ -370,7 +370,7 @@ def test_a_mount_that_hangs_is_asked_by_one_process(
 ) -> None:
     started, stuck = mount_table._started, list[Stuck]()
 
-    def stick(program: str, mountpoint: str, **options: Any) -> Any:
+    def stick(program: str, mountpoint: str, *more: Any, **options: Any) -> Any:
         stuck.append(Stuck())
         return stuck[-1]
 
@@ -487,7 +487,7 @@ def test_lines_for_the_journal_have_priorities(
         logs.set_up(Logs(level="debug"), daemon=False)
         root_logger.info("no journal")
         stderr.seek(0)
-        assert stderr.read() == f"<3>two\n<3>lines\n<6>told\nshardfs[{os.getpid()}]: no journal\n"
+        assert stderr.read() == f"<3>two\\nlines\n<6>told\nshardfs[{os.getpid()}]: no journal\n"
 
 
 def test_json_lines_are_without_secrets(root_logger: logging.Logger, tmp_path: Path) -> None:
