@@ -126,10 +126,11 @@ class Notices:
 
 
 class ResizedFiles:
-    """The files of a read-only mount of which the kernel may know a wrong size. Thread-safe.
+    """The files of which the kernel may know a wrong size. Thread-safe.
 
-    The kernel cuts what it reads at the size that it knows. So after another program has made a file longer or shorter,
-    reading it fails until the kernel has asked for its attributes again.
+    The kernel cuts what it reads at the size that it knows. So reading these files fails until the kernel has asked for
+    their attributes again. On a read-only mount, another program may have made them longer or shorter. On all mounts,
+    the size of a chunk may be unknown (`UnreadableChunks`).
 
     Attributes:
         numbers: these files, at most `MAX_RESIZED`.
@@ -138,6 +139,12 @@ class ResizedFiles:
     def __init__(self) -> None:
         self.numbers: set[int] = set()
         self.send: Callable[[bytes], object] = bool
+
+    def add(self, number: int) -> None:
+        """Note that the kernel gets a size for this file that may be wrong."""
+        if len(self.numbers) >= MAX_RESIZED:
+            self.numbers.clear()
+        self.numbers.add(number)
 
     def note(self, numbers: U64) -> None:
         """Have the kernel ask for the attributes of these files again. To be called before their bytes are sent."""

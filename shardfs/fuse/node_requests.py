@@ -10,6 +10,7 @@ import numpy as np
 
 from shardfs.fuse import control, protocol
 from shardfs.fuse.invalidation import CAPACITY
+from shardfs.model.errors import ShardfsError
 from shardfs.model.version import __version__
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from shardfs.fuse.device import Device, Handler
     from shardfs.fuse.invalidation import AttributeCache, ResizedFiles
+    from shardfs.fuse.unreadable import UnreadableChunks
     from shardfs.model.attributes import Attributes
     from shardfs.model.file_tree import FileTree
 
@@ -38,10 +40,11 @@ class NodeRequests:
         tree: FileTree,
         recent: dict[int, Attributes],
         resized: ResizedFiles,
+        unreadable: UnreadableChunks,
         device: Device,
         control_replies: control.ControlReplies,
     ) -> None:
-        self._tree, self._recent, self._resized = tree, recent, resized
+        self._tree, self._recent, self._resized, self._unreadable = tree, recent, resized, unreadable
         self._device, self._control = device, control_replies
 
     def handlers(self) -> dict[int, Handler]:
@@ -64,6 +67,7 @@ class NodeRequests:
         lookup, remember, forget = self._tree.lookup, self._tree.remember, self._tree.forget
         begin, errors, absent = protocol.BODY, self._device.tally.errors, (protocol.LOOKUP, errno.ENOENT)
         around_control, resized = frozenset((ROOT, control.DIRECTORY)), self._resized.numbers
+        unreadable = self._unreadable
 
         def answer(unique: int, parent: int, size: int) -> None:
             try:
@@ -78,6 +82,10 @@ class NodeRequests:
                 errors[absent] += 1
                 send(encoder.absent(unique))
                 return
+            except (OSError, ShardfsError) as e:
+                number, reply = unreadable.entry(unique, parent, bytes(request[begin : size - 1]), e)
+                send_counted(number, reply)
+                return
             number, directory, length, mtime_ns, _, mode = found
             if len(recent) >= CAPACITY:
                 recent.clear()
@@ -85,6 +93,9 @@ class NodeRequests:
             reply = entry(unique, number, directory, length, mtime_ns)
             if mode:
                 reply = encoder.entry_with_mode(reply, mode)
+            send_counted(number, reply)
+
+        def send_counted(number: int, reply: bytearray) -> None:
             if number >= TABLE_END:
                 send(reply)
                 return
@@ -99,7 +110,11 @@ class NodeRequests:
             self._control.send_attributes(unique, number)
             return
         self._resized.numbers.discard(number)  # before: another thread may find a newer version meanwhile
-        _, directory, size, mtime_ns, _, mode = self.attributes(number)
+        try:
+            _, directory, size, mtime_ns, _, mode = self.attributes(number)
+        except (OSError, ShardfsError) as e:
+            self._device.send(self._unreadable.attributes(unique, number, e))
+            return
         encoder = self._device.encoder
         reply = encoder.attributes(unique, number, directory, size, mtime_ns)
         self._device.send(encoder.attributes_with_mode(reply, mode) if mode else reply)
@@ -117,10 +132,12 @@ class WritableNodeRequests:
         tree: FileTree,
         is_unlinked: Callable[[int], bool],
         cache: AttributeCache,
+        resized: ResizedFiles,
+        unreadable: UnreadableChunks,
         device: Device,
         control_replies: control.ControlReplies,
     ) -> None:
-        self._is_unlinked = is_unlinked
+        self._is_unlinked, self._resized, self._unreadable = is_unlinked, resized, unreadable
         self._tree, self._cache, self._control, self._tally = tree, cache, control_replies, device.tally
         self._request, self._send, self._encoder = device.request, device.send, device.encoder
 
@@ -182,14 +199,24 @@ class WritableNodeRequests:
             self._tally.errors[protocol.LOOKUP, errno.ENOENT] += 1
             self._send(self._encoder.absent(unique))
             return
+        except (OSError, ShardfsError) as e:
+            self._send_counted(*self._unreadable.entry(unique, parent, name, e))
+            return
+        self._resized.numbers.discard(found.number)
         self._cache.keep(stamp, found)
         self.send_entry(unique, found)
 
     def _getattr(self, unique: int, number: int, _size: int) -> None:
         if number >= control.DIRECTORY:
             self._control.send_attributes(unique, number)
-        else:
-            self.send_attributes(unique, self.attributes(number))
+            return
+        try:
+            found = self.attributes(number)
+        except (OSError, ShardfsError) as e:
+            self._send(self._unreadable.attributes(unique, number, e))
+            return
+        self._resized.numbers.discard(number)
+        self.send_attributes(unique, found)
 
 
 def forget_handlers(tree: FileTree, files: control.Control, request: memoryview, *, end: int) -> dict[int, Handler]:

@@ -18,6 +18,7 @@ from shardfs.fuse.node_requests import NodeRequests, WritableNodeRequests, Xattr
 from shardfs.fuse.polling import Polling
 from shardfs.fuse.read_requests import ReadRequests
 from shardfs.fuse.readdir import DirRequests, Listings, WritableDirRequests
+from shardfs.fuse.unreadable import MOST_S, UnreadableChunks
 from shardfs.fuse.write_requests import NameRequests, WriteRequests
 from shardfs.storage import descriptors
 from shardfs.storage.counters import OPCODES, Histogram
@@ -61,9 +62,9 @@ class Server:
         self._error_log = ErrorLog()
         self._leadership = Leadership(settings.threads)
         self.waiting, self.load = self._leadership.waiting, self._leadership.load
+        self._resized = ResizedFiles()
         # Of a read-only mount
         self._recent: dict[int, Attributes] = {}
-        self._resized = ResizedFiles()
         self._listings = Listings(settings.encoder(), self._resized)
         # Of a writable mount
         self._cache = AttributeCache()
@@ -133,7 +134,8 @@ class Server:
 
     def _read_only(self, device: Device) -> dict[int, Handler]:
         tree, files, done = self._tree, self.control, _refusal(device, 0)
-        nodes = NodeRequests(tree, self._recent, self._resized, device, self._control_replies(device))
+        replies = self._control_replies(device)
+        nodes = NodeRequests(tree, self._recent, self._resized, self._unreadable(), device, replies)
         reads = ReadRequests(tree, files, self._recent, nodes.attributes, self._resized, device, self.waiting)
         handlers: dict[int, Handler] = {
             **nodes.handlers(),
@@ -156,8 +158,9 @@ class Server:
     def _writable(self, device: Device) -> dict[int, Handler]:
         # COPY_FILE_RANGE and TMPFILE get ENOSYS: the kernel returns EOPNOTSUPP to clients and does not ask again.
         tree, files, cache, waiting = cast("WritableTree", self._tree), self.control, self._cache, self.waiting
-        nodes = WritableNodeRequests(tree, tree.is_unlinked, cache, device, self._control_replies(device))
-        reads = ReadRequests(tree, files, cache.entries, nodes.attributes, self._resized, device, waiting)
+        resized, replies = self._resized, self._control_replies(device)
+        nodes = WritableNodeRequests(tree, tree.is_unlinked, cache, resized, self._unreadable(), device, replies)
+        reads = ReadRequests(tree, files, cache.entries, nodes.attributes, resized, device, waiting)
         directories = WritableDirRequests(tree, files, cache, self._directories, self._directory_handles, device)
         return {
             **nodes.handlers(),
@@ -169,7 +172,10 @@ class Server:
         }
 
     def _control_replies(self, device: Device) -> control.ControlReplies:
-        return control.ControlReplies(self.control, self._settings.encoder(remembered=False), device)
+        return control.ControlReplies(self.control, self._settings.encoder(most_s=0), device)
+
+    def _unreadable(self) -> UnreadableChunks:
+        return UnreadableChunks(self._tree, self._resized, self._settings.encoder(most_s=MOST_S))
 
     def _statfs_handler(self, device: Device) -> Handler:
         def answer(unique: int, _number: int, _size: int) -> None:

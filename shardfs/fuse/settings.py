@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from dataclasses import dataclass
@@ -55,8 +56,8 @@ class FuseSettings:
         access = ("nosuid", "nodev") if self.rw else ("ro",)
         return [*access, *(name for name in flags if getattr(self, name)), *self.kernel]
 
-    def encoder(self, *, remembered: bool = True) -> protocol.Encoder:
-        """An encoder of replies for one thread. The kernel does not cache the replies if `remembered` is False."""
+    def encoder(self, *, most_s: float = math.inf) -> protocol.Encoder:
+        """An encoder of replies for one thread. The kernel caches the replies for at most `most_s` seconds."""
         from shardfs.fuse.protocol import Encoder
 
         return Encoder(
@@ -64,9 +65,9 @@ class FuseSettings:
             dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,
             uid=os.getuid() if self.uid is None else self.uid,
             gid=os.getgid() if self.gid is None else self.gid,
-            attr_timeout=self.attr_timeout if remembered else 0,
-            entry_timeout=self.entry_timeout if remembered else 0,
-            negative_timeout=self.negative_timeout if remembered else 0,
+            attr_timeout=min(self.attr_timeout, most_s),
+            entry_timeout=min(self.entry_timeout, most_s),
+            negative_timeout=min(self.negative_timeout, most_s),
             umask=self.umask,
         )
 

@@ -46,6 +46,12 @@ class FileTree(Listable, Protocol):
 
     def attributes(self, number: int) -> Attributes: ...
 
+    def chunk_number(self, parent: int, name: bytes) -> int | None:
+        """The number that a chunk with this name has, if it exists; None if the name is none of a chunk."""
+
+    def is_chunk(self, number: int) -> bool:
+        """Whether a number is that of a chunk, which need not exist."""
+
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """At most `size` bytes from `offset`; fewer only at the end of the file."""
 

@@ -123,6 +123,17 @@ class Tree:
             return node.chunks.chunk_attributes(number, node.coords)
         return self._files.attributes(node)
 
+    def chunk_number(self, parent: int, name: bytes) -> int | None:
+        """Return the inode number that a chunk with this name has, if it exists; None for any other name."""
+        target = self.classify_name(parent, name).target
+        if target is None or target.suffix:
+            return None
+        return target.tree.numbers.of_chunk(target.tree.path, target.coords)
+
+    def is_chunk(self, number: int) -> bool:
+        """Return whether an inode number is that of a chunk, which need not exist."""
+        return self.target_of(number) is not None
+
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a file; fewer than `size` only at its end."""
         if number >= TABLE_END:

@@ -196,6 +196,21 @@ class Overlay:
             raise stale(number)
         return self.with_mode(self._base.attributes(number), self._names.shown_path(number))
 
+    def chunk_number(self, parent: int, name: bytes) -> int | None:
+        """Return the inode number that a chunk with this name has, if it exists; None for any other name."""
+        directory = self._names.path_of(parent)
+        names = self._files.in_directory(directory)
+        if name in names:
+            file = names[name]
+            return None if file is None or file.target is None else file.number
+        number = self._names.base_number(directory)
+        return None if number is None else self._base.chunk_number(number, name)
+
+    def is_chunk(self, number: int) -> bool:
+        """Return whether an inode number is that of a chunk, which need not exist."""
+        file = self._files.by_number.get(number)
+        return self._base.is_chunk(number) if file is None else file.target is not None
+
     def is_unlinked(self, number: int) -> bool:
         """Return whether a handle has the file open, and the file was removed or replaced."""
         file = self._files.by_number.get(number)

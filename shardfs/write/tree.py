@@ -80,6 +80,7 @@ class WriteTree:
             view.resolve,
             view.number,
         )
+        self.chunk_number, self.is_chunk = view.chunk_number, view.is_chunk
         self.shown_path, self.remember, self.forget = names.shown_path, names.remember, names.forget
         self.read, self.read_many, self.scan = view.read, view.read_many, view.scan
         self.is_unlinked = view.is_unlinked

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +233,7 @@ def test_readers_get_an_error_for_a_lost_superchunk(
 ) -> None:
     """A reader of Zarr would take a file that does not exist for a chunk of fill values."""
     source, client = tmp_path / "source", {"native": "bcolz", "zarr2": "zarr2"}[layout]
-    python = client_python("bcolz") if layout == "native" else Path(sys.executable)
+    python = client_python("bcolz" if layout == "native" else "zarr2")
     data = np.arange(1, 1001, dtype="<i4")
     for name in ("whole", "lost"):
         data_bcolz.write_array(source / name, data, 64, 4)

@@ -120,6 +120,7 @@ def test_damage_harms_nothing_beside_it(name: str, mounted: Mounted, tmp_path: P
     case = handmade_ids.CASES[name](tmp_path / "case")
     with mounted(case.path) as mount:
         assert {path: errno_of((mount / path).read_bytes) for path in case.bad} == dict.fromkeys(case.bad, errno.EIO)
+        assert all(map(os.path.isfile, (mount / path for path in case.bad)))
         assert {errno_of((mount / path).stat) for path in case.absent} <= {errno.ENOENT}
         assert {path: (mount / path).read_bytes() for path in case.good} == dict(case.good)
         listed = {os.path.relpath(os.path.join(d, n), mount) for d, _, names in os.walk(mount) for n in names}

@@ -76,6 +76,14 @@ class FakeTree:
             raise FileNotFoundError(name)
         return self.known[name]
 
+    def chunk_number(self, parent: int, name: bytes) -> int | None:
+        """This tree has no chunks."""
+        return None
+
+    def is_chunk(self, number: int) -> bool:
+        """This tree has no chunks."""
+        return False
+
     def attributes(self, number: int) -> Attributes:
         for found in self.known.values():
             if found.number == number:

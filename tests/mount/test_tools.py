@@ -358,6 +358,7 @@ def test_damage_fails_the_copy_and_stays_where_it_is(name: str, mounted: Mounted
     case = handmade.CASES[name](tmp_path / "case")
     with mounted(case.path) as mount:
         for path in case.bad:
+            assert (mount / path).is_file()
             assert errno_of((mount / path).read_bytes) == errno.EIO
         copy = tmp_path / "copy"
         failed = attempt("rsync", "-a", f"{mount}/", copy)

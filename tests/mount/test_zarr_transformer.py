@@ -140,6 +140,7 @@ def test_damage_is_an_error_for_its_chunks_alone(
             for j in range(4):
                 name = f"{chunks}/c{i}/{j}"
                 if i < 2 and j >= 2:
+                    assert (mount / name).is_file()
                     assert errno_of((mount / name).read_bytes) == errno.EIO
                 else:
                     assert (mount / name).read_bytes() == (twin / name).read_bytes()

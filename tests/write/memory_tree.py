@@ -88,6 +88,14 @@ class MemoryTree:
         with self._lock:
             return self._child(parent, name).attributes()
 
+    def chunk_number(self, parent: int, name: bytes) -> int | None:
+        """This tree has no chunks."""
+        return None
+
+    def is_chunk(self, number: int) -> bool:
+        """This tree has no chunks."""
+        return False
+
     def attributes(self, number: int) -> Attributes:
         with self._lock:
             return self._inode(number).attributes()
