@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import LOCK, NameKind
 from shardfs.storage import syscalls
@@ -110,18 +112,19 @@ class FileCalls:
     def _succeeded(self, file: WritableFile) -> bool:
         """Give a file that has just lost its name the bytes of the file that has the name now.
 
-        A disk would open that file. Return False if there is none of the same size: the kernel knows the size.
+        A disk would open that file. Return False if there is none.
         """
         with suppress(OSError, CorruptShardError):
             found = self._overlay.find(*split(file.last_path)) if file.last_path else None
-            if found is None or found.directory or found.size != file.size():
+            if found is None or found.directory:
                 return False
             data = bytes(self._overlay.read(found.number, 0, max(found.size, 1)))
             with self._names.lock:
                 if len(data) != found.size or file.number not in self._files.by_number:
                     return False
                 file.frozen = data
-            self._names.hooks.invalidate_content(file.number)
+            # The kernel may know another size: it must not cut the bytes.
+            self._names.hooks.reshaped(np.array([file.number], np.uint64))
             return True
         return False
 
