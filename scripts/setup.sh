@@ -55,25 +55,42 @@ On a machine of your own, load the kernel module: modprobe fuse"
 mode to 0666; in a container, start it with: --device /dev/fuse --cap-add SYS_ADMIN"
 }
 
-# make_venv DIR REQUIREMENT...  Install the requirements in the virtualenv DIR. Creates DIR if missing.
-make_venv() {
+# new_venv DIR  Make the virtualenv DIR, unless it is there.
+new_venv() {
+    # In a virtualenv that was moved or is incomplete, python does not start.
+    if ! "$1/bin/python" -m pip --version >/dev/null 2>&1; then
+        say "Making the virtualenv $1"
+        python3 -m venv --clear "$1"
+    fi
+}
+
+# install_in DIR ARGUMENT...  Run `pip install` with these arguments in the virtualenv DIR.
+install_in() {
     venv_dir=$1
     shift
-    # In a virtualenv that was moved or is incomplete, python does not start.
-    if ! "$venv_dir/bin/python" -m pip --version >/dev/null 2>&1; then
-        say "Making the virtualenv $venv_dir"
-        python3 -m venv --clear "$venv_dir"
-    fi
     PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv_dir/bin/python" -m pip install --quiet "$@"
 }
 
-# has_packages PYTHON REQUIREMENT...  Whether this Python has packages of these names, in any version.
-has_packages() {
-    has_python=$1
-    shift
-    "$has_python" -c 'import importlib.metadata, re, sys
-for requirement in sys.argv[1:]:
-    importlib.metadata.version(re.split("[<>=~]", requirement)[0])' "$@" 2>/dev/null </dev/null
+# make_venv DIR REQUIREMENT...  Install the requirements in the virtualenv DIR. Creates DIR if missing.
+make_venv() {
+    new_venv "$1"
+    install_in "$@"
+}
+
+# make_locked_venv DIR NAME  Install the packages of scripts/lock/NAME.txt in the virtualenv DIR. Creates DIR if missing.
+make_locked_venv() {
+    new_venv "$1"
+    # A copy of the lock file says what is installed. pip needs 10 s to find out.
+    cmp -s "scripts/lock/$2.txt" "$1/lock.txt" && return
+    # The lock file is complete, so pip has nothing to resolve.
+    install_in "$1" --require-hashes --no-deps --requirement "scripts/lock/$2.txt"
+    cp "scripts/lock/$2.txt" "$1/lock.txt"
+}
+
+# make_test_venv DIR  Install the test environment in the virtualenv DIR: shardfs, editable, and scripts/lock/test.txt.
+make_test_venv() {
+    make_locked_venv "$1" test
+    install_in "$1" --no-deps --no-build-isolation --editable .
 }
 
 need_python() {

@@ -3,10 +3,12 @@
 # wait for other processes a third of the time.
 # Arguments go to pytest: sh scripts/test.sh -k zarr3
 #
+# All packages have the versions and hashes of scripts/lock.
+#
 # SHARDFS_VENV           the virtualenv, created if missing (default .venv)
-# SHARDFS_<NAME>_PYTHON  a Python with the libraries <NAME> of the list below, created if missing
+# SHARDFS_<NAME>_PYTHON  the Python of a virtualenv for scripts/lock/<name>.txt, created if missing
 #                        (default .venv-<name>/bin/python)
-# SHARDFS_AZURITE        the program azurite-blob, installed if missing
+# SHARDFS_AZURITE        azurite-blob in a directory for scripts/lock/azurite, installed if missing
 #                        (default .venv-azurite/node_modules/.bin/azurite-blob)
 set -eu
 cd "$(dirname "$0")/.."
@@ -22,41 +24,30 @@ need_fuse
 
 venv=${SHARDFS_VENV:-$PWD/.venv}
 
-# Libraries that tests run in separate programs. Each list has its own virtualenv: cloud-volume installs zfpy, which
-# breaks the import of numcodecs on Python 3.11; libraries for Zarr v2 need an older zarr; bloscpack must not choose the
-# version of blosc. The virtualenvs are installed in parallel, which takes half the time.
-clients='
-cv cloud-volume>=12 igneous-pipeline neuroglancer tensorstore
-zarr2 zarr~=2.18.0 numcodecs<0.14 pytest rasterio netCDF4 ome-zarr<0.11 xarray<2025 pandas<3
-bcolz bcolz-zipline bloscpack
-blosc2 blosc2
-'
-python_of() { # NAME
-    eval "printf %s \"\${SHARDFS_$(printf %s "$1" | tr a-z A-Z)_PYTHON:-\$PWD/.venv-$1/bin/python}\""
-}
+# Libraries that tests run in separate programs (scripts/lock/NAME.in). The virtualenvs are installed in parallel, which
+# takes half the time.
 installs=
-while read -r name requirements; do
-    [ -n "$name" ] || continue
-    python=$(python_of "$name")
-    export "SHARDFS_$(printf %s "$name" | tr a-z A-Z)_PYTHON=$python"
-    # shellcheck disable=SC2086  # a list of words
-    has_packages "$python" $requirements || {
-        make_venv "${python%/bin/*}" $requirements </dev/null &
-        installs="$installs $!"
-    }
-done <<END
-$clients
-END
+for list in scripts/lock/*.in; do
+    name=$(basename "$list" .in)
+    variable=SHARDFS_$(printf %s "$name" | tr a-z A-Z)_PYTHON
+    eval "python=\${$variable:-\$PWD/.venv-$name/bin/python}"
+    export "$variable=$python"
+    make_locked_venv "${python%/bin/*}" "$name" </dev/null &
+    installs="$installs $!"
+done
 
 # Azurite, Microsoft's emulator of Azure Blob Storage.
 SHARDFS_AZURITE=${SHARDFS_AZURITE:-$PWD/.venv-azurite/node_modules/.bin/azurite-blob}
 export SHARDFS_AZURITE
-[ -x "$SHARDFS_AZURITE" ] || {
-    npm install --silent --no-audit --no-fund --prefix "${SHARDFS_AZURITE%/node_modules/*}" azurite@3 </dev/null &
+azurite=${SHARDFS_AZURITE%/node_modules/*}
+cmp -s scripts/lock/azurite/package-lock.json "$azurite/package-lock.json" && [ -x "$SHARDFS_AZURITE" ] || {
+    mkdir -p "$azurite"
+    cp scripts/lock/azurite/*.json "$azurite"
+    npm ci --loglevel error --no-audit --no-fund --ignore-scripts --prefix "$azurite" </dev/null >/dev/null &
     installs="$installs $!"
 }
 
-make_venv "$venv" --editable '.[test]'
+make_test_venv "$venv"
 for install in $installs; do
     wait "$install"
 done

@@ -35,9 +35,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def client_python(name: Literal["cv", "zarr2", "bcolz", "blosc2"]) -> Path:
-    """The Python that has these libraries (`scripts/test.sh` lists and installs them); skips the test if there is none.
+    """The Python that has the libraries of `scripts/lock/NAME.in`. Skips the test if there is none.
 
-    They have virtualenvs apart because they cannot all share one. `SHARDFS_<NAME>_PYTHON` may say where it is.
+    `scripts/test.sh` makes one virtualenv for each list, because they cannot share one. `SHARDFS_<NAME>_PYTHON` may say
+    where it is.
     """
     variable = f"SHARDFS_{name.upper()}_PYTHON"
     python = Path(os.environ.get(variable) or ROOT / f".venv-{name}" / "bin" / "python")

@@ -6,6 +6,7 @@ steps of the Dockerfile run, too, because few machines that run tests have a con
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     Get = Callable[[str, str], Dataset]
 
 PACKAGING = ROOT / "scripts/packaging"
+LOCK = ROOT / "scripts/lock"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 IN_A_COPY = """
@@ -149,25 +151,50 @@ def extras_of(requirements: list[str]) -> list[Requirement]:
     return found
 
 
-@pytest.mark.parametrize("python", ["3.11.2", "3.12.0", "3.13.0", "3.14.0"])
-def test_the_lock_file_of_the_image_has_a_version_with_hashes_for_each_requirement(python: str) -> None:
+def locked(name: str, python: str) -> dict[str, str]:
+    """The version of each package of a lock file that this Python installs. All have hashes."""
     environment = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
-    text = (ROOT / "scripts/lock/image.txt").read_text()
+    text = (LOCK / f"{name}.txt").read_text()
     assert "://" not in text
-    versions = {}
-    for requirement, hashes in re.findall(
-        r"^(\w[^\\\n]*) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.MULTILINE
-    ):
-        locked = Requirement(requirement)
-        if locked.marker is None or locked.marker.evaluate(environment):
-            assert hashes
-            assert canonicalize_name(locked.name) not in versions
-            versions[canonicalize_name(locked.name)] = str(locked.specifier).removeprefix("==")
+    versions: dict[str, str] = {}
+    pattern = r"(?:#.*\n)*(\w[^\\\n]*) \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\\n|\n|$))+)"
+    assert re.fullmatch(f"(?:{pattern})+", text)
+    for requirement, _ in re.findall(pattern, text):
+        package = Requirement(requirement)
+        if package.marker is None or package.marker.evaluate(environment):
+            assert canonicalize_name(package.name) not in versions
+            versions[canonicalize_name(package.name)] = str(package.specifier).removeprefix("==")
+    return versions
+
+
+def requirements_of(name: str) -> list[Requirement]:
+    if (LOCK / f"{name}.in").exists():
+        lines = (LOCK / f"{name}.in").read_text().splitlines()
+        return [Requirement(line) for line in lines if not line.startswith("#")]
+    extras = {"image": "s3,gcs,azure,http,fast", "test": "dev"}[name]
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    for needed in extras_of([*build, *PROJECT["dependencies"], f"{PROJECT['name']}[s3,gcs,azure,http,fast]"]):
+    return extras_of([*build, *PROJECT["dependencies"], f"{PROJECT['name']}[{extras}]"])
+
+
+@pytest.mark.parametrize("name", ["image", "test", "cv", "zarr2", "bcolz", "blosc2"])
+@pytest.mark.parametrize("python", ["3.11.2", "3.12.0", "3.13.0", "3.14.0"])
+def test_a_lock_file_has_a_version_with_hashes_for_each_requirement(name: str, python: str) -> None:
+    versions = locked(name, python)
+    environment = {"python_full_version": python, "python_version": python.rpartition(".")[0]}
+    for needed in requirements_of(name):
         if needed.marker is None or needed.marker.evaluate(environment):
             version = versions.get(canonicalize_name(needed.name), "none")
             assert needed.specifier.contains(version), f"{needed}: locked {version}. Run `sh scripts/lock.sh`."
+
+
+def test_each_npm_package_of_the_test_environment_has_a_hash() -> None:
+    wanted = json.loads((LOCK / "azurite/package.json").read_text())["dependencies"]
+    packages = json.loads((LOCK / "azurite/package-lock.json").read_text())["packages"]
+    assert packages.pop("")["dependencies"] == wanted, "Run `sh scripts/lock.sh`."
+    assert "node_modules/azurite" in packages
+    for name, package in packages.items():
+        assert package["integrity"].startswith("sha512-"), name
+        assert "resolved" not in package, name
 
 
 def test_apptainer_and_docker_take_the_same_steps() -> None:
