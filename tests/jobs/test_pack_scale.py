@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
 import urllib.request
 from collections import Counter
@@ -27,6 +28,7 @@ from shardfs.jobs import packed_arrays
 from shardfs.jobs.pack import PackRun
 from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import JobSource
+from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
 from shardfs.storage.writers.common import FIRST
 from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
@@ -37,6 +39,8 @@ from tests.waiting import read_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from shardfs.model.blobs import Bytes
 
 __all__ = ["cluster", "started"]  # fixtures
 
@@ -119,12 +123,17 @@ def test_files_that_were_opened_in_vain_do_not_use_up_the_descriptors(
 ) -> None:
     """The file of a remote disk that is opened ahead when the file before it cannot be read."""
     monkeypatch.setattr(pack_module, "COPIED_SIZE", 1)
+    only = threading.Semaphore(1)
+    monkeypatch.setattr(pack_module, "_descriptors", lambda: only)
     run = PackRun(job(plain(tmp_path / "source", 1, 4), tmp_path / "target", 1, 2))
-    free = pack_module._descriptors()._value
-    opened = pack_module.OpenedFile.of(run._opened, "c/0/0")
-    assert pack_module._descriptors()._value == free - 1
-    del opened
-    assert pack_module._descriptors()._value == free
+
+    def content() -> Bytes:
+        return pack_module.OpenedFile.of(run._opened, "c/0/0").content
+
+    in_vain = pack_module.OpenedFile.of(run._opened, "c/0/0")
+    assert isinstance(content(), bytes), "no descriptor is free, so the file is read"
+    del in_vain
+    assert isinstance(content(), FilePart)
 
 
 def test_a_shard_and_its_note_cost_two_syncs_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,13 +264,17 @@ def test_a_service_manager_is_told(
             assert process.wait(20) == 0
 
 
-def test_variables_of_a_manager_are_for_one_process() -> None:
+def test_variables_of_a_manager_are_for_one_process(tmp_path: Path) -> None:
     assert systemd.from_environment({"NOTIFY_SOCKET": "relative"}) is None
-    environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
+    address = str(tmp_path / "notify")
+    environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
     found = systemd.from_environment(environ)
     assert found is not None
-    assert not found._alive
     assert environ == {"PATH": "/bin"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        found.publishing(1)
+        assert b"WATCHDOG" not in manager.recv(4096), "the watchdog waits for another process"
 
 
 def test_an_answer_that_comes_late_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

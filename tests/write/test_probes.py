@@ -198,10 +198,13 @@ def test_a_fault_at_any_request_of_the_probe_of_parts(fault: str, holds: bool, s
         server.heeds = ALL if holds else ALL - {"complete"}
         server.fault = lambda number, name, at=at: fault if number == at else ""  # type: ignore[misc]
         store = s3_store(server)
-        found = S3Objects(store, SMALL)
-        ObjectWriter(store, found).put(KEY, bytes(100))
-        assert found._parts_hold is holds, at
+        writer = ObjectWriter(store, S3Objects(store, SMALL))
+        writer.put(KEY, bytes(100))
         assert list(server.objects) == [f"data/root/{KEY}"], at
+        server.requests.clear()
+        server.fault = lambda number, name: ""
+        writer.put(KEY, bytes(100))
+        assert ("complete_multipart_upload" in server.requests) is holds, at
 
 
 def test_a_store_that_rejects_conditions_of_parts_is_sent_whole_objects(server: Server) -> None:

@@ -319,5 +319,3 @@ def test_a_file_that_is_replaced_between_look_up_and_open(size: int, tmp_path: P
         files.unlink("c/0/0")
         with pytest.raises(OSError, match="Stale"):
             files.tree.open(number, os.O_RDONLY)
-        files.tree.forget(number, 1)
-        assert number not in files.tree._descriptions._files.by_number
