@@ -17,8 +17,8 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
-from io import BytesIO
 from itertools import chain, islice
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -34,7 +34,9 @@ from shardfs.model.kinds import is_in
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
+from shardfs.storage.cache import nothing
 from shardfs.storage.load_ahead import load_ahead
+from shardfs.storage.local import LocalBlob
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
 from shardfs.storage.writers.common import FIRST
 from shardfs.write.journal import Journal
@@ -145,33 +147,53 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def of(cls, packing: OpenedJob, key: str) -> OpenedFile:
-        """Open or read a file."""
+        """Open or read a file. A remote one that takes several requests is copied to a temporary file first."""
         blob = packing.blob(key)
         is_copied = blob.fd >= 0 and packing.target.writer.local and blob.stat().size >= COPIED_SIZE
         permit = Permit.take() if is_copied else None
-        if permit is None:
+        if permit is not None:
+            return cls(FilePart(blob.fd, max(blob.base, 0), blob.stat().size), blob, permit)
+        if blob.fd >= 0:
             return cls(read_whole(blob, key))
-        return cls(FilePart(blob.fd, max(blob.base, 0), blob.stat().size), blob, permit)
+        pieces = _pieces(blob, key)
+        first = next(pieces)
+        if len(first) < FIRST.stop or (permit := Permit.take()) is None:
+            return cls(b"".join([first, *pieces]))
+        with TemporaryFile() as file:
+            file.writelines(chain([first], pieces))
+            file.flush()
+            copy = LocalBlob(os.dup(file.fileno()), os.fstat(file.fileno()), nothing)
+        return cls(FilePart(copy.fd, 0, copy.stat().size), copy, permit)
 
 
 def read_whole(blob: Blob, key: str) -> bytes:
-    """The bytes of a file in the source. Raise OSError if it becomes shorter meanwhile.
-
-    One request to a remote store has at most the size of `FIRST`, so that `store_timeout` holds for files of any size.
-    """
-    if blob.fd >= 0:
-        size = blob.stat().size
-        data = read_file(blob.fd, size, max(blob.base, 0))
-    else:
-        first = blob.read([FIRST])[0]  # then most stores report the size without a request
-        size, pieces = blob.stat().size, BytesIO()
-        pieces.write(first)
-        for start in range(FIRST.stop, size, FIRST.stop):
-            pieces.write(blob.read([ByteRange(start, min(start + FIRST.stop, size))])[0])
-        data = pieces.getvalue()
-    if len(data) != size:
-        raise OSError(errno.EIO, f"{size} bytes expected, {len(data)} found: it changed while it was read", key)
+    """The bytes of a file in the source. Raise OSError if it becomes shorter meanwhile."""
+    if blob.fd < 0:
+        return b"".join(_pieces(blob, key))
+    size = blob.stat().size
+    data = read_file(blob.fd, size, max(blob.base, 0))
+    _require_whole(key, len(data), size)
     return data
+
+
+def _pieces(blob: Blob, key: str) -> Iterator[bytes]:
+    """Yield the bytes of a remote file. Raise OSError if it becomes shorter meanwhile.
+
+    One request has at most the size of `FIRST`, so that `store_timeout` holds for files of any size.
+    """
+    first = blob.read([FIRST])[0]  # then most stores report the size without a request
+    size, length = blob.stat().size, len(first)
+    yield first
+    for start in range(FIRST.stop, size, FIRST.stop):
+        piece = blob.read([ByteRange(start, min(start + FIRST.stop, size))])[0]
+        length += len(piece)
+        yield piece
+    _require_whole(key, length, size)
+
+
+def _require_whole(key: str, length: int, size: int) -> None:
+    if length != size:
+        raise OSError(errno.EIO, f"{size} bytes expected, {length} found: it changed while it was read", key)
 
 
 @dataclass(frozen=True, slots=True)

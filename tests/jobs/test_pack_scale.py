@@ -148,18 +148,22 @@ def test_a_shard_and_its_note_cost_two_syncs_each(tmp_path: Path, monkeypatch: p
 
 
 def test_a_large_file_of_a_remote_source_is_read_in_pieces(tmp_path: Path) -> None:
-    """As a chunk, and as another file that is copied."""
+    """As a chunk, and as another file that is copied. Memory holds a few pieces, not the file."""
     pytest.importorskip("obstore")
     piece = FIRST.stop
     source = Path(plain(tmp_path / "source" / "a", 1, 2))
-    for path, size in ((source / "c" / "0" / "0", 2 * piece + 1), (source / "notes", 2 * piece)):
+    for path, size in ((source / "c" / "0" / "0", 2 * piece + 1), (source / "notes", 6 * piece)):
         path.write_bytes(random.Random(size).randbytes(size))
     with serving(tmp_path / "source") as server:
+        tracemalloc.start()
         list(pack(f"{server.url}/a", str(tmp_path / "target"), chunks_per_shard=(1, 2)))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
         with urllib.request.urlopen(f"{server.url}/.requests") as answer:
             sent = [(r["path"], r["bytes"]) for r in json.load(answer) if r["method"] == "GET" and r["bytes"]]
     assert (tmp_path / "target" / "notes").read_bytes() == (source / "notes").read_bytes()
-    assert [n for path, n in sent if path == "/a/notes"] == [piece, piece]
+    assert [n for path, n in sent if path == "/a/notes"] == [piece] * 6
+    assert peak < 4 * piece
     assert [n for path, n in sent if path == "/a/c/0/0"] == [piece, piece, 1]
 
 
