@@ -49,7 +49,7 @@ class ZipTarget(NamedTuple):
         """
         if not redact.is_path(target):
             raise UnsupportedError("a zip file is written to a local path only; pack to a local file, and upload it")
-        if os.path.isfile(target) and finished.is_noted(target, state.raw(), _version(target)):
+        if os.path.isfile(target) and finished.is_noted(target, state.raw(), _version(os.stat(target))):
             return cls(target, state, None, None)
         root: Any = json.loads(documents.get(DOCUMENT, b"{}"))
         attributes = root.get("attributes")
@@ -102,15 +102,20 @@ class ZipTarget(NamedTuple):
         """Do nothing: each run starts over."""
 
     def finish(self, documents: Iterable[object], tasks: Iterable[str] = ()) -> None:
-        """Complete the zip file, which has its documents, give it its name, and note that it is finished."""
+        """Complete the zip file, which has its documents, note that it is finished, and give it its name.
+
+        A run that is killed after the note and before the name starts over: the note is about another version.
+        """
         comment = {"ome": {"version": self.version, "zipFile": {"centralDirectory": {"jsonFirst": True}}}}
-        self.writer.commit(b"" if self.version is None else json.dumps(comment).encode(), _order)
-        finished.note(self.path, self.state.raw(), _version(self.path))
+
+        def complete(info: os.stat_result) -> None:
+            finished.note(self.path, self.state.raw(), _version(info))
+
+        self.writer.commit(b"" if self.version is None else json.dumps(comment).encode(), _order, complete)
 
 
-def _version(path: str) -> Version:
+def _version(info: os.stat_result) -> Version:
     """The version of a file in a local directory."""
-    info = os.stat(path)
     return info.st_ino, info.st_size, info.st_mtime_ns
 
 

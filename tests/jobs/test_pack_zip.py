@@ -253,6 +253,7 @@ def test_a_killed_pack_starts_over(plain: Path, tmp_path: Path) -> None:
         assert beside(tmp_path / "x.ozx") == [".shardfs-x.ozx.tmp", "expected.ozx", "plain"]
     assert calls_until_end(total - 1, *command) is None  # before the sync of the directory
     assert beside(tmp_path / "x.ozx") == ["expected.ozx", "plain", "x.ozx"]
+    assert calls_until_end(10_000, *command) is not None  # says that the job is finished
     (tmp_path / "x.ozx").unlink()
     assert calls_until_end(10_000, *command) == total
     with ZipFile(tmp_path / "x.ozx") as found, ZipFile(tmp_path / "expected.ozx") as expected:

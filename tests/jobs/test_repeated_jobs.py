@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import fsspec
 import numpy as np
@@ -18,7 +19,7 @@ from shardfs.cli import commands
 from shardfs.model.errors import UnsupportedError
 from shardfs.storage.pack_state import STATE
 from tests.datasets import same
-from tests.jobs.interrupting import interrupted
+from tests.jobs.interrupting import calls_until_end, interrupted
 from tests.jobs.packing import pack, pack_in_place
 from tests.jobs.test_pack import files, problems
 
@@ -240,6 +241,31 @@ def test_a_job_that_was_killed_while_it_ended_is_ended(command: str, tmp_path: P
     result = run(command, source, target)
     assert (result.return_value, "finished already" in result.stdout) == (0, True)
     assert [name for name in os.listdir(target) if name.startswith(".shardfs")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "name"), [("pack", "target"), ("unpack", "target"), ("pack", "x.zip")])
+def test_a_job_that_was_killed_at_any_of_its_last_calls_is_ended(command: str, name: str, tmp_path: Path) -> None:
+    """The process ends before the call: the last documents, the note that the job is finished, what is removed then."""
+    source = tmp_path / "source"
+    zarr3(source, **({"shards": (10, 10)} if command == "unpack" else {}))
+    expected = tmp_path / "expected" / name
+    total = calls_until_end(10_000, command, str(source), str(expected))
+    assert total is not None
+    kills = 0
+    for call in range(total - 8, total):
+        target = tmp_path / str(call) / name
+        kills += calls_until_end(call, command, str(source), str(target)) is None
+        result = run(command, source, target)
+        assert result.exception is None
+        assert result.return_value == 0
+        assert sorted(os.listdir(target.parent)) == [name]
+        if name == "target":
+            assert files(target) == files(expected)
+        else:
+            with ZipFile(target) as found, ZipFile(expected) as wanted:
+                assert {n: found.read(n) for n in found.namelist()} == {n: wanted.read(n) for n in wanted.namelist()}
+    assert kills > 4  # the number of calls differs by a few
 
 
 def test_a_target_that_another_program_has_made_is_not_finished(tmp_path: Path) -> None:

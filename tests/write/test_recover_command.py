@@ -194,6 +194,31 @@ def test_damage_is_told_and_put_aside_when_asked(source: Path, state: Path) -> N
     assert shardfs("recover", "--verify", source).returncode == 0
 
 
+@pytest.mark.interop
+@pytest.mark.parametrize("synced", [False, True])
+def test_what_is_sound_is_published_beside_damage(synced: bool, dataset: Get, tmp_path: Path) -> None:
+    """`--apply` says with its exit code that a file is lost, and the source keeps the former chunk."""
+    data = dataset("zarr3", "default")
+    path = copy_tree(data.path, tmp_path / "x")
+    directory = journal_directory(str(path))
+    journal = Journal.open(directory, str(path), limit_bytes=64 << 20, commit_s=0)
+    meta = {"mtime_ns": 10**18, "mode": 0o644, "scratch": False, "base": ANYTHING.to_json()}
+    journal.append(RecordKind.PUT, {"path": "c/0/0", **meta}, CHUNK)
+    if synced:
+        journal.sync()
+    journal.append(RecordKind.PUT, {"path": "c/3/3", **meta}, CHUNK[::-1])
+    journal.close(clean=False)
+    (segment,) = directory.glob("*.wal")
+    segment.write_bytes(segment.read_bytes().replace(CHUNK, b"?" + CHUNK[1:]))
+    done = shardfs("recover", "--apply", path)
+    assert (done.returncode, "(c/0/0)" in done.stderr) == (7, True)
+    wanted = data.arrays[""].copy()
+    wanted[6:, 9:] = 7 << 8
+    assert np.array_equal(read_with("tensorstore", data, path), wanted)
+    assert shardfs("recover", "--apply", path).returncode == 0  # the loss was reported, and nothing is left
+    assert len(list(directory.glob("*.damaged"))) == synced
+
+
 def test_a_mount_has_it(source: Path) -> None:
     journal = Journal.open(journal_directory(str(source)), str(source), limit_bytes=64 << 20)
     try:

@@ -106,12 +106,18 @@ class ZipWriter(Writer):
     def rename(self, old: str, new: str) -> None:
         raise _appends(old)
 
-    def commit(self, comment: bytes, order: Callable[[str], tuple[bool, int, str]]) -> None:
+    def commit(
+        self,
+        comment: bytes,
+        order: Callable[[str], tuple[bool, int, str]],
+        complete: Callable[[os.stat_result], object] = bool,
+    ) -> None:
         """Complete the zip file, sync it, and give it its name.
 
         Args:
             comment: the comment of the whole file.
             order: sort key of the objects' names in the directory at the end of the file.
+            complete: called with the attributes of the file when the file is complete and has no name yet.
 
         Raise FileExistsError if another program has made a file with this name.
         """
@@ -122,6 +128,7 @@ class ZipWriter(Writer):
         self._zip.close()
         self._add_zip64_end(len(comment))
         syscalls.fsync(self._file.fd)
+        complete(os.fstat(self._file.fd))
         name_new(self._place, self._temp)
         self._named = True
         syscalls.fsync_directory(self._place.at)
