@@ -216,7 +216,7 @@ def test_what_is_sound_is_published_beside_damage(synced: bool, dataset: Get, tm
     wanted[6:, 9:] = 7 << 8
     assert np.array_equal(read_with("tensorstore", data, path), wanted)
     assert shardfs("recover", "--apply", path).returncode == 0  # the loss was reported, and nothing is left
-    assert len(list(directory.glob("*.damaged"))) == synced
+    assert len(list(directory.glob("*.damaged"))) == 1  # for those who know how to rescue bytes
 
 
 def test_a_mount_has_it(source: Path) -> None:
