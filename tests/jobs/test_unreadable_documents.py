@@ -10,6 +10,7 @@ import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +23,18 @@ from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import exit_code, message
 from tests.jobs.test_pack import files
+from tests.mount.distant import serving
+from tests.mount.programs import errno_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.conftest import Mounted
+
+NOBODY = 65534
+
+CODES = {"pack": 4, "unpack": 3, "verify": 7}
+"""Exit codes for a source with an array whose document cannot be read."""
 
 DATA: Any = np.arange(400, dtype="u2").reshape(20, 20)
 
@@ -158,6 +168,72 @@ def test_directories_with_common_names_are_no_documents(tmp_path: Path) -> None:
     assert run("verify", tmp_path / "source")[0] == 0
 
 
+# ---- no permission
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory that an ordinary user owns, and into which no other directory bars the way."""
+    with TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        for below in ("state", "target"):
+            (place / below).mkdir()
+            if os.geteuid() == 0:
+                os.chown(place / below, NOBODY, NOBODY)
+        monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
+        yield place
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Give up the rights of root, which permissions do not stop."""
+    if os.geteuid() != 0:
+        yield
+        return
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@pytest.mark.parametrize("denied", ["b/zarr.json", "b"])
+@pytest.mark.parametrize("command", ["pack", "unpack", "verify"])
+def test_a_document_that_the_user_may_not_read_is_an_error(command: str, denied: str, place: Path) -> None:
+    zarr3(place / "source", sharded=command != "pack")
+    places = [place / "target"] if command != "verify" else []
+    run(command, place / "source", *[place / "sound" for _ in places])  # loads modules, which may be root's alone
+    (place / "source" / denied).chmod(0)
+    with ordinary_user():
+        code, text = run(command, place / "source", *places)
+    (place / "source" / denied).chmod(0o755)
+    assert code == CODES[command], text
+    assert "Permission denied" in text
+    assert "b" in text
+    made = files(place / "target")
+    assert not any(name.startswith("b/") for name in made)
+    assert not any(Path(name).name == "zarr.json" for name in made)
+
+
+@pytest.mark.parametrize("denied", ["b/zarr.json", "b"])
+def test_a_reader_gets_eacces_for_what_the_user_may_not_read(denied: str, place: Path) -> None:
+    zarr3(place / "source", sharded=True)
+    (place / "source" / denied).chmod(0)
+    with ordinary_user():
+        fs = ShardFileSystem(str(place / "source"), skip_instance_cache=True)
+        for path in ("b/zarr.json", "b/c/0/0"):
+            with pytest.raises(OSError, match="Permission denied"):
+                fs.cat_file(path)
+        assert fs.cat_file("a/c/0/0")
+    (place / "source" / denied).chmod(0o755)
+
+
 # ---- web servers
 
 
@@ -195,6 +271,36 @@ def test_a_document_that_a_server_denies_is_an_error(tmp_path: Path) -> None:
     assert code != 0
     assert "b/zarr.json" in text
     assert not list(tmp_path.glob("target/*"))
+
+
+PATIENCE = ("-o", "store_timeout=3,store_retries=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["pack", "unpack", "verify"])
+def test_a_document_for_which_a_server_gives_no_answer_is_an_error(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    zarr3(tmp_path / "source", sharded=command != "pack")
+    with serving(tmp_path / "source", 0) as store:
+        store.fail({"path": "/b/zarr.json", "kind": "hang"})
+        places = [store.url, tmp_path / "target"] if command != "verify" else [store.url]
+        code, text = run(command, *PATIENCE, *places)
+    assert code == CODES[command], text
+    assert "does not answer within 3 s" in text
+    assert not any(Path(name).name == "zarr.json" for name in files(tmp_path / "target"))
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+def test_a_reader_of_a_mount_gets_etimedout(mounted: Mounted, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    zarr3(tmp_path / "source", sharded=True)
+    with serving(tmp_path / "source", 0) as store:
+        store.fail({"path": "/b/zarr.json", "kind": "hang"})
+        with mounted(store.url, *PATIENCE) as mount:
+            assert errno_of((mount / "b/zarr.json").read_bytes) == errno.ETIMEDOUT
+            assert errno_of((mount / "b/c/0/0").stat) == errno.ETIMEDOUT
+            assert (mount / "a/c/0/0").read_bytes()
 
 
 def test_a_server_that_denies_all_names_with_a_dot_can_be_read(tmp_path: Path) -> None:
