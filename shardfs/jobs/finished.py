@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import mmh3
 
+from shardfs.storage.own_places import require_own_place
 from shardfs.storage.source_locks import source_id, state_directory
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def note(place: str, job: bytes, version: Version) -> None:
     try:
         with suppress(FileExistsError):
             path.parent.mkdir(parents=True, mode=0o700)
+        _require_own(path)
         new = path.with_suffix(f".{os.getpid()}")
         new.write_bytes(_content(job, version))
         new.replace(path)
@@ -48,10 +50,17 @@ def note(place: str, job: bytes, version: Version) -> None:
 
 
 def is_noted(place: str, job: bytes, version: Version) -> bool:
-    """Return whether this job has made the dataset in `place`."""
+    """Return whether this job has made the dataset in `place`. A note that another user could forge does not count."""
     with suppress(OSError):
-        return _path(place).read_bytes() == _content(job, version)
+        path = _path(place)
+        _require_own(path)
+        return path.read_bytes() == _content(job, version)
     return False
+
+
+def _require_own(path: Path) -> None:
+    for directory in path.parents[:2]:
+        require_own_place(str(directory), "use chmod")
 
 
 def _path(place: str) -> Path:

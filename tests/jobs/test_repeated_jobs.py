@@ -243,6 +243,27 @@ def test_a_job_that_was_killed_while_it_ended_is_ended(command: str, tmp_path: P
     assert [name for name in os.listdir(target) if name.startswith(".shardfs")] == []
 
 
+@pytest.mark.parametrize("level", ["shardfs", "shardfs/finished"])
+def test_notes_that_other_users_could_forge_do_not_count(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    source, target = tmp_path / "source", tmp_path / "target"
+    zarr3(source)
+    assert run("pack", source, target).return_value == 0
+    assert run("pack", source, target).return_value == 0
+    (tmp_path / "state" / level).chmod(0o777)
+    assert isinstance(run("pack", source, target).exception, FileExistsError)
+    assert run("pack", source, tmp_path / "other").return_value == 0  # with a warning
+    if os.geteuid() == 0:
+        (tmp_path / "state" / level).chmod(0o770)
+        os.chown(tmp_path / "state" / level, 0, 65534)
+        assert isinstance(run("pack", source, target).exception, FileExistsError)
+    (tmp_path / "state" / level).chmod(0o700)
+    assert run("pack", source, target).return_value == 0
+    assert isinstance(run("pack", source, tmp_path / "other").exception, FileExistsError)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "name"), [("pack", "target"), ("unpack", "target"), ("pack", "x.zip")])
 def test_a_job_that_was_killed_at_any_of_its_last_calls_is_ended(command: str, name: str, tmp_path: Path) -> None:
