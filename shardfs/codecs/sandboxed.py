@@ -4,9 +4,10 @@ Then it has two pipes, memory and CPU time, each limited, and nothing else that 
 
 - no files and no sockets: no descriptor can be opened, and where the kernel permits it, the root is an empty directory;
 - no environment, no terminal, no network interfaces, no capabilities, and no way to get any (`PR_SET_NO_NEW_PRIVS`);
-- no other processes: none can be traced, and none started, unless a library needs threads. Root becomes the user
-  `nobody`. For other users, the process is in a user namespace of its own. Where the kernel forbids that, the process
-  could still trace other processes of the user, and rename or remove the user's files.
+- no other processes: none can be seen, signalled or traced, and none started, unless a library needs threads. The
+  process is in a namespace of processes of its own. Root becomes the user `nobody`. For other users, the process is in
+  a user namespace of its own. Where the kernel forbids that, the process could still signal and trace other processes
+  of the user, and rename or remove the user's files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import struct
 import sys
 import tempfile
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardfs.codecs.sandbox import ERRORS, MAX_MESSAGE, OK, REPLY, REQUEST
 
@@ -48,7 +49,7 @@ THREADS = 1024
 
 NOBODY = 65534
 
-_NEW_USER, _NEW_IPC, _NEW_NET = 0x10000000, 0x08000000, 0x40000000  # clone(2)
+_NEW_USER, _NEW_IPC, _NEW_NET, _NEW_PID = 0x10000000, 0x08000000, 0x40000000, 0x20000000  # clone(2)
 _NO_NEW_PRIVS, _CAPABILITIES_3 = 38, 0x20080522  # prctl(2), capset(2)
 
 
@@ -62,7 +63,12 @@ def main(modules: Sequence[str], *, threads: bool) -> None:
     libc = ctypes.CDLL(None)
     is_root = os.geteuid() == 0
     # This fails where the kernel or a container forbids namespaces.
-    has_user = libc.unshare(_NEW_IPC | _NEW_NET | (0 if is_root else _NEW_USER)) == 0 or is_root
+    is_apart = libc.unshare(_NEW_IPC | _NEW_NET | _NEW_PID | (0 if is_root else _NEW_USER)) == 0
+    if is_apart and (child := os.fork()):  # only children are in the new namespace of processes
+        os.close(requests)
+        os.close(replies)
+        _end_as(child)
+    has_user = is_apart or is_root
     os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     for module in modules:
         with suppress(ImportError):
@@ -73,6 +79,15 @@ def main(modules: Sequence[str], *, threads: bool) -> None:
     if not threads or has_user:  # else the limit would count all processes of the user
         _limit(resource.RLIMIT_NPROC, THREADS if threads else 0)
     serve(requests, replies, idle)
+
+
+def _end_as(child: int) -> NoReturn:
+    """Wait for the end of a child process, and end this process in the same way."""
+    _limit(resource.RLIMIT_CORE, 0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def give_up_rights(libc: ctypes.CDLL, *, is_root: bool) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CALLS: list[int] = []
 
+_PROCESS = os.urandom(16)
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -29,8 +31,9 @@ def echo(payload: bytearray, **arguments: Any) -> bytes:
     return json.dumps({"payload": payload.decode(), **arguments}).encode()
 
 
-def pid(payload: bytearray) -> bytes:
-    return str(os.getpid()).encode()
+def process(payload: bytearray) -> bytes:
+    """Return what identifies the process. Its number is 1 in a namespace of processes of its own."""
+    return _PROCESS
 
 
 def fail(payload: bytearray, kind: str) -> bytes:
@@ -50,7 +53,7 @@ def crash_at_the_second_call(payload: bytearray) -> bytes:
     CALLS.append(0)
     if len(CALLS) > 1:
         os.abort()
-    return pid(payload)
+    return process(payload)
 
 
 def hang(payload: bytearray) -> bytes:
