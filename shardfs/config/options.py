@@ -232,8 +232,8 @@ class Options:
     stall: float = _writing(_seconds("300"), "How long writers wait for space in the journal before ENOSPC.")
     conflict: str = _writing(
         _one_of("fail", "ours"),
-        "A chunk, or the same member of a document, that another program has changed in the source: fail keeps the "
-        "version written here in the journal and returns ESTALE, ours overwrites.",
+        "A chunk or a document that another program has changed in the source: fail keeps the version written here in "
+        "the journal and returns ESTALE, ours overwrites.",
     )
     compact: str = _writing(
         _one_of("limit", "never", "eager"),

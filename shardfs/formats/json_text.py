@@ -137,20 +137,6 @@ def differences(old: Any, new: Any) -> dict[Path, Any]:
     return out
 
 
-def merged(base: bytes, ours: bytes, theirs: bytes) -> tuple[bytes, list[Path]]:
-    """The three-way merge: the text of `ours` with the changes from `base` to `theirs`, and the conflicting paths.
-
-    At conflicting paths, the result has the values of `ours`. Raise ValueError if one of the documents is not JSON.
-    """
-    overlaps: list[Path] = []
-    try:
-        doc = json.loads(ours)
-        wanted = _merged(json.loads(base), doc, json.loads(theirs), (), overlaps)
-        return changed(ours, differences(doc, wanted)), overlaps
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 def rebased(base: bytes, new: bytes, theirs: bytes) -> bytes:
     """The text of `theirs` with the changes from `base` to `new`, which replace differing values in `theirs`.
 
@@ -174,21 +160,3 @@ def _rebased(base: Any, new: Any, theirs: Any) -> Any:
         items = itertools.zip_longest(*versions, fillvalue=REMOVED)
         return [_rebased(*item) for item in items]
     return new
-
-
-def _merged(base: Any, ours: Any, theirs: Any, at: Path, overlaps: list[Path]) -> Any:
-    if alike(ours, theirs) or alike(base, theirs):
-        return ours
-    if alike(base, ours):
-        return theirs
-    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
-        overlaps.append(at)
-        return ours
-    base = base if isinstance(base, dict) else {}
-    found = {
-        name: _merged(
-            base.get(name, REMOVED), ours.get(name, REMOVED), theirs.get(name, REMOVED), (*at, name), overlaps
-        )
-        for name in {**ours, **theirs}
-    }
-    return {name: value for name, value in found.items() if value is not REMOVED}

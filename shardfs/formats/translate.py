@@ -211,12 +211,6 @@ class Translation(Format):
             return False
         return found is not None and _keeps_arrays(old, found, differing) and _keeps_images(old, found)
 
-    def is_said(self, path: str, stored: Documents, name: str, document: bytes) -> bool:
-        """Whether the stored documents say what the layout's document `name` says, perhaps in another form."""
-        with suppress(ValueError):
-            return all(raw == stored.get(below) for below, raw in self.edit(path, stored, name, document).items())
-        return False
-
     def sources_of(self, path: str, stored: Documents, name: str) -> list[str] | None:
         """The stored documents to delete when a client deletes the shown document `name`.
 

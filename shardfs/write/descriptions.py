@@ -15,7 +15,7 @@ from shardfs.model.grid import IdNames
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.reshaping import is_reshaped, top_names
 from shardfs.write.contents import MAX_DOCUMENT
-from shardfs.write.documents import Overlap
+from shardfs.write.documents import UnseenChangeError
 from shardfs.write.files import WritableFile, join, split, stale
 from shardfs.write.name_kind import FOREIGN, is_document
 
@@ -62,8 +62,8 @@ class Descriptions:
         """Write a document to the store and look up its datasets anew. Return False if the format is unknown.
 
         The name-space lock is held exclusively, so that no other thread creates a file that the document might
-        describe. A document in conflict with another program's version stays in the journal for `shardfs recover`;
-        raise Overlap.
+        describe. If another program has changed the document since a program has read it here, the version written
+        here stays in the journal for `shardfs recover`; raise UnseenChangeError.
         """
         try:
             with self._names.gate.alone():
@@ -72,14 +72,15 @@ class Descriptions:
                 if written is None:
                     return False
                 with self._names.lock:
-                    file.frozen, file.merged = written.shown, written.shown is not data
+                    file.frozen = written.shown
+                    file.superseded = written.shown is not data
                 for path in written.changed:
                     self.describe_anew(path)
                 self._hide_generated(absent)
-        except Overlap as e:
-            path = join(directory, name)
-            log.warning("%s: %s; choose a document with `shardfs recover --ours` or `--theirs`", path, e.why)
-            self._pending.keep(path, e.ours, e.why, file.mtime_ns, file.mode)
+        except UnseenChangeError as e:
+            path, why = join(directory, name), str(e.strerror)
+            log.warning("%s: %s; choose a document with `shardfs recover --ours` or `--theirs`", path, why)
+            self._pending.keep(path, data, why, file.mtime_ns, file.mode)
             self._show_stored(directory, name)
             raise
         return True
@@ -132,7 +133,7 @@ class Descriptions:
             )
             self._show_stored(directory, name)
             raise stale(number)
-        self._documents.seen.note(path, shown)
+        self._documents.seen.read(path, shown)
 
     def _show_stored(self, directory: str, name: str) -> None:
         """Show the source's version of a document that another program has changed."""
@@ -151,17 +152,18 @@ class Descriptions:
             if file is None or not file.writers:
                 self._show_anew(path, file, data)
             else:
-                file.frozen, file.merged = data, True
+                file.frozen = data
+                file.superseded = True
             shown = self._files.at(path)
             if shown is not None and found is not None:
                 shown.mode, shown.mtime_ns = found.mode, found.mtime_ns
 
-    def show_merged(self, file: WritableFile) -> None:
-        """Show the source's document instead of the one written here, unless a program still writes to the document.
+    def show_stored(self, file: WritableFile) -> None:
+        """Show the source's document if it supersedes the one written here, unless a program still writes to the file.
 
         The caller holds the lock.
         """
-        if file.merged and not file.writers and file.path is not None:
+        if file.superseded and not file.writers and file.path is not None:
             self._show_anew(file.path, file, file.frozen)
 
     def _show_anew(self, path: str, old: WritableFile | None, data: bytes | None) -> None:
@@ -170,7 +172,7 @@ class Descriptions:
         The file gets a new inode number, because the kernel may have cached size and bytes of the old file.
         """
         if old is not None:
-            old.merged = old.dirty = False
+            old.superseded = old.dirty = False
             if not old.handles:
                 old.drop_buffer()
             self._files.unname(old)

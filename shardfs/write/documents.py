@@ -1,4 +1,4 @@
-"""Metadata documents written on a mount: merging them into the store, and sharding new arrays."""
+"""Metadata documents written on a mount: translating them for the store, and sharding new arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
-from shardfs.formats.json_text import REMOVED, merged
+from shardfs.formats.json_text import REMOVED
 from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.model.blobs import whole
@@ -21,13 +21,12 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.storage.writers.common import UNREAD
 from shardfs.write.files import join
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
-from shardfs.write.seen import Seen, nearest, same_document
+from shardfs.write.seen import Seen, same_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from shardfs.formats.format import Format
-    from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob, Plan
     from shardfs.storage.writers import Writer
     from shardfs.vfs.tree import Tree
@@ -46,15 +45,8 @@ MAX_FORMS = 1_024
 soon after each other."""
 
 
-class Overlap(OSError):
-    """ESTALE: another program has changed the same members of a document in the source.
-
-    `ours` is the writer's version, plus the changes of the other program to other members.
-    """
-
-    def __init__(self, path: str, why: str, ours: bytes) -> None:
-        super().__init__(errno.ESTALE, why, path)
-        self.why, self.ours = why, ours
+class UnseenChangeError(OSError):
+    """ESTALE: another program has changed a document in the source since a program has read it here."""
 
 
 class Written(NamedTuple):
@@ -75,7 +67,7 @@ class Documents:
 
     Args:
         expected: datasets that new documents may describe.
-        wins: if another program has changed the same members, keep those written here (`conflict=ours`).
+        wins: a written document replaces a version that no program here has read (`conflict=ours`).
     """
 
     def __init__(self, base: Tree, writer: Writer, expected: ExpectedDatasets, *, wins: bool = False) -> None:
@@ -87,7 +79,7 @@ class Documents:
     def missed(self, directory: str, name: bytes) -> None:
         """Record that a program has found no document of this name: the program may create the document next."""
         if is_document(text := os.fsdecode(name)):
-            self.seen.note(join(directory, text), None)
+            self.seen.read(join(directory, text), None)
 
     def described_by(self, directory: str, name: str) -> str:
         """Return the directory that a document describes; it may differ from the document's own directory."""
@@ -109,13 +101,11 @@ class Documents:
         return {**self._base.stored_documents(directory), **{others[path]: raw for path, raw in found.items()}}
 
     def write(self, directory: str, name: str, data: bytes, *, decided: bool = False) -> Written | None:
-        """Write a document to the store, merged with changes of other programs. Return None if the format is unknown.
+        """Write a document to the store. Return None if the format is unknown.
 
-        Members changed in the source since the writer read the document keep their new values. With `decided`, the
-        whole document replaces the stored one.
-
-        Raise Overlap if both programs have changed the same member. Raise OSError (EINVAL), with the reason in the log,
-        if the document contradicts the stored data. In both cases nothing is changed.
+        Raise UnseenChangeError if another program has changed the document since a program has read it here, unless
+        `decided`: then the document replaces any stored one. Raise OSError (EINVAL), with the reason in the log, if the
+        document contradicts the stored data. In both cases nothing is changed.
         """
         document = document_at(self._base, directory, name) or self.expected.new_document(directory, name)
         if document is None:
@@ -130,17 +120,15 @@ class Documents:
             log.warning("%s: the document is refused, and the old one stays: %s", document.path, e)
             raise OSError(errno.EINVAL, str(e), document.path) from e
         form, directory, name = document
-        self.seen.wrote(document.path, edit.base, data)
-        if isinstance(form, Translation):
-            self._note_shown(document, data, form.show({**edit.stored, **edit.made}))
+        shown = self._note_written(edit, data)
         in_layout, changed = isinstance(form, Translation), {directory, form.described_by(directory, name)}
-        if not _has_members(edit.shown) and not (in_layout and edit.made):
-            return Written(edit.shown, set())
-        if _has_members(edit.shown):
+        if not _has_members(data) and not (in_layout and edit.made):
+            return Written(shown, set())
+        if _has_members(data):
             self.expected.forget(document)
         for below, raw in edit.made.items():
             changed.update(self._repeated(document.stored_at(below), raw, through_layout=in_layout))
-        return Written(None if in_layout else edit.shown, changed)
+        return Written(None if in_layout else shown, changed)
 
     def generated_with(self, directory: str, name: str) -> Iterator[tuple[str, bytes]]:
         """Yield directories and names of documents that a layout may generate when a document describes a new dataset.
@@ -158,16 +146,29 @@ class Documents:
                 return
             at = at.rpartition("/")[0]
 
-    def _note_shown(self, document: Document, data: bytes, documents: Mapping[str, bytes]) -> None:
-        """Record a layout's documents that programs know: writing `document` may have changed the form of any."""
-        _, directory, written = document
-        for name, raw in documents.items():
-            if self.seen.versions(path := join(directory, name)):
-                self.seen.note(path, raw)
-        if len(self._forms) >= MAX_FORMS:
-            self._forms.clear()
-        form = WrittenForm(data, documents.get(written, b""))
-        self._forms[directory] = {**self._forms.get(directory, {}), written: form}
+    def _note_written(self, edit: _Edit, data: bytes) -> bytes:
+        """Record what the mount shows after an edit: `data`, or another form of it. Return this form.
+
+        Also record the other documents of the directory that programs know: the edit may have changed them.
+        """
+        form, directory, written = edit.document
+        before, after = edit.stored, {**edit.stored, **edit.made}
+        shown = form.shown(directory, after, written)
+        if shown is None or same_document(shown, data):
+            shown = data
+        if same_document(form.shown(directory, before, written), shown):  # perhaps stored by another program
+            self.seen.read(edit.document.path, shown)
+        else:
+            self.seen.wrote(edit.document.path, shown)
+        documents = form.show(after) if isinstance(form, Translation) else form.documents
+        for name in documents:
+            if name != written and (path := join(directory, name)) in self.seen:
+                self.seen.changed(path, form.shown(directory, before, name), form.shown(directory, after, name))
+        if isinstance(form, Translation):
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            self._forms[directory] = {**self._forms.get(directory, {}), written: WrittenForm(data, shown)}
+        return shown
 
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
@@ -211,17 +212,31 @@ class Documents:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def base(self, path: str, theirs: bytes | None, data: bytes | None = None) -> bytes | None:
-        """Return the version from which `data` was made, or without `data` the version read last.
+    def unseen(self, document: Document, stored: Mapping[str, bytes], data: bytes | None) -> str:
+        """Return why `data` may not replace the stored version, or (None) the version not be removed; "" if it may.
 
-        `theirs` is the version in the source now, used if the shown version is damaged.
+        The reason is a change by another program that the writing program may not know.
         """
-        known = self.seen.versions(path)
-        if known:
-            return known[-1] if data is None else nearest(known, data)
+        path, theirs = document.path, document.form.shown(document.directory, stored, document.name)
+        known = self._known(path, theirs)
+        if same_document(data, theirs) or (data is None and known is None):
+            return ""
+        if not same_document(known, theirs):
+            verb = "changed" if theirs is not None else "removed or replaced"
+            return f"another program has {verb} the document since it was read here; read it again"
+        members = [] if data is None else self.seen.taken_back(path, theirs, data)
+        if members:
+            why = "another program has changed it since this version was read; read it again"
+            return f"the document has a former value of {', '.join(members)}, and {why}"
+        return ""
+
+    def _known(self, path: str, theirs: bytes | None) -> bytes | None:
+        """Return the version read or written here last, or the shown one; `theirs` if the shown one is damaged."""
+        if path in self.seen:
+            return self.seen.latest(path)
         try:
             return self.shown(path)
-        except (OSError, CorruptShardError):  # the stored document is damaged; a write may repair it
+        except (OSError, CorruptShardError):  # a write may repair it
             return theirs
 
     def _is_generated(self, document: Document) -> bool:
@@ -346,18 +361,16 @@ class Documents:
         return not deep and form.chunk_like(f"{below}/0") and self._has_chunks(form, directory, below)
 
     def require_known(self, directory: str, name: str) -> None:
-        """Raise OSError (ESTALE) if another program has changed a document since it was read here."""
+        """Raise UnseenChangeError if another program has changed a document since it was read here."""
         document = document_at(self._base, directory, name)
         if document is not None and not self._is_generated(document):
             self._require_known(document, self.stored(document))
 
     def _require_known(self, document: Document, stored: Mapping[str, bytes]) -> None:
-        path, theirs = document.path, document.form.shown(document.directory, stored, document.name)
-        known = self.base(path, theirs)
-        if None not in (known, theirs) and not same_document(known, theirs):
-            why = "another program has changed the document in the source; read the document again before you remove it"
-            log.warning("%s: the document is not removed: %s", path, why)
-            raise OSError(errno.ESTALE, why, path)
+        why = self.unseen(document, stored, None)
+        if why:
+            log.warning("%s: the document is not removed: %s", document.path, why)
+            raise UnseenChangeError(errno.ESTALE, why, document.path)
 
     def remove(self, directory: str, name: str) -> set[str]:
         """Delete a document. Return the directories with a new description. Raise as `require_known`.
@@ -381,7 +394,7 @@ class Documents:
 
         with self._base.datasets.forms.removing(document.path):
             self._writer.update(document.path, delete)
-        self.seen.note(document.path, None)
+        self.seen.wrote(document.path, None)
         return set()
 
     def _remove_shown(self, document: Document, form: Translation) -> set[str]:
@@ -403,7 +416,7 @@ class Documents:
                 self._writer.update(path, lambda _: None, first=UNREAD)
             for _ in self._repeated(document.stored_at(below), None, through_layout=True):
                 pass
-        self.seen.note(document.path, None)
+        self.seen.wrote(document.path, None)
         return set()
 
     def removed(self, path: str) -> None:
@@ -416,11 +429,10 @@ class Documents:
 
 
 class _Edit:
-    """A document being written, merged with the version in the source.
+    """A document being written.
 
     Attributes:
-        base: the version that the writer has read.
-        shown: the document as the mount will show it.
+        stored: the documents in the source that the edit needs, by path below the directory.
         made: the documents to store, by path below the directory.
 
     `look` redoes the edit if the source has changed.
@@ -429,7 +441,6 @@ class _Edit:
     def __init__(self, documents: Documents, document: Document, data: bytes, *, decided: bool) -> None:
         """Make the edit. Raise as `Documents.write`."""
         self._documents, self.document, self._data, self._decided = documents, document, data, decided
-        self.base: bytes | None = None
         self.stored = documents.stored(document, data)
         self._make()
 
@@ -441,36 +452,12 @@ class _Edit:
             self._make()
 
     def _make(self) -> None:
-        form, directory, name = self.document
-        theirs = form.shown(directory, self.stored, name)
-        self.base = theirs if self._decided else self._documents.base(self.document.path, theirs, self._data)
-        self.shown = self._data
-        overlaps = [] if same_document(self.base, theirs) else self._merge(theirs)
-        self.made = self._documents.made(self.document, self.stored, self.shown)
-        if overlaps:
-            self._require_wins(overlaps)
-
-    def _merge(self, theirs: bytes | None) -> list[Path]:
-        """Set `shown` to the merge of both versions. Return the paths of members that both have changed differently."""
-        if theirs is None:
-            return [()]
-        try:
-            self.shown, overlaps = merged(self.base or b"{}", self._data, theirs)
-        except ValueError:
-            return [()]
-        form, directory, name = self.document
-        said = isinstance(form, Translation) and form.is_said(directory, self.stored, name, self.base or NOTHING)
-        if not overlaps and not said:
-            why = "another program has changed the document, too; the changes of both are kept"
-            log.warning("%s: %s", self.document.path, why)
-        return overlaps
-
-    def _require_wins(self, overlaps: Sequence[Path]) -> None:
-        members = ", ".join(".".join(map(str, path)) for path in overlaps)
-        why = f"another program has changed {members or 'the whole document'}, too"
-        if not self._documents.wins:
-            raise Overlap(self.document.path, why, self.shown)
-        log.warning("%s: %s; the document written here replaces these changes (conflict=ours)", self.document.path, why)
+        why = "" if self._decided else self._documents.unseen(self.document, self.stored, self._data)
+        if why and not self._documents.wins:
+            raise UnseenChangeError(errno.ESTALE, why, self.document.path)
+        self.made = self._documents.made(self.document, self.stored, self._data)
+        if why:
+            log.warning("%s: %s; the document written here replaces it (conflict=ours)", self.document.path, why)
 
 
 def _has_members(data: bytes) -> bool:

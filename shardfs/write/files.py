@@ -34,8 +34,8 @@ class WritableFile:
             unnamed.
         dirty: the buffer has bytes that are neither in the journal nor in the store.
         refused: these bytes could not be saved, and the writer got the error.
-        merged: the source's document differs from the one written here or cached by the kernel; `frozen` has the
-            former.
+        superseded: the source's document differs from the one written here or cached by the kernel; `frozen` has the
+            former, or (None) the tree.
         last_path: the path that a file without a name had last.
         stored: what the source had for a chunk whose size and time are those of this file; None if that was not noted.
 
@@ -44,8 +44,8 @@ class WritableFile:
     """
 
     __slots__ = (
-        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "last_path", "lookups", "merged",
-        "mode", "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "target", "twin", "version",
+        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "last_path", "lookups", "mode",
+        "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "superseded", "target", "twin", "version",
         "writers",
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ class WritableFile:
         self.stored: Stored | None = None
         self.fd, self.base = -1, 0
         self.spent: list[int] = []
-        self.dirty = self.refused = self.merged = False
+        self.dirty = self.refused = self.superseded = False
         self.handles = self.writers = self.lookups = 0
 
     @property

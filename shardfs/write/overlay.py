@@ -88,7 +88,8 @@ class Overlay:
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", os.fsdecode(name))
         except FileNotFoundError:
-            self._names.documents.missed(directory, name)
+            if name not in self._files.in_directory(directory):  # what the mount itself hides is not absent
+                self._names.documents.missed(directory, name)
             raise
         return found
 

@@ -178,7 +178,7 @@ class Renames:
             if stored or was is NameKind.DOCUMENT:
                 self._names.hide(source, old_name, had)
             file.leave_disk()
-            self._descriptions.show_merged(file)
+            self._descriptions.show_stored(file)
         if was is NameKind.DOCUMENT:
             for changed in self._documents.remove(source, os.fsdecode(old_name)):
                 self._descriptions.describe_anew(changed)
@@ -224,7 +224,7 @@ class Renames:
             raise
         self._saving.copy_status(file, new)
         with self._names.lock:
-            if not file.writers and not file.merged:
+            if not file.writers and not file.superseded:
                 file.drop_buffer()
 
     def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:

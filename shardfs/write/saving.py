@@ -151,8 +151,8 @@ class Saving:
             path = file.path
             if file.writers or path is None:
                 return
-            if file.merged:
-                self._descriptions.show_merged(file)
+            if file.superseded:
+                self._descriptions.show_stored(file)
                 return
             if not file.handles and (file.fd >= 0 or file.spent):
                 file.leave_disk()

@@ -5,89 +5,151 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.formats.json_text import differences
+from shardfs.formats.json_text import alike
 from shardfs.model.kinds import is_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
+
+    from shardfs.formats.json_text import Path
 
 MAX_BYTES = 64 << 20
-"""Maximum bytes of documents in memory. The least recently used documents are evicted first; a later write to an
-evicted document counts as an edit of the version shown by the mount."""
+"""Maximum bytes of documents in memory. The least recently used documents are evicted first; the version of an evicted
+document that the mount shows counts as read."""
 
-MAX_VERSIONS = 4
-"""Maximum number of versions kept of one document."""
+
+class Change(NamedTuple):
+    """Another program has changed a value in the source: its path, and the JSON texts before and after (None: none)."""
+
+    at: Path
+    before: str | None
+    after: str | None
+
+    def is_back(self, value: str | None) -> bool:
+        """Return whether a value takes the change back, as a whole or (a number) in part."""
+        if value == self.before:
+            return True
+        with suppress(TypeError, ValueError):  # no numbers
+            number, before, after = (float(text or "") for text in (value, self.before, self.after))
+            return before <= number < after or after < number <= before
+        return False
+
+
+class _Document(NamedTuple):
+    """What programs on the mount know of one document.
+
+    `shown` is the version read or written last; None if a program has found no document. `present` is the version read
+    or written last, whatever was found later. `changes` are those by programs outside of the mount.
+    """
+
+    shown: bytes | None = None
+    present: bytes | None = None
+    changes: frozenset[Change] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        return 100 + len(self.present or b"") + sum(200 + len(repr(change)) for change in self.changes)
+
+
+UNKNOWN = _Document()
 
 
 class Seen:
-    """Versions of each document that programs have read or written here, oldest first. Thread-safe.
+    """The version of each document that a program has read or written here last. Thread-safe.
 
-    A document has several versions only if another program changed the document in the source in between. A later write
-    may then be an edit of any of them (`nearest`).
+    A program may write a version that it has cached, after another program of this mount has read a newer one. So the
+    changes by programs outside of the mount are kept, too.
     """
 
     def __init__(self) -> None:
-        self._versions: OrderedDict[str, list[bytes | None]] = OrderedDict()
+        self._documents: OrderedDict[str, _Document] = OrderedDict()
         self._nbytes = 0
         self._lock = threading.Lock()
 
-    def note(self, path: str, shown: bytes | None) -> None:
-        """Record that a program has read `shown`, or (None) has found no document."""
-        known = self._versions.get(path)
-        if known is None or known[-1] != shown:
-            kept = [] if shown is None else [v for v in known or () if v is not None]
-            self._keep(path, [*kept, shown])
+    def read(self, path: str, shown: bytes | None) -> None:
+        """Record that a program has read `shown`, or (None) has found no document.
 
-    def versions(self, path: str) -> Sequence[bytes | None]:
-        """Return the known versions, oldest first; empty if no program has read or written the document here."""
-        return self._versions.get(path, ())
+        If it is not the version noted last, then a program outside of the mount has changed the document.
+        """
+        known = self._documents.get(path, UNKNOWN)
+        changes = known.changes
+        if None not in (shown, known.present) and shown != known.present:
+            changes |= _changes(known.present, shown)
+        self._keep(path, _Document(shown, known.present if shown is None else shown, changes))
 
-    def wrote(self, path: str, base: bytes | None, new: bytes) -> None:
-        """Record that a program has replaced the version `base` with its own version `new`."""
-        known = self._versions.get(path, [])
-        self._keep(path, [*(v for v in known if v is not None and v != base), new])
+    def wrote(self, path: str, shown: bytes | None) -> None:
+        """Record that a program has written a document, which is now shown as `shown`, or (None) has removed it."""
+        changes = frozenset[Change]() if shown is None else self._documents.get(path, UNKNOWN).changes
+        self._keep(path, _Document(shown, shown, changes))
+
+    def changed(self, path: str, before: bytes | None, after: bytes | None) -> None:
+        """Record that writing another document has changed this one, if programs know the version before."""
+        if path in self and same_document(self.latest(path), before):
+            self.wrote(path, after)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._documents
+
+    def latest(self, path: str) -> bytes | None:
+        """Return the version read or written last; None if a program has found no document, or none is noted."""
+        return self._documents.get(path, UNKNOWN).shown
+
+    def taken_back(self, path: str, stored: bytes | None, new: bytes) -> list[str]:
+        """Return the members of `stored` in which `new` takes changes by programs outside of the mount back.
+
+        A number between the values before and after a change takes it back in part: an array that two programs extend
+        must not become shorter.
+        """
+        changes = self._documents.get(path, UNKNOWN).changes
+        old, values = (_leaves(stored), _leaves(new)) if changes else ({}, {})
+        back = {c.at for c in changes if values.get(c.at) != old.get(c.at) and c.is_back(values.get(c.at))}
+        return sorted(".".join(map(str, at)) for at in back)
 
     def forget(self, directory: str) -> None:
         """Forget all documents in a directory and below, after the directory was removed or renamed."""
         with self._lock:
-            for path in [p for p in self._versions if is_in(p, directory)]:
-                self._nbytes -= _size(self._versions.pop(path))
+            for path in [p for p in self._documents if is_in(p, directory)]:
+                self._nbytes -= self._documents.pop(path).nbytes
 
-    def _keep(self, path: str, versions: Sequence[bytes | None]) -> None:
+    def _keep(self, path: str, document: _Document) -> None:
         with self._lock:
-            self._nbytes -= _size(self._versions.pop(path, ()))
-            self._versions[path] = list(versions[-MAX_VERSIONS:])
-            self._nbytes += _size(self._versions[path])
-            while self._nbytes > MAX_BYTES and len(self._versions) > 1:
-                self._nbytes -= _size(self._versions.popitem(last=False)[1])
+            if path in self._documents:
+                self._nbytes -= self._documents.pop(path).nbytes
+            self._documents[path] = document
+            self._nbytes += document.nbytes
+            while self._nbytes > MAX_BYTES and len(self._documents) > 1:
+                self._nbytes -= self._documents.popitem(last=False)[1].nbytes
 
 
-def _size(versions: Sequence[bytes | None]) -> int:
-    return sum(100 + len(version or b"") for version in versions)
+def _changes(old: bytes | None, new: bytes | None) -> frozenset[Change]:
+    before, after = _leaves(old), _leaves(new)
+    return frozenset(Change(at, before.get(at), after.get(at)) for at, _ in before.items() ^ after.items())
 
 
-def nearest(versions: Sequence[bytes | None], new: bytes) -> bytes | None:
-    """Return the version from which `new` was made: the one with the fewest differences, the newest of equals.
-
-    If `new` equals any version exactly, return the newest version: the program wants to undo the later changes.
-    """
-    if len(versions) == 1:
-        return versions[0]
-    distances = [_distance(version or b"", new) for version in versions]
-    least = min(distances)
-    return versions[-1] if least == 0 else versions[max(i for i, d in enumerate(distances) if d == least)]
-
-
-def _distance(old: bytes, new: bytes) -> int:
-    """Return how many members differ; a huge number if one of the documents is not JSON."""
+def _leaves(raw: bytes | None) -> dict[Path, str]:
+    """Return the JSON text of each string, number, boolean and null of a document by path; none if it is not JSON."""
     try:
-        return len(differences(json.loads(old), json.loads(new)))
+        return dict(_texts(json.loads(raw or b""), ()))
     except (ValueError, RecursionError):
-        return 1 << 30
+        return {}
+
+
+def _texts(value: Any, at: Path) -> Iterator[tuple[Path, str]]:
+    if not isinstance(value, (dict, list)):
+        yield at, json.dumps(value)
+        return
+    for name, below in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _texts(below, (*at, name))
 
 
 def same_document(a: bytes | None, b: bytes | None) -> bool:
     """Return whether two documents have the same JSON values, whatever their formatting."""
-    return a == b or (a is not None and b is not None and not _distance(a, b))
+    if a == b or a is None or b is None:
+        return a == b
+    try:
+        return alike(json.loads(a), json.loads(b))
+    except (ValueError, RecursionError):
+        return False

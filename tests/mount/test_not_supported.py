@@ -102,6 +102,62 @@ def test_a_layout_resizes_and_describes_arrays_and_changes_nothing_else(
     assert json.loads((source / "a/zarr.json").read_text()) == {**document, "shape": [8, 4]}
 
 
+@pytest.mark.fuse
+@pytest.mark.parametrize("ours", [False, True])
+def test_documents_that_another_program_has_changed_are_not_merged(tmp_path: Path, ours: bool) -> None:
+    source = tmp_path / "source/a/zarr.json"
+    document = handmade.zarr_metadata((4, 4), (4, 4), (2, 2))
+    handmade.write_json(source, document)
+    resized = {**document, "shape": [8, 4]}
+    with writable(tmp_path / "source", tmp_path) as mount:
+        mount.mount()
+        shown, log = mount.path / "a/zarr.json", mount.path / ".shardfs/log"
+        before = json.loads(shown.read_text())
+        handmade.write_json(source, resized)
+        assert "Stale file handle" in attempt("rm", shown).stderr
+        why = "a/zarr.json: another program has changed the document since it was read here; read it again"
+        for reason in (
+            why,
+            "a/zarr.json: the document has a former value of shape.0, and another program has changed it",
+        ):
+            with pytest.raises(OSError, match="Stale file handle"):
+                shown.write_text(json.dumps({**before, "attributes": {"ours": 1}}))
+            assert reason in log.read_text()
+            assert json.loads(source.read_text()) == resized
+            again = json.loads(shown.read_text())
+            assert again["shape"] == [8, 4]
+        shown.write_text(json.dumps({**again, "attributes": {"again": 1}}))
+        resized["attributes"] = {"again": 1}
+        assert json.loads(source.read_text()) == resized
+        done = mount.umount()
+        assert (done.returncode, "a/zarr.json" in done.stderr) == (3, True)
+        journal = f"journal={mount.journal}"
+        assert "a/zarr.json" in shardfs("recover", mount.source, "-o", journal).stdout
+        for command in (["--ours" if ours else "--theirs", "a/zarr.json"], ["--apply"]):
+            assert shardfs("recover", mount.source, *command, "-o", journal).returncode == 0
+    assert json.loads(source.read_text()) == ({**document, "attributes": {"ours": 1}} if ours else resized)
+
+
+@pytest.mark.fuse
+def test_a_document_that_another_program_has_removed_is_not_made_anew(tmp_path: Path) -> None:
+    source = tmp_path / "source/a/zarr.json"
+    handmade.write_json(source, handmade.zarr_metadata((4, 4), (4, 4), (2, 2)))
+    with writable(tmp_path / "source", tmp_path) as mount:
+        mount.mount()
+        shown = mount.path / "a/zarr.json"
+        with open(shown, "r+") as file:
+            before = file.read()
+            source.unlink()
+            file.write(" ")
+            with pytest.raises(OSError, match="Stale file handle"):
+                file.close()
+        why = "another program has removed or replaced the document since it was read here; read it again"
+        assert before
+        assert why in (mount.path / ".shardfs/log").read_text()
+        assert not source.exists()
+        assert mount.umount().returncode == 3
+
+
 REPLACE = """
 import sys, zarr
 zarr.open_group(sys.argv[1], mode="w")

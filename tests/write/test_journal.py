@@ -307,13 +307,13 @@ def test_one_fdatasync_serves_all_who_wait(tmp_path: Path) -> None:
         return function(*args)
 
     syscalls.hook = hook
-    first = put(journal, "first")
-    threads = [threading.Thread(target=journal.sync, args=(first.lsn,))]
+    put(journal, "first")
+    threads = [threading.Thread(target=journal.sync)]
     threads[0].start()
     assert entered.wait(20)
     for i in range(8):
-        record = put(journal, str(i))  # nobody waits for the disk to append
-        threads.append(threading.Thread(target=journal.sync, args=(record.lsn,)))
+        put(journal, str(i))  # nobody waits for the disk to append
+        threads.append(threading.Thread(target=journal.sync))
         threads[-1].start()
     go_on.set()
     for thread in threads:
@@ -357,8 +357,8 @@ def test_a_failed_fdatasync_moves_the_records_to_another_segment(tmp_path: Path,
         for record in [before, *records]:
             assert record.data is not None
             assert journal.read(record.data)
-    after = put(journal, "after")
-    journal.sync(after.lsn)
+    put(journal, "after")
+    journal.sync()
     kill(journal)
     # The disk has lost what it could not write.
     with open(tmp_path / "j" / files(tmp_path / "j")[0], "r+b") as file:
@@ -373,7 +373,7 @@ def test_a_failed_fdatasync_moves_the_records_to_another_segment(tmp_path: Path,
 
 def test_a_disk_that_stays_broken_makes_the_journal_read_only(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
-    first = put(journal, "first")
+    put(journal, "first")
     journal.sync()
     last = put(journal, "last")
     fail("fdatasync", errno.EIO)
@@ -381,7 +381,6 @@ def test_a_disk_that_stays_broken_makes_the_journal_read_only(tmp_path: Path) ->
         with pytest.raises(OSError, match="cannot be written to disk") as caught:
             journal.sync()
         assert caught.value.errno == errno.EIO
-    journal.sync(first.lsn)  # which is on disk
     with pytest.raises(OSError, match="cannot be written to disk") as caught:
         put(journal, "more")
     assert caught.value.errno == errno.EROFS
@@ -617,7 +616,7 @@ def test_many_threads_append_read_and_release(tmp_path: Path) -> None:
             data = chance.randbytes(chance.choice((10, 5000, 40000)))
             record = put(journal, f"{number}/{i}", data)
             if i % 10 == 0:
-                journal.sync(record.lsn)
+                journal.sync()
             assert record.data is not None
             assert journal.read(record.data) == data
             if i % 20:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.formats.json_text import REMOVED, alike, changed, differences, merged
+from shardfs.formats.json_text import REMOVED, alike, changed, differences
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
@@ -70,48 +70,7 @@ JSON = st.recursive(
 SMALL = st.dictionaries(st.text("abcd", min_size=1, max_size=1), JSON, max_size=4)
 
 
-def merge(base: Any, ours: Any, theirs: Any) -> tuple[Any, list[Any]]:
-    text, overlaps = merged(*(json.dumps(doc).encode() for doc in (base, ours, theirs)))
-    return json.loads(text), overlaps
-
-
 @given(SMALL, SMALL)
 def test_differences_turn_one_document_into_the_other(old: Any, new: Any) -> None:
     made = changed(json.dumps(old).encode(), differences(old, new))
     assert alike(json.loads(made), new)
-
-
-@given(SMALL, SMALL)
-def test_what_only_one_side_changed_is_taken(base: Any, new: Any) -> None:
-    for ours, theirs in ((new, base), (base, new), (new, new)):
-        found, overlaps = merge(base, ours, theirs)
-        assert alike(found, new)
-        assert overlaps == []
-
-
-@given(SMALL, SMALL, SMALL)
-def test_both_sides_get_the_same_but_where_they_overlap(base: Any, ours: Any, theirs: Any) -> None:
-    (one, overlaps), (other, again) = merge(base, ours, theirs), merge(base, theirs, ours)
-    assert sorted(map(str, overlaps)) == sorted(map(str, again))
-    assert alike(one, other) is (not overlaps)
-
-
-def test_members_are_merged_at_any_depth_and_lists_as_a_whole() -> None:
-    base = {"a": {"x": 1, "y": 2}, "list": [1, 2], "flag": 1}
-    ours = {"a": {"x": 1, "y": 3}, "list": [1, 2, 3], "flag": 1, "new": {"ours": 1}}
-    theirs = {"a": {"y": 2}, "list": [0, 1, 2], "flag": True, "new": {"theirs": 1}}
-    found, overlaps = merge(base, ours, theirs)
-    assert found == {"a": {"y": 3}, "list": [1, 2, 3], "flag": True, "new": {"ours": 1, "theirs": 1}}
-    assert overlaps == [("list",)]
-    assert found["flag"] is True
-
-
-def test_the_text_that_was_written_keeps_its_look() -> None:
-    found, _ = merged(b'{"a": 1, "b": 1}', b'{ "a":1.50e0,\n  "b": 1 }', b'{"a": 1, "b": 2}')
-    assert found == b'{ "a":1.50e0,\n  "b": 2 }'
-
-
-@pytest.mark.parametrize("raw", [b"", b"{", b"[" * 100_000])
-def test_what_is_no_json_is_not_merged(raw: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        merged(b"{}", b'{"a": 1}', raw)

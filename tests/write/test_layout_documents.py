@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,12 @@ class Shown:
     def __getitem__(self, path: str) -> Any:
         return json.loads(self._documents.shown(path) or b"null")
 
+    def read(self, path: str) -> Any:
+        """As a program that opens the document, and may write it later."""
+        self.tree.renew(path.rpartition("/")[0])
+        self._documents.seen.read(path, self._documents.shown(path))
+        return self[path]
+
     def write(self, path: str, document: Any) -> Any:
         """Write a document. Return what is shown then."""
         directory, _, name = path.rpartition("/")
@@ -99,10 +106,17 @@ class Shown:
 
     def refused(self, path: str, why: str, **members: Any) -> None:
         """Expect an error that names this, and an unchanged source."""
+        self._refused(errno.EINVAL, path, why, members)
+
+    def unseen(self, path: str, **members: Any) -> None:
+        """Expect that another program has changed the document since it was read."""
+        self._refused(errno.ESTALE, path, "since it was read here; read it again", members)
+
+    def _refused(self, number: int, path: str, why: str, members: Any) -> None:
         before = {file: file.read_bytes() for file in self.root.rglob("*") if file.is_file()}
         with pytest.raises(OSError, match=why) as found:
             self.write(path, {**self[path], **members})
-        assert found.value.errno == 22
+        assert found.value.errno == number
         assert before == {file: file.read_bytes() for file in before}
 
 
@@ -181,6 +195,9 @@ def test_what_cannot_be_changed(shown: Shown) -> None:
     refused = shown["array/.zarray"]
     raw = shown.stored("array/zarr.json")
     write_json(shown.root / "array/zarr.json", {**raw, "data_type": "unknown"})
+    with pytest.raises(OSError, match="removed or replaced the document since it was read here"):
+        shown.write("array/.zarray", refused)
+    shown.tree.renew("array")
     with pytest.raises(OSError, match="data type 'unknown'"):
         shown.write("array/.zarray", {**refused, "shape": [1, 1, 1]})
     (shown.root / "array/zarr.json").write_bytes(b"{")
@@ -361,22 +378,25 @@ def test_bcolz_over_zarr3(shown: Shown) -> None:
     shown.refused("slabs/meta/storage", "chunklen", chunklen=4)
 
 
-def test_two_clients_and_a_change_in_the_source_are_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_in_the_source_concerns_the_documents_that_show_it(tmp_path: Path) -> None:
     write_sources(tmp_path / "source")
     (tmp_path / "journal").mkdir()
     shown = Shown(tmp_path / "source", "zarr2", tmp_path / "journal")
-    old = shown["array/.zarray"]
-    shown._documents.seen.note("array/.zarray", json.dumps(old).encode())
+    old = {name: shown.read(f"array/{name}") for name in (".zarray", ".zattrs")}
     raw = shown.stored("array/zarr.json")
-    write_json(shown.root / "array/zarr.json", {**raw, "attributes": {"theirs": 1}, "fill_value": 9})
-    again = shown.write("array/.zarray", {**old, "shape": [9, 8, 8]})
-    assert (again["shape"], again["fill_value"]) == ([9, 8, 8], 9)
-    assert shown.stored("array/zarr.json")["attributes"] == {"theirs": 1}
-    assert "another program has changed the document, too" in caplog.text
-    caplog.clear()
-    caplog.set_level("INFO")
-    written = {**again, "fill_value": 9.0}  # shown as 9
-    for length in (10, 11):
-        shown.write("array/.zarray", {**written, "shape": [length, 8, 8]})
-    assert "another program" not in caplog.text
+    write_json(shown.root / "array/zarr.json", {**raw, "attributes": {"theirs": 1}})
+    again = shown.write("array/.zarray", {**old[".zarray"], "shape": [9, 8, 8]})
+    shown.unseen("array/.zattrs", ours=1)
+    assert shown.stored("array/zarr.json") == {**raw, "shape": [9, 8, 8], "attributes": {"theirs": 1}}
+    assert shown.read("array/.zattrs") == {"theirs": 1}
+    with pytest.raises(OSError, match="former value of a, theirs") as caught:
+        shown.write("array/.zattrs", old[".zattrs"])
+    assert caught.value.errno == errno.ESTALE
+    shown.change("array/.zattrs", ours=1)
+    write_json(shown.root / "array/zarr.json", {**shown.stored("array/zarr.json"), "fill_value": 9})
+    shown.unseen("array/.zarray", shape=[10, 8, 8])
+    again = shown.read("array/.zarray")
+    for length in (10, 11):  # 9.0 is shown as 9
+        shown.write("array/.zarray", {**again, "fill_value": 9.0, "shape": [length, 8, 8]})
+    assert shown.stored("array/zarr.json")["shape"] == [11, 8, 8]
     shown.close()

@@ -75,7 +75,6 @@ def test_it_is_what_local_stores_get(tmp_path: Path) -> None:
     writer = open_writer(LocalStore(str(tmp_path)))
     assert isinstance(writer, LocalWriter)
     assert writer.local
-    assert writer.conditional
 
 
 def test_an_object_is_made_of_all_kinds_of_pieces(writer: LocalWriter, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.conftest import need_fuse
+from tests.mount.programs import shardfs
 from tests.write.engines import TreeFiles
 from tests.write.mounts import writable
 from tests.write.object_store import object_store
@@ -215,58 +216,134 @@ def test_what_is_consolidated_stays_sharded(tmp_path: Path) -> None:
     assert source.native() == {"metadata": {"meta/root/a.array.json": DRAFT}, "ours": 1}
 
 
-@pytest.mark.parametrize("by_rename", [False, True])
-def test_changes_of_both_are_kept(source: Source, by_rename: bool) -> None:
-    with source.opened() as client:
-        doc = client.read()
-        source.natively(native=1)
-        client.write(doc, by_rename=by_rename, ours=2)
-        assert source.members(source.native()).items() >= {"native": 1, "ours": 2}.items()
-        assert client.free().items() >= {"native": 1, "ours": 2}.items()
-        client.write(client.read(), native=3)
-        assert source.members(source.native())["native"] == 3
-
-
-def test_a_program_that_does_not_read_again_keeps_what_others_wrote(source: Source) -> None:
-    """zarr-python reads the document of an array once, and writes it anew for each attribute."""
-    with source.opened() as client:
-        doc = client.read()
-        source.natively(native=1)
-        client.write(doc, ours=2)
-        client.read()  # another program
-        client.write(doc, ours=2, more=3)
-        assert source.members(source.native()).items() >= {"native": 1, "ours": 2, "more": 3}.items()
-
-
-def test_what_was_read_again_may_be_taken_back(source: Source) -> None:
-    with source.opened() as client:
-        doc = client.read()
-        source.natively(native=1)
-        again = client.read()
-        assert source.members(again)["native"] == 1
-        client.write(doc)
-        assert "native" not in source.members(source.native())
+def refused(client: Client, doc: Json, *, by_rename: bool = False, **values: Any) -> str:
+    """Why the document is refused; the source is as it was."""
+    before = (client.source.root / client.source.stored).read_bytes()
+    with pytest.raises(OSError, match="read it again") as caught:
+        client.write(doc, by_rename=by_rename, **values)
+    assert caught.value.errno == errno.ESTALE
+    assert (client.source.root / client.source.stored).read_bytes() == before
+    return str(caught.value.strerror)
 
 
 @pytest.mark.parametrize("by_rename", [False, True])
-def test_what_both_changed_is_kept_twice(source: Source, by_rename: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_another_program_changed_unseen_is_not_overwritten(
+    source: Source, by_rename: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     with source.opened() as client:
         doc = client.read()
-        source.natively(both=1, native=1)
+        source.natively(native=1)
         for _ in range(2):  # the kernel repeats a rename that ended with ESTALE
-            with pytest.raises(OSError, match="both") as caught:
-                client.write(doc, by_rename=by_rename, both=2, ours=2)
-            assert caught.value.errno == errno.ESTALE
+            refused(client, doc, by_rename=by_rename, ours=2)
         assert "another program has changed" in caplog.text
-        found = source.members(source.native())
-        assert (found["both"], found["native"], "ours" in found) == (1, 1, False)
-        assert client.free() == source.members(client.read())
-        assert client.free()["both"] == 1
+        assert "ours" not in source.members(source.native())
         assert client.tree.left() == [source.shown]
-        client.write(client.read(), both=3)
-        assert source.members(source.native())["both"] == 3
+        again = client.read()
+        assert source.members(again).items() >= {"native": 1}.items()
+        client.write(again, by_rename=by_rename, ours=3)
+        assert source.members(source.native()).items() >= {"native": 1, "ours": 3}.items()
+        assert client.free().items() >= {"native": 1, "ours": 3}.items()
     (entry,) = (e for e in recover.look(source.journal).entries if e.state != "scratch")
     assert (entry.path, entry.state) == (source.shown, "conflict")
+
+
+ORDERS = {
+    "native read write": True,
+    "read native write": False,
+    "read write native write": False,  # zarr-python does not read again what it has written
+    "read write native read write": True,
+    "read native other write": False,
+    "read write native other write": False,
+    "read native other native other write": False,
+    "read native native read write": True,
+    "read write write": True,
+    "read other write": True,
+}
+"""Programs read and write on the mount, and one changes the source natively: whether the last write is accepted."""
+
+
+@pytest.mark.parametrize("order", list(ORDERS))
+def test_each_order_of_two_programs(source: Source, order: str) -> None:
+    """`other` is another program that reads on the mount what the first one does not know."""
+    *before, _ = order.split()
+    doc: Json = {}
+    with source.opened() as client:
+        for number, event in enumerate(before):
+            if event == "native":
+                source.natively(native=number)
+            elif event == "write":
+                values: Json = {f"ours{number}": number}
+                doc = json.loads(client.edited(doc, **values))
+                client.write(doc)
+            elif event == "read":
+                doc = client.read()
+            else:
+                client.read()
+        if ORDERS[order]:
+            client.write(doc, last=1)
+            assert source.members(source.native())["last"] == 1
+        else:
+            refused(client, doc, last=1)
+            refused(client, doc)  # as it was read
+            assert "last" not in source.members(source.native())
+        assert ("native" in source.members(source.native())) is ("native" in order)
+
+
+def shape(doc: Json, length: int) -> Json:
+    return {**doc, "shape": [length, *doc["shape"][1:]]}
+
+
+@pytest.mark.parametrize(("resized", "cached"), [(14, [7, 8, 13]), (5, [7, 6])])
+def test_a_native_resize_is_not_undone(zarr: Source, resized: int, cached: list[int]) -> None:
+    """By a program that has the array open since before, and resizes it, or sets an attribute."""
+    with zarr.opened() as client:
+        doc = client.read()
+        (zarr.root / zarr.stored).write_text(json.dumps(shape(zarr.native(), resized)))
+        for reads in (False, True):
+            if reads:
+                again = client.read()
+            for length in cached:
+                refused(client, shape(doc, length), ours=1)
+        assert zarr.native()["shape"][0] == resized
+        client.write(shape(again, 21), ours=1)  # a program that has read the document extends the array
+        assert zarr.native()["shape"][0] == 21
+        assert "shape.0" in refused(client, doc, ours=2)
+
+
+def test_values_that_another_program_replaced_are_not_given_back(zarr: Source) -> None:
+    with zarr.opened() as client:
+        client.write(client.read(), removed=1, list=[1, 2], other={"a": 1, "b": "x"})
+        doc = client.read()
+        native = zarr.native()
+        native["attributes"] = {"old": 0, "list": [1, 2, 3], "other": {"a": 1, "b": "y"}, "new": {"deep": True}}
+        (zarr.root / zarr.stored).write_text(json.dumps(native))
+        again = client.read()
+        why = refused(client, doc, ours=1)
+        members = "attributes.list.2, attributes.new.deep, attributes.other.b, attributes.removed"
+        assert f"a former value of {members}" in why
+        client.write(again, old=5, list=[1, 2, 4], other={"a": 1, "b": "z"}, removed=2)
+        assert zarr.members(zarr.native())["list"] == [1, 2, 4]
+
+
+def test_removing_a_document_ends_what_is_known_of_it(zarr: Source) -> None:
+    with zarr.opened() as client:
+        doc = client.read()
+        zarr.natively(native=1)
+        client.read()
+        client.files.unlink(zarr.shown)
+        client.write(doc, ours=2)
+        assert zarr.members(zarr.native()) == {"old": 0, "ours": 2}
+
+
+def test_the_same_document_is_no_conflict(source: Source) -> None:
+    with source.opened() as client:
+        doc = client.read()
+        source.natively(both=1)
+        client.write(doc, both=1)
+        assert client.tree.left() == []
+        client.write(doc, both=1, ours=2)
+        assert source.members(source.native()).items() >= {"both": 1, "ours": 2}.items()
+        refused(client, doc, ours=2)  # a third program
 
 
 @pytest.mark.parametrize("ours", [False, True])
@@ -274,26 +351,29 @@ def test_a_user_decides(source: Source, ours: bool) -> None:
     with source.opened() as client:
         doc = client.read()
         source.natively(both=1, native=1)
-        with pytest.raises(OSError, match="both"):
-            client.write(doc, both=2, ours=2)
+        refused(client, doc, both=2, ours=2)
     with source.opened() as client:
         assert client.free()["both"] == 1
         assert client.tree.left() == [source.shown]
     recover.decide(source.journal, *(([source.shown], []) if ours else ([], [source.shown])))
     with source.opened() as client:
         assert client.tree.left() == []
-        wanted = {"both": 2, "ours": 2, "native": 1} if ours else {"both": 1, "native": 1}
+        wanted = {"both": 2, "ours": 2} if ours else {"both": 1, "native": 1}
         for found in (client.free(), source.members(source.native())):
             assert {name: found[name] for name in ("both", "ours", "native") if name in found} == wanted
 
 
-def test_ours_wins_if_asked(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("also_read", [False, True])
+def test_ours_wins_if_asked(source: Source, also_read: bool, caplog: pytest.LogCaptureFixture) -> None:
     with source.opened(conflict="ours") as client:
         doc = client.read()
         source.natively(both=1, native=1)
+        if also_read:
+            client.read()
         client.write(doc, both=2)
-        assert source.members(source.native()).items() >= {"both": 2, "native": 1}.items()
-        assert "replaces" in caplog.text
+        found = source.members(source.native())
+        assert (found["both"], "native" in found) == (2, False)
+        assert "the document written here replaces it (conflict=ours)" in caplog.text
         assert client.tree.left() == []
 
 
@@ -335,11 +415,14 @@ def test_what_others_made_meanwhile_is_not_overwritten(zarr: Source, tmp_path: P
         assert client.files.read("new/zarr.json") is None
         theirs = {"zarr_format": 3, "node_type": "group", "attributes": {"theirs": 1}}
         new.write_text(json.dumps(theirs))
-        with pytest.raises(OSError, match="node_type") as caught:
-            client.files.write("new/zarr.json", client.edited({**ZARR, "codecs": [{"name": "bytes"}]}, ours=1))
-        assert caught.value.errno == errno.ESTALE
+        for ours in (client.edited({**ZARR, "codecs": [{"name": "bytes"}]}, ours=1), b"{}"):
+            with pytest.raises(OSError, match="read it again") as caught:
+                client.files.write("new/zarr.json", ours)
+            assert caught.value.errno == errno.ESTALE
         assert json.loads(new.read_text()) == theirs
-        client.files.write("new/zarr.json", json.dumps({**theirs, "attributes": {"ours": 2}}).encode())
+        client.files.write("new/zarr.json", json.dumps(theirs, indent=1).encode())  # both programs say the same
+        assert client.files.read("new/zarr.json") is not None
+        client.files.write("new/zarr.json", json.dumps({**theirs, "attributes": {"theirs": 1, "ours": 2}}).encode())
         assert json.loads(new.read_text())["attributes"] == {"theirs": 1, "ours": 2}
 
 
@@ -350,21 +433,23 @@ def test_what_others_removed_is_not_made_anew(source: Source) -> None:
     with source.opened() as client:
         doc = client.read()
         (source.root / source.stored).unlink()
-        with pytest.raises(OSError, match="the whole document") as caught:
+        with pytest.raises(
+            OSError, match="has removed or replaced the document since it was read here; read it again"
+        ) as caught:
             client.write(doc, ours=1)
         assert caught.value.errno == errno.ESTALE
         assert not (source.root / source.stored).exists()
         assert client.tree.left() == [source.shown]
 
 
-def test_a_document_that_contradicts_the_chunks_is_refused_all_the_same(zarr: Source) -> None:
+def test_a_document_that_contradicts_the_chunks_is_refused(zarr: Source) -> None:
     with zarr.opened() as client:
         doc = client.read()
         zarr.natively(native=1)
+        refused(client, {**doc, "data_type": "uint16"})
         with pytest.raises(OSError, match="data type") as caught:
-            client.write({**doc, "data_type": "uint16"})
+            client.write({**client.read(), "data_type": "uint16"})
         assert caught.value.errno == errno.EINVAL
-        assert client.tree.left() == []
 
 
 def test_no_document_is_overwritten_that_comes_between_the_look_and_the_write(
@@ -380,9 +465,10 @@ def test_no_document_is_overwritten_that_comes_between_the_look_and_the_write(
             return update(key, make, *rest)
 
         monkeypatch.setattr(client.tree.writer, "update", late)
-        client.write(doc, ours=2)
-        assert zarr.members(zarr.native()) == {"old": 0, "native": 1, "ours": 2}
-        assert client.free() == {"old": 0, "native": 1, "ours": 2}
+        with pytest.raises(OSError, match="read it again"):
+            client.write(doc, ours=2)
+        assert zarr.members(zarr.native()) == {"old": 0, "native": 1}
+        assert client.free() == {"old": 0, "native": 1}
 
 
 def test_chunks_are_found_that_a_larger_shape_has(tmp_path: Path) -> None:
@@ -436,8 +522,9 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("overlap", [False, True])
-def test_object_stores(server: Server, tmp_path: Path, overlap: bool) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_object_stores(server: Server, tmp_path: Path, late: bool) -> None:
+    """`late`: the document changes between the look and the write."""
     server.reset()
     key = "data/root/a/zarr.json"
     server.put(key, json.dumps(ZARR).encode())
@@ -446,32 +533,30 @@ def test_object_stores(server: Server, tmp_path: Path, overlap: bool) -> None:
         write_options={"journal": str(tmp_path / "journals"), "idle": "3600", "age": "3600"},
     )  # fmt: skip
 
-    def natively(**values: Any) -> None:
-        doc = json.loads(server.objects[key].data)
-        doc["attributes"].update(values)
-        server.put(key, json.dumps(doc).encode())
+    def natively() -> None:
+        server.put(key, json.dumps(ZARR | {"attributes": {"old": 0, "native": 1}}).encode())
+
+    def fault(number: int, name: str) -> str:
+        if name == "put_object" and b"native" not in server.objects[key].data:
+            natively()
+        return ""
 
     try:
         doc = json.loads(fs.cat_file("a/zarr.json"))
-        natively(native=1)
-
-        def fault(number: int, name: str) -> str:
-            if name == "put_object" and "late" not in json.loads(server.objects[key].data)["attributes"]:
-                natively(late=1)  # between the look and the write
-            return ""
-
-        server.fault = fault
-        doc["attributes"] = {"old": 0, "ours": 2} | ({"native": 2} if overlap else {})
-        if overlap:
-            with pytest.raises(OSError, match=r"attributes\.native") as caught:
-                fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
-            assert caught.value.errno == errno.ESTALE
-            assert json.loads(server.objects[key].data)["attributes"] == {"old": 0, "native": 1}
+        if late:
+            server.fault = fault
         else:
+            natively()
+        doc["attributes"] = {"old": 0, "ours": 2}
+        with pytest.raises(OSError, match="read it again") as caught:
             fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
-            wanted = {"old": 0, "native": 1, "late": 1, "ours": 2}
-            assert json.loads(server.objects[key].data)["attributes"] == wanted
-            assert json.loads(fs.cat_file("a/zarr.json"))["attributes"] == wanted
+        assert caught.value.errno == errno.ESTALE
+        assert json.loads(server.objects[key].data)["attributes"] == {"old": 0, "native": 1}
+        doc = json.loads(fs.cat_file("a/zarr.json"))
+        assert doc["attributes"] == {"old": 0, "native": 1}
+        doc["attributes"]["ours"] = 2
+        fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
+        assert json.loads(server.objects[key].data)["attributes"] == {"old": 0, "native": 1, "ours": 2}
     finally:
         server.fault = lambda number, name: ""
         fs.close(1)
@@ -484,17 +569,20 @@ def test_object_stores(server: Server, tmp_path: Path, overlap: bool) -> None:
 NATIVE = """
 import sys, zarr
 a = zarr.open_array(sys.argv[1] + "/a", mode="r+")
-a.resize((16, 16))
+a.resize((16, 8))
 a.attrs["native"] = 1
 """
 OURS = """
-import sys, zarr
+import sys, numpy, zarr
 a = zarr.open_array(sys.argv[1] + "/a", mode="r+")
 print("ready", flush=True)
 for line in sys.stdin:
     name, value = line.split()
     try:
-        a.attrs[name] = int(value)
+        if name == "append":
+            a.append(numpy.full((int(value), 8), 2, "u1"))
+        else:
+            a.attrs[name] = int(value)
         print("done", flush=True)
     except OSError as e:
         print(e.errno, flush=True)
@@ -502,7 +590,7 @@ for line in sys.stdin:
 SHOW = """
 import json, sys, zarr
 a = zarr.open_array(sys.argv[1] + "/a", mode="r")
-print(json.dumps([a.shape, dict(a.attrs)]))
+print(json.dumps([a.shape, dict(a.attrs), a[:, 0].tolist()]))
 """
 CREATE = """
 import sys, zarr
@@ -518,46 +606,86 @@ def ran(script: str, path: Path) -> Any:
     return json.loads(run.stdout or "null")
 
 
+@contextmanager
+def program(path: Path) -> Iterator[Callable[[str], str]]:
+    """zarr-python with the array open: the function has it append rows or set an attribute; `done`, or the errno."""
+    command = [sys.executable, "-W", "ignore", "-c", OURS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        stdin, stdout = client.stdin, client.stdout
+        assert stdin is not None
+        assert stdout is not None
+
+        def ask(line: str) -> str:
+            print(line, file=stdin, flush=True)
+            return str(stdout.readline()).strip()
+
+        assert stdout.readline() == "ready\n"
+        yield ask
+        stdin.close()
+        assert client.wait(60) == 0
+
+
 @pytest.mark.fuse
 @pytest.mark.interop
-@pytest.mark.parametrize("opened_before", [False, True])
-def test_zarr_python_on_both_sides(tmp_path: Path, opened_before: bool) -> None:
+def test_zarr_python_on_both_sides(tmp_path: Path) -> None:
+    """It reads the document of an array once, and writes it for each attribute and each `append`."""
     need_fuse()
     root = tmp_path / "source"
     root.mkdir()
     ran(CREATE, root)
     with writable(root, tmp_path / "top") as mount:
         mount.mount()
-        assert ran(SHOW, mount.path) == [[8, 8], {}]
-        if not opened_before:
+        with program(mount.path) as before:
+            assert [before(line) for line in ("append 2", "ours 1", "append 2", "ours 2")] == ["done"] * 4
+            assert mount.flush().returncode == 0
+            assert ran(SHOW, root) == [[12, 8], {"ours": 2}, [1] * 8 + [2] * 4]
             ran(NATIVE, root)
-        command = [sys.executable, "-W", "ignore", "-c", OURS, str(mount.path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-            stdin, stdout = client.stdin, client.stdout
-            assert stdin is not None
-            assert stdout is not None
-
-            def told(line: str) -> str:
-                print(line, file=stdin, flush=True)
-                return str(stdout.readline()).strip()
-
-            assert stdout.readline() == "ready\n"
-            if opened_before:
-                ran(NATIVE, root)
-            assert told("ours 2") == "done"
-            wanted = [[16, 16], {"native": 1, "ours": 2}]
-            assert ran(SHOW, root) == wanted
-            assert ran(SHOW, mount.path) == wanted
-            assert told("more 3") == "done"
-            wanted = [[16, 16], {"native": 1, "ours": 2, "more": 3}]
-            assert ran(SHOW, root) == wanted
-            assert ran(SHOW, mount.path) == wanted
-            if opened_before:
-                assert told("native 5") == str(errno.ESTALE)
+            wanted = [[16, 8], {"ours": 2, "native": 1}, [1] * 8 + [2] * 4 + [0] * 4]
+            for also_read in (False, True):
+                if also_read:
+                    assert ran(SHOW, mount.path) == wanted
+                for line in ("ours 2", "ours 3", "append 2", "native 1"):
+                    assert before(line) == str(errno.ESTALE), line
                 assert ran(SHOW, root) == wanted
-                assert ran(SHOW, mount.path) == wanted
-            stdin.close()
-            assert client.wait(60) == 0
+            with program(mount.path) as after:
+                assert [after(line) for line in ("append 2", "ours 5", "native 6")] == ["done"] * 3
+            wanted = [[18, 8], {"ours": 5, "native": 6}, [*wanted[2], 2, 2]]
+            assert ran(SHOW, mount.path) == wanted
+            assert before("more 3") == str(errno.ESTALE)
         done = mount.umount()
-        assert done.returncode == (3 if opened_before else 0), done.stderr
+        assert (done.returncode, "a/zarr.json" in done.stderr) == (3, True), done.stderr
         assert ran(SHOW, root) == wanted
+        done = shardfs("recover", root, "--theirs", "a/zarr.json", "-o", f"journal={mount.journal}")
+        assert done.returncode == 0, done.stderr
+
+
+APPEND = """
+import sys, warnings, numpy, xarray
+warnings.simplefilter("ignore")
+for start in (0, 4, 8):
+    rows = xarray.DataArray(numpy.arange(start, start + 4), dims="x", name="values", attrs={"rows": start + 4})
+    how = {"append_dim": "x"} if start else {"mode": "w"}
+    rows.to_dataset().to_zarr(sys.argv[1] + "/table", consolidated=True, zarr_format=3, **how)
+"""
+ROWS = """
+import json, sys, zarr
+group = zarr.open_group(sys.argv[1] + "/table", mode="r")
+print(json.dumps([group["values"].shape, group["values"][:].tolist()]))
+"""
+
+
+@pytest.mark.fuse
+@pytest.mark.interop
+def test_xarray_appends_while_no_other_program_writes(tmp_path: Path) -> None:
+    """It writes the document of the array, and the consolidated one, once for each append."""
+    pytest.importorskip("xarray")
+    root = tmp_path / "source"
+    root.mkdir()
+    with writable(root, tmp_path / "top", "--create", "zarr3:chunks_per_shard=2") as mount:
+        mount.mount()
+        ran(APPEND, mount.path)
+        assert ran(ROWS, mount.path) == [[12], list(range(12))]
+        done = mount.umount()
+        assert done.returncode == 0, done.stderr
+    assert ran(ROWS, root) == [[12], list(range(12))]
+    assert "sharding_indexed" in (root / "table/values/zarr.json").read_text()

@@ -1,4 +1,4 @@
-"""Which version of a document a program has in mind that writes it."""
+"""What is kept of the documents that programs on a mount have read or written."""
 
 from __future__ import annotations
 
@@ -6,64 +6,92 @@ import json
 from typing import Any
 
 from shardfs.write import seen
-from shardfs.write.seen import Seen, nearest, same_document
+from shardfs.write.seen import Seen, same_document
 
 
 def encoded(**members: Any) -> bytes:
     return json.dumps(members).encode()
 
 
-OLD, NEW = encoded(shape=8, a=1), encoded(shape=16, a=1, native=1)
+OLD, NEW = encoded(shape=[8], a=1), encoded(shape=[16], a=1, native=1)
 
 
-def test_the_version_is_taken_that_differs_least() -> None:
-    assert nearest([OLD, NEW], encoded(shape=8, a=2)) == OLD
-    assert nearest([OLD, NEW], encoded(shape=16, a=2, native=1)) == NEW
-    assert nearest([OLD, NEW], b"no document") == NEW
-    assert nearest([None], OLD) is None
-
-
-def test_who_writes_an_old_version_again_takes_the_changes_back() -> None:
-    assert nearest([OLD, NEW], json.dumps(json.loads(OLD), indent=1).encode()) == NEW
-
-
-def test_versions_are_kept_if_another_program_wrote_between() -> None:
+def test_the_version_that_was_read_or_written_last_is_kept() -> None:
     known = Seen()
-    known.note("a", None)
-    known.note("a", OLD)
-    known.note("a", OLD)
-    assert known.versions("a") == [OLD]
-    known.note("a", NEW)
-    assert known.versions("a") == [OLD, NEW]
-    mine = encoded(shape=8, a=3)
-    known.wrote("a", OLD, mine)
-    assert known.versions("a") == [NEW, mine]
-    known.note("a", None)
-    assert known.versions("a") == [None]
+    assert ("a" in known, known.latest("a")) == (False, None)
+    known.read("a", None)
+    assert ("a" in known, known.latest("a")) == (True, None)
+    for version in (OLD, NEW, None, OLD):
+        known.read("a", version)
+        assert known.latest("a") == version
+    known.wrote("a", NEW)
+    assert known.latest("a") == NEW
+
+
+def test_values_that_programs_outside_have_replaced_are_kept() -> None:
+    known = Seen()
+    known.read("a", OLD)
+    assert known.taken_back("a", OLD, NEW) == []
+    known.read("a", NEW)
+    assert known.taken_back("a", NEW, NEW) == []
+    assert known.taken_back("a", NEW, OLD) == ["native", "shape.0"]
+    assert known.taken_back("a", NEW, encoded(shape=[12], a=2, native=2)) == ["shape.0"]
+    assert known.taken_back("a", NEW, encoded(shape=[4], a=2, native=2)) == []
+    assert known.taken_back("a", NEW, b"no document") == ["native"]
+    later = encoded(shape=[20], a=1, native=1)
+    known.wrote("a", later)
+    assert known.taken_back("a", later, encoded(shape=[18], a=1, native=1)) == []
+    assert known.taken_back("a", later, OLD) == ["native", "shape.0"]
+    for other in ("b", "a/b"):
+        assert known.taken_back(other, NEW, OLD) == []
+
+
+def test_a_document_that_was_away_is_another_version() -> None:
+    known = Seen()
+    known.read("a", OLD)
+    known.read("a", None)
+    known.read("a", NEW)
+    assert known.taken_back("a", NEW, OLD) == ["native", "shape.0"]
+    known.wrote("a", None)
+    known.read("a", NEW)
+    assert known.taken_back("a", NEW, OLD) == []
+
+
+def test_a_change_of_another_document_is_noted_if_the_version_before_is_known() -> None:
+    known = Seen()
+    known.changed("a", OLD, NEW)
+    assert "a" not in known
+    known.read("a", OLD)
+    known.changed("a", json.dumps(json.loads(OLD), indent=1).encode(), NEW)
+    assert (known.latest("a"), known.taken_back("a", NEW, OLD)) == (NEW, [])
+    known.changed("a", OLD, b"later")
+    assert known.latest("a") == NEW
 
 
 def test_a_directory_is_forgotten_with_what_is_below() -> None:
     known = Seen()
     for path in ("a/x", "a/b/x", "ab/x", "x"):
-        known.note(path, OLD)
+        known.read(path, OLD)
     known.forget("a")
-    assert [path for path in ("a/x", "a/b/x", "ab/x", "x") if known.versions(path)] == ["ab/x", "x"]
+    assert [path for path in ("a/x", "a/b/x", "ab/x", "x") if path in known] == ["ab/x", "x"]
 
 
 def test_memory_is_bounded() -> None:
     known = Seen()
     large = bytes(seen.MAX_BYTES // 4)
     for n in range(8):
-        known.note(f"{n}", large)
-    assert [n for n in range(8) if known.versions(f"{n}")] == [5, 6, 7]
-    for n in range(20):
-        known.note("many", bytes(n))
-    assert len(known.versions("many")) == seen.MAX_VERSIONS
+        known.read(f"{n}", large)
+        known.read("0", large)
+    assert [n for n in range(8) if f"{n}" in known] == [0, 6, 7]
+    known.read("0", encoded(text="x" * (seen.MAX_BYTES // 3)))
+    known.read("0", encoded(text="y" * (seen.MAX_BYTES // 3)))  # the text that was replaced counts, too
+    assert [n for n in range(8) if f"{n}" in known] == [0]
 
 
 def test_documents_are_compared_by_what_they_say() -> None:
     assert same_document(b'{"a": 1, "b": 2}', b'{"b":2,"a":1}')
     assert not same_document(b'{"a": 1}', b'{"a": true}')
     assert not same_document(b"{", b"{ ")
+    assert not same_document(b"[" * 100_000, b"{}")
     assert same_document(b"{", b"{")
     assert not same_document(None, b"{}")

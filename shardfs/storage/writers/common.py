@@ -74,13 +74,9 @@ class Writer(Protocol):
 
     The methods with a body here are those of a store whose objects are no files.
 
-    `conditional`: an update never overwrites another writer's change if the store can distinguish the two versions.
     `local`: the objects are files of this machine.
     `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
     """
-
-    @property
-    def conditional(self) -> bool: ...
 
     @property
     def pins(self) -> bool:

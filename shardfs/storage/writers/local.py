@@ -48,7 +48,7 @@ class LocalWriter(Writer):
         race_s: seconds during which an update is retried because another writer was faster.
     """
 
-    local = conditional = True
+    local = True
 
     def __init__(
         self, store: LocalStore, *, replace_links: bool = False, lock_s: float = LOCK_S, race_s: float = RACE_S

@@ -270,10 +270,6 @@ class ObjectWriter(Writer):
         self._uploads, self._held = threading.Condition(), 0
 
     @property
-    def conditional(self) -> bool:
-        return self._objects.conditional
-
-    @property
     def pins(self) -> bool:
         return self._objects.pins and self._objects.conditional
 

@@ -43,7 +43,7 @@ class ZipWriter(Writer):
     Raise FileExistsError if `path` exists, BusyError if another process writes this zip file.
     """
 
-    local = conditional = True
+    local = True
 
     def __init__(self, path: str) -> None:
         directory, name = os.path.split(os.path.abspath(path))

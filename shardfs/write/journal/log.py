@@ -243,14 +243,14 @@ class Journal:
 
     # --------------------------------------------------------------------------------------------------- syncing
 
-    def sync(self, lsn: int | None = None) -> None:
-        """Return when all records up to `lsn` are on disk; None: all records. Concurrent calls share one fdatasync.
+    def sync(self) -> None:
+        """Return when all records are on disk. Concurrent calls share one fdatasync.
 
         Raise OSError (EIO) if the records cannot be written to disk; the journal is read-only then. Also raise EIO,
         once, if another program has removed the journal (see `_require_in_place`).
         """
-        target = self._appender.sequence if lsn is None else lsn
-        with self._leader.lead(lambda: self._appender.durable >= target and self._contents.is_in_place()) as leads:
+        last = self._appender.sequence
+        with self._leader.lead(lambda: self._appender.durable >= last and self._contents.is_in_place()) as leads:
             if leads:
                 self._commit()
 
