@@ -10,7 +10,7 @@ import numpy as np
 
 from shardfs.fuse import control, protocol
 from shardfs.fuse.invalidation import CAPACITY
-from shardfs.model.errors import ShardfsError
+from shardfs.model.errors import MayAppearError, ShardfsError
 from shardfs.model.version import __version__
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 
@@ -195,9 +195,10 @@ class WritableNodeRequests:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
             stamp = self._cache.stamp
             found = self._tree.lookup(parent, name)
-        except FileNotFoundError:
+        except FileNotFoundError as failure:
             self._tally.errors[protocol.LOOKUP, errno.ENOENT] += 1
-            self._send(self._encoder.absent(unique))
+            may_appear = isinstance(failure, MayAppearError)
+            self._send(protocol.error(unique, errno.ENOENT) if may_appear else self._encoder.absent(unique))
             return
         except (OSError, ShardfsError) as e:
             self._send_counted(*self._unreadable.entry(unique, parent, name, e))

@@ -219,11 +219,6 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
             notices.send(protocol.invalidate_attributes(number))
         notices.queue((protocol.invalidate_content(int(n)) for n in numbers), cache.drop_pages(ANY))
 
-    def drop_content(number: int) -> None:
-        cache.changed(number)
-        notices.send(protocol.invalidate_content(number))
-
     hooks = tree.hooks
     hooks.reshaped = reshaped
     hooks.invalidate, hooks.invalidate_all, hooks.invalidate_content = invalidate, invalidate_all, invalidate_content
-    hooks.drop_content = drop_content

@@ -42,6 +42,10 @@ class DanglingLinkError(OSError):
     """
 
 
+class MayAppearError(FileNotFoundError):
+    """A file that does not exist now and may exist at any time, without a call that creates this name."""
+
+
 class UnfitChunkError(ShardfsError, ValueError):
     """Written bytes that cannot be the chunk at these coordinates, or that contradict neighbouring chunks."""
 

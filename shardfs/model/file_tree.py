@@ -81,14 +81,12 @@ class KernelHooks:
     Attributes:
         resized: to be called with the numbers of files that another program may have made longer or shorter, before any
             of their new bytes are returned. Set on a read-only tree; the others are set on a writable tree.
-        reshaped: to be called with the numbers of files whose bytes and sizes have changed with the shape of an array.
+        reshaped: to be called with the numbers of files whose bytes and sizes have changed without a request for them.
             Does not block.
         invalidate: to be called when a name in a directory has changed without a request.
         invalidate_all: as `invalidate`, for many names and all names below them.
         invalidate_content: to be called when bytes or attributes of a file have changed without a request. Neither this
             nor `invalidate` blocks; both may be called anywhere.
-        drop_content: as `invalidate_content`, but the kernel has dropped the pages when this returns. May block until
-            running requests are answered: not to be called in a request, nor with a lock that a request may need.
     """
 
     resized: Callable[[U64], None] = lambda numbers: None
@@ -96,4 +94,3 @@ class KernelHooks:
     invalidate: Callable[[int, bytes], None] = lambda parent, name: None
     invalidate_all: Callable[[int, Iterable[bytes]], None] = lambda parent, names: None
     invalidate_content: Callable[[int], None] = lambda number: None
-    drop_content: Callable[[int], None] = lambda number: None

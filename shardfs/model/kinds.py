@@ -12,6 +12,9 @@ class NameKind(Enum):
     CHUNK = auto()
     """A chunk in the grid of a sharded array, or an object's id. Written to the journal, then to its shard."""
 
+    COMPRESSED = auto()
+    """A chunk that a program compresses itself, named with a suffix of `COMPRESSIONS`. `close` makes it the chunk."""
+
     ORPHAN = auto()
     """A chunk name outside all known grids. Stays in the journal until a metadata document describes it."""
 
@@ -39,6 +42,12 @@ OWN = ".shardfs"
 
 COMPRESSIONS = (".gz", ".br", ".zstd", ".xz", ".bz2")
 """Suffixes that cloud-files adds to the names of compressed chunks."""
+
+
+def compression(name: str) -> str:
+    """Return the suffix of a compression at the end of a name; "" without one."""
+    return next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+
 
 _SCRATCH = re.compile(
     r".*\.partial|.*\.__lock|.*#\d+|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial|.*\.tmp|.*\.part|tmp.{8}|sed.{6}"

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardfs.codecs.decoders import decompressed
 from shardfs.model.attributes import Attributes
 from shardfs.model.grid import IdNames, NestedNames, unravel
-from shardfs.model.kinds import COMPRESSIONS, NameKind, is_scratch
+from shardfs.model.kinds import NameKind, compression, is_scratch
 from shardfs.vfs.chunk_listing import ChunkListing
 from shardfs.vfs.collection_shards import CollectionShards
 from shardfs.vfs.inodes import ChunkNumbers, TreePosition
@@ -49,14 +48,10 @@ class _Row(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A chunk of a sharded collection.
-
-    `suffix` is the extension of the compression that a client applied to its file.
-    """
+    """A chunk of a sharded collection."""
 
     tree: ChunkDirs
     coords: Coords
-    suffix: str = ""
 
     @property
     def transform(self) -> Transform | None:
@@ -65,21 +60,8 @@ class Target(NamedTuple):
 
     @property
     def is_verbatim(self) -> bool:
-        """Whether the bytes of the file are stored unchanged."""
-        return not self.suffix and self.tree.collection.transform_of(self.coords) is None
-
-    @property
-    def is_encoded(self) -> bool:
-        """Whether the journal holds the stored bytes instead of those of the file, because they differ."""
-        return not self.suffix and self.tree.collection.transform_of(self.coords) is not None
-
-    def store(self, data: bytes) -> bytes:
-        """Return the bytes to store for the bytes of the file.
-
-        Raise ValueError, with the reason, if they cannot be this chunk.
-        """
-        data = decompressed(data, self.suffix) if self.suffix else data
-        return data if self.transform is None else self.transform.store(self.coords, data)
+        """Whether the bytes of the file are stored unchanged. Otherwise the journal holds the stored bytes."""
+        return self.tree.collection.transform_of(self.coords) is None
 
 
 class NameMeaning(NamedTuple):
@@ -290,25 +272,15 @@ class ChunkDirs:
         return NameMeaning(NameKind.CHUNK, Target(self, self.numbers.coords_in(place, value)))
 
     def _compressed(self, parent: int | None, name: str) -> NameMeaning | None:
-        """Return the kind of a name with a compression extension.
+        """Return the kind of a name with a compression suffix; None if this is no name of a chunk.
 
         Only clients of precomputed volumes write such files.
         """
-        suffix = _compression(name)
+        suffix = compression(name)
         if not suffix or not self.collection.compressible:
             return None
         whole = self.classify_child(parent, os.fsencode(name.removesuffix(suffix)))
-        if whole is None or whole.target is None:
-            return whole
-        return NameMeaning(NameKind.CHUNK, whole.target._replace(suffix=suffix))
-
-    def other_names(self, name: bytes) -> list[bytes]:
-        """Return the other file names of a chunk: first the name without compression, then each compressed name."""
-        if not self.collection.compressible:
-            return []
-        text = os.fsdecode(name)
-        plain = text.removesuffix(_compression(text))
-        return [os.fsencode(plain + s) for s in ("", *COMPRESSIONS) if plain + s != text]
+        return NameMeaning(NameKind.COMPRESSED) if whole is not None and whole.target is not None else None
 
     def reserved(self, level: int, name: str) -> bool:
         """Return whether a stored name in a directory of chunks is a shard or looks like a chunk name."""
@@ -433,8 +405,3 @@ class ChunkDirs:
         self.shards.move(self.path, old, new)
         if self.former is not None:
             self.former.move(old, new)
-
-
-def _compression(name: str) -> str:
-    """Return the extension of a compression at the end of a name; "" without one."""
-    return next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")

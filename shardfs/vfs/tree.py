@@ -126,9 +126,7 @@ class Tree:
     def chunk_number(self, parent: int, name: bytes) -> int | None:
         """Return the inode number that a chunk with this name has, if it exists; None for any other name."""
         target = self.classify_name(parent, name).target
-        if target is None or target.suffix:
-            return None
-        return target.tree.numbers.of_chunk(target.tree.path, target.coords)
+        return None if target is None else target.tree.numbers.of_chunk(target.tree.path, target.coords)
 
     def is_chunk(self, number: int) -> bool:
         """Return whether an inode number is that of a chunk, which need not exist."""

@@ -8,16 +8,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardfs.codecs.decoders import decompressed
 from shardfs.model.attributes import Attributes
 from shardfs.model.blobs import read_file
-from shardfs.model.kinds import COMPRESSIONS, NameKind
+from shardfs.model.kinds import NameKind
 from shardfs.write.buffers import Buffer
-from shardfs.write.files import join, shown_mode, stale
+from shardfs.write.files import shown_mode, stale
 from shardfs.write.stored import Stored, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import Target
@@ -47,7 +46,6 @@ class FileContents:
 
     def __init__(self, names: Names, pending: WriteBuffer, local: Writer | None, budget: Budget) -> None:
         self.names, self.pending, self.local, self._budget = names, pending, local, budget
-        self._twins: dict[int, WritableFile] = {}  # by inode number of the compressed file
 
     def attributes(self, file: WritableFile) -> Attributes:
         """Return the attributes of a file. Raise OSError (ESTALE) if its bytes are gone."""
@@ -55,8 +53,8 @@ class FileContents:
             return Attributes(file.number, True, 0, file.mtime_ns, None, file.mode)
         if file.kind is NameKind.PLAIN and self.local is not None:
             return self._attributes_on_disk(file, self.local)
-        if file.twin is not None and file.buffer is None:
-            return self.attributes(file.twin)._replace(number=file.number, size=len(self.plain_bytes(file)))
+        if file.kind is NameKind.COMPRESSED and file.is_lost:
+            raise stale(file.number)
         if self.names.base.expires and file.target is not None:
             self._follow_source(file, file.target)
         version, size = file.version, file.size()
@@ -72,7 +70,7 @@ class FileContents:
 
         Raise OSError (ESTALE) if the program has removed the chunk: the name is then looked up in the source.
         """
-        if not file.is_settled or file.frozen is not None or file.twin is not None:
+        if not file.is_settled or file.frozen is not None:
             return
         chunk, before = target.tree.shards.stored_chunk(target.coords), file.stored
         if chunk is None and target.tree.shards.has(target.coords):
@@ -118,8 +116,6 @@ class FileContents:
             if file.buffer is not None:
                 return file.buffer.read(offset, size)
             version, target = file.version, file.target
-        if file.twin is not None:
-            return memoryview(self.plain_bytes(file))[offset : offset + size]
         if file.frozen is not None:
             return memoryview(file.frozen)[offset : offset + size]
         if version is not None and version.data is not None:
@@ -211,84 +207,3 @@ class FileContents:
                     change(file.buffer)
                     file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
                     return
-
-    # ---- chunks with several names ----
-
-    def supersede(self, file: WritableFile) -> None:
-        """Remove the other names of a chunk, with and without a compression suffix: a chunk has one name.
-
-        The caller holds the lock.
-        """
-        directory, target, files = file.parent or "", file.target, self.names.files
-        others = target.tree.other_names(file.name) if target is not None else []
-        for name in others:
-            path, known = join(directory, name), files.in_directory(directory).get(name)
-            if known is not None:
-                if known.handles:
-                    self.load(known)
-                if self.pending.holds(path):
-                    self.pending.drop(path, None)
-                self.part_from_twin(known)
-                files.unname(known)
-                self.names.invalidate(directory, name)
-        if target is not None and target.suffix:
-            files.hide(directory, others[0])
-            self.names.invalidate(directory, others[0])
-
-    def uncompressed(self, names: Mapping[bytes, WritableFile | None], name: bytes) -> WritableFile | None:
-        """Return a file that shows a pending compressed chunk under its plain name; None if there is none.
-
-        Clients try the names one after another. During publishing, a client could otherwise find none of them.
-        """
-        twins = (names.get(name + suffix.encode()) for suffix in COMPRESSIONS)
-        twin = next((t for t in twins if t is not None and t.target is not None and t.target.suffix), None)
-        if twin is None or twin.target is None:
-            return None
-        files = self.names.files
-        with self.names.lock:
-            file = self._twins.get(twin.number)
-            if file is None or file.number not in files.by_number:  # the kernel has released it
-                file = self._twins[twin.number] = files.unnamed(NameKind.CHUNK, twin.target._replace(suffix=""))
-                file.twin = twin
-                files.by_number[file.number] = file
-        return file
-
-    def plain_bytes(self, file: WritableFile) -> bytes:
-        """Return the decompressed bytes of the last closed version of a file's twin.
-
-        Raise OSError (ESTALE) if that version is gone.
-        """
-        twin = file.twin
-        version = twin.version if twin is not None else None
-        if file.frozen is not None and file.version is version:
-            return file.frozen
-        if twin is None or twin.target is None or version is None or version.data is None:
-            raise stale(file.number)
-        return decompressed(self.pending.read(version.data, 0, version.data.size), twin.target.suffix)
-
-    def part_from_twin(self, twin: WritableFile) -> None:
-        """Detach the uncompressed view of a chunk that was stored, removed or renamed. The caller holds the lock."""
-        file = self._twins.pop(twin.number, None)
-        if file is not None:  # open handles keep their bytes; the kernel looks up the name again
-            file.twin, file.lookups = None, 0
-            self.names.files.let_go(file)
-
-    def promote(self, file: WritableFile) -> None:
-        """Make an uncompressed view of a chunk (`twin`) the chunk itself, before the view is written.
-
-        Its contents replace the pending compressed version.
-        """
-        with self.names.lock:
-            twin = file.twin
-            if twin is None or twin.target is None or twin.parent is None:
-                return
-            file.buffer, file.mode = self.new_buffer(file), twin.mode
-            file.buffer.write(0, self.plain_bytes(file))
-            file.dirty, file.mtime_ns, file.frozen, file.version = True, twin.mtime_ns, None, None
-            self.part_from_twin(twin)
-            self.names.files.name(file, twin.parent, twin.name.removesuffix(twin.target.suffix.encode()))
-
-    def forget_names(self) -> None:
-        """Show no changed file any more. Open files stay readable by inode number."""
-        self.names.files.unname_all()
-        self._twins.clear()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
+    from shardfs.write.compressed import CompressedChunks
     from shardfs.write.contents import FileContents
     from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
@@ -34,8 +35,16 @@ log = logging.getLogger(__name__)
 class Descriptions:
     """Writes documents, and updates the names that they describe. Thread-safe."""
 
-    def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles, backing: Backing) -> None:
+    def __init__(
+        self,
+        contents: FileContents,
+        overlay: Overlay,
+        open_files: OpenFiles,
+        compressed: CompressedChunks,
+        backing: Backing,
+    ) -> None:
         self._contents, self._overlay, self._open_files = contents, overlay, open_files
+        self._compressed = compressed
         self._writer, self._pending, self._documents = backing
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
 
@@ -191,7 +200,7 @@ class Descriptions:
         reshaped: list[int] = []
         with self._names.lock:
             for parent, name, file in self._files.below(directory):
-                if file is not None and file.kind not in (NameKind.CHUNK, NameKind.ORPHAN):
+                if file is not None and file.kind not in (NameKind.CHUNK, NameKind.ORPHAN, NameKind.COMPRESSED):
                     continue
                 meaning = self._names.classify_name(parent, name)
                 path = join(parent, name)
@@ -218,11 +227,33 @@ class Descriptions:
             self._names.hooks.reshaped(np.array(reshaped, np.uint64))
         for file in strays:
             self._pass_through(file)
+        self.uncompress(directory)
+
+    def uncompress(self, directory: str = "") -> None:
+        """Turn compressed chunks in a directory that were closed before a document described them into chunks."""
+        with self._names.lock:
+            orphans = [f for *_, f in self._files.below(directory) if f is not None and f.kind is NameKind.ORPHAN]
+        for file in orphans:
+            path = file.path or ""
+            if self._names.classify_name(*split(path)).kind is not NameKind.COMPRESSED:
+                continue
+            data = None if file.version is None else file.version.data
+            try:
+                if data is not None:
+                    self._compressed.write(file, path, self._pending.read(data, 0, data.size))
+            except (OSError, CorruptShardError) as e:
+                log.warning("%s: cannot be a compressed chunk, so it stays in the journal: %s", path, e)
+                continue
+            with self._names.lock:
+                file.kind = NameKind.COMPRESSED
+                if not file.writers:
+                    self._files.unname(file)
+                    self._names.invalidate(*split(path))
 
     def _show_replaced(self, directory: str, name: bytes, file: WritableFile | None) -> None:
         """Show the source's chunk instead of a version for a former array. The caller holds the lock."""
         if file is None:
-            self._names.reveal(directory, name, None)
+            self._files.reveal(directory, name)
             self._names.invalidate(directory, name)
         else:
             self._show_anew(join(directory, os.fsdecode(name)), file, None)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.codecs.decoders import decompressed
+from shardfs.model.kinds import compression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,36 +41,31 @@ class Encoded(NamedTuple):
 def encode(target: Target | None, buffer: Buffer) -> Encoded | None:
     """Return the stored bytes of a chunk; None if the journal gets the bytes of the file.
 
-    That is so for files that are stored unchanged or are no chunks yet, for empty files, and for chunks that a client
-    has compressed. Takes as long as the codecs, so no lock should be held. Raise OSError (EINVAL) if the bytes are no
-    valid chunk of the array.
+    That is so for files that are stored unchanged or are no chunks yet, and for empty files. Takes as long as the
+    codecs, so no lock should be held. Raise OSError (EINVAL) if the bytes are no valid chunk of the array.
     """
-    if target is None or target.is_verbatim or not buffer.size:
+    transform = None if target is None else target.transform
+    if target is None or transform is None or not buffer.size:
         return None
     edition, data = buffer.edition, buffer.read(0, buffer.size)
-    with _refusing(target):
-        transform = target.transform
-        if target.suffix or transform is None:
-            _require_size(target, decompressed(data, target.suffix))
-            return None
+    with _refusing(_chunk(target)):
         stored = transform.store(target.coords, data)
         exact = transform.is_exact(target.coords, data)
         shown = data if exact else bytes(transform.show(target.coords, stored))
         return Encoded(stored, data, shown, target, buffer, edition)
 
 
-def _require_size(target: Target, plain: bytes) -> None:
-    """Raise ValueError if a chunk that a client has compressed has the wrong size. Publishing does the rest."""
-    wanted = target.tree.shown.shown_size(target.coords, len(plain))
-    if wanted not in (-1, len(plain)):
-        raise ValueError(f"{wanted} bytes expected after decompression, {len(plain)} found")
+def uncompressed(path: str, data: bytes) -> bytes:
+    """Decode a chunk that a program has compressed as the suffix of its name says. Raise OSError (EINVAL)."""
+    with _refusing(path):
+        return decompressed(data, compression(path))
 
 
 def stored_bytes(target: Target | None, data: bytes) -> bytes | None:
     """Return the stored bytes of a whole file, as `encode` does."""
-    if target is None or target.suffix or target.transform is None or not data:
+    if target is None or target.transform is None or not data:
         return None
-    with _refusing(target):
+    with _refusing(_chunk(target)):
         return target.transform.store(target.coords, data)
 
 
@@ -84,16 +80,20 @@ def cleared(target: Target) -> tuple[bytes, bytes] | None:
     data = zeros.show(target.coords)
     if transform is None:
         return data, data
-    with _refusing(target):
+    with _refusing(_chunk(target)):
         stored = transform.store(target.coords, data)
         return stored, bytes(transform.show(target.coords, stored))
 
 
+def _chunk(target: Target) -> str:
+    return f"{target.tree.path or '/'}: chunk {target.coords}"
+
+
 @contextmanager
-def _refusing(target: Target) -> Iterator[None]:
+def _refusing(what: str) -> Iterator[None]:
     """Turn a ValueError into an OSError (EINVAL), and log it: some programs ignore errors of `close`."""
     try:
         yield
     except ValueError as e:
-        log.warning("%s: chunk %s is refused: %s", target.tree.path or "/", target.coords, e)
+        log.warning("%s is refused: %s", what, e)
         raise OSError(errno.EINVAL, str(e)) from e

@@ -85,10 +85,6 @@ class Entries:
         if found.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._names.waiting()
-        opened = self._files.by_number.get(found.number)
-        if opened is not None and opened.twin is not None:
-            self.unlink(parent, opened.twin.name)
-            return
         meaning = self.classify(directory, name, found)
         if meaning.kind is NameKind.HIDDEN:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
@@ -139,12 +135,11 @@ class Entries:
             if meaning.kind in JOURNALED and (stored or self._pending.holds(path)):
                 self._pending.drop(path, meaning.target if stored else None)
             if file is not None:
-                self._contents.part_from_twin(file)
                 self._files.unname(file)
             if stored or meaning.kind is NameKind.DOCUMENT:
-                self._names.hide(directory, name, meaning.target)
+                self._files.hide(directory, name)
             else:
-                self._names.reveal(directory, name, meaning.target)
+                self._files.reveal(directory, name)
 
     def clear(self, directory: str, name: bytes) -> bool:
         """Replace a chunk by one of zeros, if clients of the layout remove chunks in order to write zeros.
@@ -156,17 +151,15 @@ class Entries:
         if target is None or found is None:
             return False
         stored, shown = found
-        plain, target = name.removesuffix(target.suffix.encode()), target._replace(suffix="")
-        path = join(directory, plain)
+        path = join(directory, name)
         self._pending.look(path, target)
         with self._names.lock:
-            for old in filter(None, (self._files.at(path), self._files.at(join(directory, name)))):
-                self._contents.part_from_twin(old)
+            old = self._files.at(path)
+            if old is not None:
                 self._files.unname(old)
-            file = self._files.new(directory, plain, NameKind.CHUNK, target)
+            file = self._files.new(directory, name, NameKind.CHUNK, target)
             file.mtime_ns, file.known_size = time.time_ns(), len(shown)
-            self._saving.put(file, path, stored, stored=target.is_encoded)
-            self._contents.supersede(file)
+            self._saving.put(file, path, stored, stored=not target.is_verbatim)
         return True
 
     def _cleared(self, target: Target) -> tuple[bytes, bytes] | None:
@@ -187,6 +180,8 @@ class Entries:
         directory = self._unused(new_parent, new_name)
         self._names.waiting()
         meaning, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
+        if meaning.kind is NameKind.COMPRESSED:
+            raise PermissionError(errno.EPERM, "a compressed chunk loses its suffix at close: copy or rename it", path)
         if meaning.kind is NameKind.PLAIN and self._writer.local:
             self._descriptions.make_stored_directory(directory)
             if self._metadata.copy_on_disk(number, path):
@@ -215,7 +210,6 @@ class Entries:
             if meaning.kind in JOURNALED:
                 self._saving.put(file, path, data if stored is None else stored, stored=stored is not None)
             self._files.name(file, directory, name)
-            self._contents.supersede(file)
         if found.mode and meaning.kind is NameKind.PLAIN:
             self._metadata.set_mode(file.number, found.mode)
         return self._contents.attributes(file)

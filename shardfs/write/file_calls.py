@@ -89,7 +89,7 @@ class FileCalls:
     def open(self, number: int, flags: int) -> int:
         """Open a file and return a handle. Of `flags`, the access mode and O_TRUNC count."""
         known = self._files.by_number.get(number)
-        if known is not None and known.parent is None and known.twin is None and not known.handles:
+        if known is not None and known.parent is None and not known.handles:
             if flags & (os.O_ACCMODE | os.O_TRUNC) or not self._succeeded(known):
                 raise stale(number)  # the kernel looks up the name again, but only once for each call
             return self._open_files.add_reader(number)
@@ -176,10 +176,13 @@ class FileCalls:
         if file is None or not opened.writes or _is_left_to_others(file):
             return
         self._settle(file, handle)
+        path = file.saved_path
+        if file.kind is NameKind.COMPRESSED:
+            self._saving.retire(file)
         if self._pending.settings.close == "sync":
             self._pending.sync()
-        elif self._pending.settings.close == "publish" and file.path is not None:
-            self._pending.flush(file.path)
+        elif self._pending.settings.close == "publish" and path is not None:
+            self._pending.flush(path)
 
     def _settle(self, file: WritableFile, handle: int) -> None:
         """Save the data of a file. Raise OSError for this version, or an earlier one that the handle has not got."""
@@ -195,10 +198,11 @@ class FileCalls:
         return not file.dirty or (file.buffer is not None and self._pending.is_quick(file.target, file.buffer.size))
 
     def _raise_errors(self, file: WritableFile, handle: int) -> None:
-        if file.path is None:
+        path = file.saved_path
+        if path is None:
             return
         opened = self._open_files.handles[handle]
-        seen, failure = self._pending.failures.since(file.path, opened.seen)
+        seen, failure = self._pending.failures.since(path, opened.seen)
         if failure is not None:
             self._open_files.handles[handle] = opened._replace(seen=seen)
             raise failure.with_traceback(None)
@@ -237,7 +241,7 @@ class FileCalls:
                 try:
                     self._saving.settle(file)
                 except OSError as e:
-                    self._pending.failures.note(file.path or "", e)
+                    self._pending.failures.note(file.saved_path or "", e)
                 except BaseException:  # a bug: the shard is published without this version
                     file.refused = True
                     self._saving.stop_writing(file)
@@ -245,8 +249,6 @@ class FileCalls:
         finally:
             with self._names.lock:
                 file.handles -= 1
-                if file.twin is not None and not file.handles:
-                    file.frozen = file.version = None
                 if file.parent is None and not file.handles and file.frozen is not None:
                     file.known_size = len(file.frozen)
                     file.frozen = None

@@ -10,13 +10,12 @@ from collections import OrderedDict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from shardfs.model.kinds import is_in
+from shardfs.model.kinds import NameKind, compression, is_in
 from shardfs.vfs.inodes import CREATED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardfs.model.kinds import NameKind
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Buffer
     from shardfs.write.pending import Version
@@ -30,8 +29,6 @@ class WritableFile:
     """An inode. It has at most one name. Without a name it lives until no handle or kernel reference is left.
 
     Attributes:
-        twin: the file with the compressed bytes of this chunk. The file with a twin is readable, but unlisted and
-            unnamed.
         dirty: the buffer has bytes that are neither in the journal nor in the store.
         refused: these bytes could not be saved, and the writer got the error.
         superseded: the source's document differs from the one written here or cached by the kernel; `frozen` has the
@@ -45,7 +42,7 @@ class WritableFile:
 
     __slots__ = (
         "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "last_path", "lookups", "mode",
-        "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "superseded", "target", "twin", "version",
+        "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "superseded", "target", "version",
         "writers",
     )  # fmt: skip
 
@@ -55,7 +52,6 @@ class WritableFile:
         self.name = b""
         self.last_path = ""
         self.mode = self.mtime_ns = self.known_size = 0
-        self.twin: WritableFile | None = None
         self.buffer: Buffer | None = None
         self.frozen: bytes | None = None
         self.version: Version | None = None
@@ -71,6 +67,12 @@ class WritableFile:
         return None if self.parent is None else join(self.parent, self.name)
 
     @property
+    def saved_path(self) -> str | None:
+        """Path at which a close saves the file: that of a compressed chunk is without the suffix."""
+        path = self.path
+        return path.removesuffix(compression(path)) if path and self.kind is NameKind.COMPRESSED else path
+
+    @property
     def is_settled(self) -> bool:
         """Whether the tree shows the same contents without this file."""
         return self.version is None and self.buffer is None and not self.writers
@@ -79,7 +81,7 @@ class WritableFile:
     def is_lost(self) -> bool:
         """Whether the file has neither a name nor contents anywhere."""
         version = self.version is not None and self.version.data is not None
-        held = self.buffer is not None or self.frozen is not None or self.fd >= 0 or self.twin is not None
+        held = self.buffer is not None or self.frozen is not None or self.fd >= 0
         return self.parent is None and not held and not version
 
     def unsaved(self) -> tuple[Buffer, str] | None:
@@ -211,12 +213,6 @@ class Files:
             del names[name]
             if not names:
                 del self._directories[parent]
-
-    def unname_all(self) -> None:
-        """Remove all names. Open files stay readable by inode number."""
-        for file in self.by_number.values():
-            file.parent = None
-        self._directories.clear()
 
     def let_go(self, file: WritableFile) -> None:
         """Free a file that has no name, no open handle and no kernel reference."""

@@ -20,7 +20,6 @@ from shardfs.write.names import keep
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.write.files import WritableFile
     from shardfs.write.names import Names
     from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
@@ -45,7 +44,7 @@ class FileMetadata:
 
     def set_mode(self, number: int, mode: int) -> None:
         """Set permission bits. Those of chunks are kept until the end of the mount."""
-        file, mode = self._file(number), stat.S_IMODE(mode)
+        file, mode = self._files.by_number.get(number), stat.S_IMODE(mode)
         if file is not None and file.fd >= 0:
             syscalls.chmod(file.fd, mode)
         elif (path := self._stored_path(number)) is not None:
@@ -61,7 +60,7 @@ class FileMetadata:
     def set_times(self, number: int, mtime_ns: int | None) -> None:
         """Set the modification time (None: now). That of a chunk is kept until the end of the mount."""
         when = time.time_ns() if mtime_ns is None else mtime_ns
-        file = self._file(number)
+        file = self._files.by_number.get(number)
         if file is not None and file.fd >= 0:
             syscalls.utime(file.fd, when, when)
         elif (path := self._stored_path(number)) is not None:
@@ -72,7 +71,7 @@ class FileMetadata:
         elif file is None and self._base.attributes(number).directory:
             keep(self._names.times, number, when)
         else:
-            file = self._open_files.adopt(number if file is None else file.number)
+            file = self._open_files.adopt(number)
             with self._names.lock:
                 file.mtime_ns = when
                 if file.is_settled:
@@ -81,10 +80,6 @@ class FileMetadata:
             with suppress(FileNotFoundError):
                 self._writer.set_times(path, when)
                 self._base.changed(path)
-
-    def _file(self, number: int) -> WritableFile | None:
-        file = self._files.by_number.get(number)
-        return file.twin if file is not None and file.twin is not None else file
 
     def _stored_path(self, number: int, kind: NameKind = NameKind.PLAIN) -> str | None:
         """Return the path in a local store of a file of this kind, which keeps its mode and times; else None.

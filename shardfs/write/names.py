@@ -19,7 +19,6 @@ from shardfs.write.rw_lock import RWLock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from shardfs.vfs.chunk_dirs import Target
     from shardfs.vfs.tree import Tree
     from shardfs.write.documents import Documents
 
@@ -224,20 +223,6 @@ class Names:
         with suppress(CorruptShardError):
             return number is not None and self.base.has_chunks(number)
         return False
-
-    # ---- chunks of the source ----
-
-    def hide(self, directory: str, name: bytes, target: Target | None) -> None:
-        """Hide a chunk of the source under all its names. The caller holds the lock."""
-        self.files.hide(directory, name)
-        if target is not None and target.suffix:
-            self.files.hide(directory, target.tree.other_names(name)[0])
-
-    def reveal(self, directory: str, name: bytes, target: Target | None) -> None:
-        """Show the stored chunk of a name again. The caller holds the lock."""
-        self.files.reveal(directory, name)
-        for other in target.tree.other_names(name) if target is not None else []:
-            self.files.reveal(directory, other)
 
 
 def keep(table: dict[K, V], key: K, value: V) -> None:

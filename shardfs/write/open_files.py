@@ -8,7 +8,7 @@ import os
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardfs.model.kinds import NameKind
+from shardfs.model.kinds import NameKind, compression
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
 from shardfs.write.files import join, split, stale
@@ -66,13 +66,11 @@ class OpenFiles:
         """Return a new handle of a file. The caller holds the lock."""
         if file.is_lost:
             raise stale(file.number)
-        if file.twin is not None:
-            file.frozen, file.version = self._contents.plain_bytes(file), file.twin.version
         if file.parent is None and not file.handles and file.fd < 0 and file.frozen is None:
             self._contents.load(file)  # its name was just replaced: the journal may soon release the bytes
         handle = next(self._next_handle)
         writes = flags & os.O_ACCMODE != os.O_RDONLY
-        seen = self._pending.failures.seen(file.path or "")
+        seen = self._pending.failures.seen(file.saved_path or "")
         self.handles[handle] = Handle(file.number, file, writes, seen)
         file.handles += 1
         file.writers += writes
@@ -134,6 +132,8 @@ class OpenFiles:
         require_passed_through(meaning.kind, join(directory, name))
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
+        elif meaning.kind is NameKind.COMPRESSED:
+            self.classify_to_write(directory, name.removesuffix(compression(os.fsdecode(name)).encode()))
         elif meaning.kind is NameKind.ORPHAN and self._documents.is_in_a_file(directory):
             why = "the array is one file, which gets no further chunks"
             raise OSError(errno.EROFS, why, join(directory, name))
@@ -155,8 +155,6 @@ class OpenFiles:
         file = self._files.by_number.get(number) or self._adopt_from_tree(number)
         if file.kind is NameKind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
-        if file.twin is not None:
-            self._contents.promote(file)
         if file.kind is NameKind.PLAIN and self._writer.local and flags is not None:
             self._open_on_disk(file, flags)
         return file

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.attributes import Attributes
-from shardfs.model.errors import CorruptShardError
-from shardfs.model.kinds import OWN, NameKind, is_scratch
+from shardfs.model.errors import CorruptShardError, MayAppearError
+from shardfs.model.kinds import COMPRESSIONS, OWN, NameKind, is_scratch
 from shardfs.model.listing import REST
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.write.batches import asked_singly, batch_of, without
@@ -44,10 +44,7 @@ class Overlay:
         self.cut: set[str] = set()  # arrays that had another shape before
 
     def recover(self) -> None:
-        """Show the versions in the journal, unless another array has replaced that of the chunk.
-
-        Of several names for one chunk, the one journaled last is shown.
-        """
+        """Show the versions in the journal, unless another array has replaced that of the chunk."""
         for path, version in sorted(self._pending.versions().items(), key=lambda item: item[1].lsn):
             if version.is_document:
                 continue
@@ -58,12 +55,11 @@ class Overlay:
                 continue
             if version.data is None:
                 if meaning.target is not None:
-                    self._names.hide(parent, name, meaning.target)
+                    self._files.hide(parent, name)
                 continue
             kind = meaning.kind if meaning.kind in JOURNALED else NameKind.ORPHAN
             file = self._files.new(parent, name, kind, meaning.target)
             file.version, file.mode, file.mtime_ns, file.known_size = version, version.mode, version.mtime_ns, -1
-            self._contents.supersede(file)
             self.make_parents(parent)
 
     def make_parents(self, path: str) -> None:
@@ -86,7 +82,9 @@ class Overlay:
         try:
             found = self.find(directory, name)
             if found is None:
-                raise FileNotFoundError(errno.ENOENT, "No such file or directory", os.fsdecode(name))
+                compressed = self._names.classify_name(directory, name + COMPRESSIONS[0].encode())
+                absent = MayAppearError if compressed.kind is NameKind.COMPRESSED else FileNotFoundError
+                raise absent(errno.ENOENT, "No such file or directory", os.fsdecode(name))
         except FileNotFoundError:
             if name not in self._files.in_directory(directory):  # what the mount itself hides is not absent
                 self._names.documents.missed(directory, name)
@@ -102,7 +100,7 @@ class Overlay:
             with self._names.lock:  # a name may be moving between files
                 names = self._files.in_directory(directory)
                 known = name in names
-                file = (names[name] or self._contents.uncompressed(names, name)) if known else None
+                file = names.get(name)
             if known and file is None:
                 return None
             if file is None or file is before:

@@ -160,7 +160,7 @@ class Publisher:
         shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.change.packed)
         with self._changed:
             lsns = [version.lsn for version in done.values()]
-            self._backlog.add(RecordKind.DONE, {"key": shard.key, "lsns": lsns, "entries": job.entries()})
+            self._backlog.add(RecordKind.DONE, {"key": shard.key, "lsns": lsns, "entries": job.digests})
             shard.seems_absent = stat is None
             shard.failure, shard.pause, shard.retry_at = None, RETRY_S, 0.0
             for path in done:

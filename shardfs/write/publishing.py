@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -19,7 +18,6 @@ from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.writers.common import FIRST
-from shardfs.write.files import join
 from shardfs.write.pending import SAME
 from shardfs.write.stored import ABSENT, Stored, conflicts, digest_and_crc32c_of, digest_of
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
     from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan, Stat
+    from shardfs.model.collection import Transform
     from shardfs.model.values import Coords
     from shardfs.storage.writers import Begun, Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
@@ -147,7 +146,7 @@ def plan_change(
                 puts[target.coords] = Put(content(target, version))
         except ValueError as e:
             refused[target.coords] = str(e)
-    drops = {target.coords for target, version in left.values() if version.data is None} - puts.keys()
+    drops = {target.coords for target, version in left.values() if version.data is None}
     anew = may_replace and _is_replaced(shard, taken, old, puts.keys() | drops)
     packed = not anew and _packs(shard, old, settings.compact)
     kept = None if anew else old
@@ -209,9 +208,9 @@ def _digests(shard: DirtyShard, blob: Blob | None, targets: Sequence[Target]) ->
         raise CorruptShardError(shard.tree.path, shard.key, str(e)) from e
 
 
-def _is_copied(target: Target, version: Version) -> bool:
-    """Return whether the shard gets the bytes of the version unchanged."""
-    return version.stored or target.is_verbatim
+def _transform(target: Target, version: Version) -> Transform | None:
+    """Return the transform from the bytes of the version to those that the shard gets; None if they are the same."""
+    return None if version.stored else target.transform
 
 
 class Job:
@@ -308,7 +307,8 @@ class Job:
         """
         data = cast("Position", version.data)
         part = self._pinned.enter_context(self._backlog.journal.using(data))
-        return part if _is_copied(target, version) else target.store(self._backlog.journal.read(data))
+        transform = _transform(target, version)
+        return part if transform is None else transform.store(target.coords, self._backlog.journal.read(data))
 
     def check(self, new: Blob) -> None:
         """Verify the chunks to be published in the new object, and note their digests.
@@ -324,7 +324,7 @@ class Job:
             wrong = (chunk is None) != (data is None or (is_second and not data.size))
             if chunk is not None and data is not None:
                 self.digests[path], crc = digest_and_crc32c_of(chunk)
-                wrong |= _is_copied(target, version) and crc != data.crc
+                wrong |= _transform(target, version) is None and crc != data.crc
                 if wrong:
                     self._require_sound(path, data)
             if wrong:
@@ -342,17 +342,7 @@ class Job:
         if note.head:
             self.written -= self._old_size
         lsns = [version.lsn for _, version in self.change.done.values()]
-        self._backlog.begin(note, lsns=lsns, entries=self.entries() | self._kept)
-
-    def entries(self) -> dict[str, str | bool]:
-        """Return the digests of the published chunks, also under other names that have a newer version."""
-        out = dict(self.digests)
-        with self._backlog.changed:
-            for path, (target, _) in self.change.done.items():
-                directory, _, name = path.rpartition("/")
-                others = (join(directory, other) for other in target.tree.other_names(os.fsencode(name)))
-                out |= {other: out[path] for other in others if other in self._backlog.pending.versions}
-        return out
+        self._backlog.begin(note, lsns=lsns, entries=self.digests | self._kept)
 
     def done(self, stat: Stat | None) -> dict[str, Version]:
         """Return the published versions by path, with what is stored now as their base. `stat`: of the new shard."""

@@ -68,10 +68,6 @@ class Renames:
         moved, meaning = self._files.by_number.get(found.number), self._names.classify_name(directory, new_name)
         if moved is None or not self._moves_quickly(moved, meaning):
             self._names.waiting()
-        if moved is not None and moved.twin is not None:
-            raise OSError(
-                errno.EXDEV, "the chunk waits in compressed form; copy the file, or rename the compressed file", old
-            )
         self._prepare(found, moved, meaning)
         while True:
             describes = meaning.kind is NameKind.DOCUMENT
@@ -163,7 +159,6 @@ class Renames:
             self._write_through(file, new, whole or b"", meaning)
         with self._names.lock:
             stored = self._pending.is_stored(old, had)
-            self._contents.part_from_twin(file)
             if meaning.kind in JOURNALED:
                 self._move_version(file, old, new, meaning, whole, encoded, stored=stored)
                 stored = self._pending.holds(old)  # a tombstone
@@ -172,13 +167,14 @@ class Renames:
                 file.version = None
             self._move_name(file, new)
             file.kind, file.target = meaning.kind, meaning.target
-            self._contents.supersede(file)
             if meaning.kind is not NameKind.DOCUMENT:
                 file.frozen = None
             if stored or was is NameKind.DOCUMENT:
-                self._names.hide(source, old_name, had)
+                self._files.hide(source, old_name)
             file.leave_disk()
             self._descriptions.show_stored(file)
+        if meaning.kind is NameKind.COMPRESSED:
+            self._saving.retire(file)
         if was is NameKind.DOCUMENT:
             for changed in self._documents.remove(source, os.fsdecode(old_name)):
                 self._descriptions.describe_anew(changed)
@@ -259,7 +255,7 @@ class Renames:
 
 def _keeps_bytes(old: Target | None, new: Target | None) -> bool:
     """Return whether the journal's bytes of a file stay the same when it is renamed."""
-    return (old is None or not old.is_encoded) and (new is None or not new.is_encoded)
+    return (old is None or old.is_verbatim) and (new is None or new.is_verbatim)
 
 
 def _carried(file: WritableFile, meaning: NameMeaning) -> Buffer | None:

@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardfs.model.errors import CorruptShardError, ShardfsError, errno_of, message
 from shardfs.model.kinds import NameKind
 from shardfs.write.encoding import encode
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shardfs.model.blobs import Bytes
+    from shardfs.write.compressed import CompressedChunks
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.encoding import Encoded
@@ -29,8 +32,10 @@ if TYPE_CHECKING:
 class Saving:
     """Moves changed files from their buffers to where they are kept, and on once they are published. Thread-safe."""
 
-    def __init__(self, contents: FileContents, descriptions: Descriptions, backing: Backing) -> None:
-        self._contents, self._descriptions = contents, descriptions
+    def __init__(
+        self, contents: FileContents, compressed: CompressedChunks, descriptions: Descriptions, backing: Backing
+    ) -> None:
+        self._contents, self._compressed, self._descriptions = contents, compressed, descriptions
         self._writer, self._pending, self._documents = backing
         self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
 
@@ -51,8 +56,9 @@ class Saving:
 
     def _refuse(self, file: WritableFile, failure: OSError) -> None:
         file.refused = True
-        if file.path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
-            self._pending.refused.note(file.path, failure)
+        path = file.saved_path
+        if path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
+            self._pending.refused.note(path, failure)
 
     def _save(self, file: WritableFile) -> None:
         unsaved = file.unsaved()
@@ -92,7 +98,6 @@ class Saving:
                 self.put(file, path, encoded.stored, stored=True)
                 self.show_encoded(file, encoded)
             file.dirty, file.frozen = False, None
-            self._contents.supersede(file)
             return None
 
     def put(self, file: WritableFile, path: str, data: Bytes, *, stored: bool = False) -> None:
@@ -111,7 +116,10 @@ class Saving:
             self._names.hooks.invalidate_content(file.number)
 
     def write_through(self, file: WritableFile, path: str, data: bytes) -> None:
-        """Write a document, or a file of a remote store, to the store."""
+        """Write a document, or a file of a remote store, to the store; a compressed chunk to the journal."""
+        if file.kind is NameKind.COMPRESSED:
+            self._compressed.write(file, path, data)
+            return
         directory, _, name = path.rpartition("/")
         if file.kind is NameKind.DOCUMENT:  # chunks written under the old document are published first
             self._pending.drain(self._documents.described_by(directory, name))
@@ -159,14 +167,14 @@ class Saving:
                 self._base.changed(path)
             if file.buffer is not None:
                 file.drop_buffer()
-            if file.dirty:  # refused, and the writer got the error: restore the old contents
+            if file.dirty or file.kind is NameKind.COMPRESSED:  # refused, and the writer got the error: restore
                 file.dirty = False
                 file.mtime_ns = time.time_ns()
                 self._names.hooks.invalidate_content(file.number)
                 if not self._was_there(file, path):
                     self._files.unname(file)
                     if self._pending.holds(path):  # a removal
-                        self._names.hide(*split(path), file.target)
+                        self._files.hide(*split(path))
                     self._names.invalidate(*split(path))
 
     def _was_there(self, file: WritableFile, path: str) -> bool:
@@ -177,17 +185,27 @@ class Saving:
             return False
         target = file.target
         try:
-            return target is not None and not target.suffix and self._pending.is_stored(path, target)
+            return target is not None and self._pending.is_stored(path, target)
         except (OSError, CorruptShardError):  # reads of the file report the damage
             return True
 
+    def retire(self, file: WritableFile) -> None:
+        """Remove the name of a compressed chunk that was saved. Handles that are open fail with ESTALE from now on."""
+        with self._names.lock:
+            if file.dirty:  # another handle has written meanwhile, and its close saves that
+                return
+            file.drop_buffer()
+            if file.path is not None:
+                self._names.invalidate(*split(file.path))
+                self._files.unname(file)
+        self._names.hooks.reshaped(np.array([file.number], np.uint64))
+
     def rest(self, file: WritableFile) -> None:
-        """Forget a file that the source shows with the same contents, or under the plain name.
+        """Forget a file that the source shows with the same contents.
 
         The most recent of these files are kept, with their times and modes. The caller holds the lock.
         """
-        compressed = file.target is not None and file.target.suffix
-        self._unname([file] if compressed else self._files.settle(file))
+        self._unname(self._files.settle(file))
 
     def _unname(self, files: Iterable[WritableFile]) -> None:
         """Remove the names of files that the source now shows. The caller holds the lock."""
@@ -208,44 +226,25 @@ class Saving:
 
     def published(self, done: Mapping[str, Version]) -> None:
         """Update the files whose versions are now in their shards. Called without any lock."""
-        for path in done:
-            self._drop_plain_content(path)
         with self._names.lock:
             for path, version in done.items():
                 file = self._files.at(path)
                 if file is None:
                     if version.data is None:
-                        directory, name = split(path)
-                        self._names.reveal(directory, name, self._names.classify_name(directory, name).target)
+                        self._files.reveal(*split(path))
                     continue
                 if file.version is not None and file.version.lsn == version.lsn:
                     self._file_published(file, version)
 
-    def _drop_plain_content(self, path: str) -> None:
-        """Make the kernel drop cached bytes of a chunk that was written under a compressed name.
-
-        The chunk is about to be shown under its plain name, which the kernel may have cached with older bytes.
-        """
-        file = self._files.at(path)
-        if file is None or file.target is None or not file.target.suffix:
-            return
-        directory, name = split(path.removesuffix(file.target.suffix))
-        number = self._names.base_number(directory)
-        if number is not None:
-            with suppress(OSError, CorruptShardError):
-                self._names.hooks.drop_content(self._base.lookup(number, name).number)
-
     def _file_published(self, file: WritableFile, version: Version) -> None:
         file.stored = version.base
-        if file.target is None or file.target.is_verbatim or (version.stored and file.known_size >= 0):
+        if file.target is None or file.target.is_verbatim or version.stored:
             if not version.stored:
                 file.known_size = version.data.size if version.data is not None else 0
             file.version = None
             if file.is_settled:
                 self._unname(self._files.settle(file))
             return
-        self._contents.part_from_twin(file)  # the plain name is shown from now on
-        self._names.reveal(file.parent or "", file.name, file.target)
         if file.writers:  # open writers make the next version
             self._contents.load(file)
             file.version = None

@@ -15,6 +15,7 @@ from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import open_writer
 from shardfs.write.buffers import Budget
+from shardfs.write.compressed import CompressedChunks
 from shardfs.write.contents import FileContents
 from shardfs.write.descriptions import Descriptions
 from shardfs.write.directories import Directories
@@ -64,8 +65,9 @@ class WriteTree:
         directories = Directories(names, local=writer.local)
         view = Overlay(contents, directories)
         opened = OpenFiles(contents, backing)
-        descriptions = Descriptions(contents, view, opened, backing)
-        saving = Saving(contents, descriptions, backing)
+        compressed = CompressedChunks(view, opened, names, backing)
+        descriptions = Descriptions(contents, view, opened, compressed, backing)
+        saving = Saving(contents, compressed, descriptions, backing)
         calls = FileCalls(contents, view, opened, descriptions, saving, backing)
         metadata = FileMetadata(names, view, opened, saving, backing)
         entries = Entries(contents, view, directories, opened, descriptions, saving, metadata, backing)
@@ -98,6 +100,7 @@ class WriteTree:
         self.state, self.left = pending.state, pending.left
         descriptions.publish_chosen()
         view.recover()
+        descriptions.uncompress()
         pending.attach(saving.published, saving.is_held, base.datasets.forms.now)
 
     def close(self, timeout: float) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -40,9 +41,9 @@ def test_shards_in_two_files_are_written_after_unpack_and_pack(tmp_path: Path) -
     name = next(n for n in case.good if index.parent.name in n)
     with writable(case.path, tmp_path / "first") as mount:
         mount.mount()
-        done = attempt("cp", "/dev/null", mount.path / name)
-        assert done.returncode == 1
-        assert "Read-only file system" in done.stderr
+        for suffix in ("", ".gz"):
+            done = attempt("cp", "/dev/null", f"{mount.path / name}{suffix}")
+            assert (done.returncode, "Read-only file system" in done.stderr) == (1, True)
         log = (mount.path / ".shardfs/log").read_text()
         assert "two files (.index and .data), which shardfs only reads" in log
         assert "`shardfs unpack` and then `shardfs pack`" in log
@@ -156,6 +157,29 @@ def test_a_document_that_another_program_has_removed_is_not_made_anew(tmp_path: 
         assert why in (mount.path / ".shardfs/log").read_text()
         assert not source.exists()
         assert mount.umount().returncode == 3
+
+
+@pytest.mark.fuse
+def test_a_compressed_chunk_has_no_second_name(tmp_path: Path) -> None:
+    source, chunks = tmp_path / "source", [f"s/{x}-{x + 2}_0-2_0-2" for x in (0, 2, 4, 6)]
+    handmade.write_json(source / "info", handmade.volume_info((8, 2, 2), (2, 2, 2), handmade.sharding()))
+    for n, name in enumerate(chunks):
+        handmade.write_files(tmp_path, {f"{name}.gz": gzip.compress(b"%08d" % n)})
+    with writable(source, tmp_path) as mount:
+        mount.mount()
+        (mount.path / "s").mkdir()
+        copies = [("sh", "-c", 'cat "$0" > "$1"'), ("cp", "-p"), ("rsync", "-a")]
+        copies.append((sys.executable, "-c", "import shutil, sys; shutil.copy2(*sys.argv[1:])"))
+        for n, (name, command) in enumerate(zip(chunks, copies, strict=True)):
+            done = attempt(*command, tmp_path / f"{name}.gz", mount.path / f"{name}.gz")
+            assert (done.returncode, "FileNotFoundError" in done.stderr) == (int(n == 3), n == 3), done.stderr
+            assert "No such file or directory" in attempt("cat", mount.path / f"{name}.gz").stderr
+            assert (mount.path / name).read_bytes() == b"%08d" % n
+        with pytest.raises(OSError, match="Invalid argument"):
+            (mount.path / f"{chunks[0]}.br").write_bytes(b"any")
+        assert "cannot decompress .br files" in (mount.path / ".shardfs/log").read_text()
+        assert mount.umount().returncode == 3  # a version was refused
+    assert [run(sys.executable, "-m", "shardfs", "cat", source, c) for c in chunks] == [f"{n:08}" for n in range(4)]
 
 
 REPLACE = """

@@ -173,7 +173,7 @@ BUGS = [
     bug(
         "deleted chunks are shown again after a crash",
         "Overlay.recover",
-        "                    self._names.hide(parent, name, meaning.target)\n",
+        "                    self._files.hide(parent, name)\n",
         "                    pass\n",
         KILLS,
         MODEL,

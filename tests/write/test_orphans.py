@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from shardfs.vfs.tree import open_tree
 from shardfs.write.open_rw import open_writable
 from tests import handmade
 from tests.suites.walking import entries
+from tests.write.mounts import writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,6 +210,58 @@ def test_chunks_of_an_array_that_was_deleted_may_come_before_its_document(tmp_pa
         assert bytes(tree.read(tree.resolve("a/c/0/1").number, 0, 9)) == b"1234"
         tree.pending.flush()
         assert set(files(source / "a")) == {"zarr.json", "c/0/0"}
+
+
+BOXES = [f"{x}-{x + 2}_0-2_0-2" for x in (0, 2, 4, 6)]
+
+
+def test_compressed_chunks_may_come_before_their_document(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As `cp -r` copies them: closed, still open, open once more, and one that is not compressed at all."""
+    closed, opened, again, bad = (f"{box}.gz".encode() for box in BOXES)
+    info = json.dumps(handmade.volume_info((8, 2, 2), (2, 2, 2), None)).encode()
+    with tree_of(tmp_path, "precomputed:chunks_per_shard=4") as tree:
+        volume = tree.mkdir(ROOT, b"v", 0o755).number
+        scale = tree.mkdir(volume, b"s", 0o755).number
+        for name, data in ((closed, gzip.compress(b"closed..")), (again, gzip.compress(b"again...")), (bad, b"bad")):
+            put(tree, scale, name.decode(), data)
+        handles = [tree.create(scale, name, os.O_RDWR | os.O_CREAT, 0o644)[1] for name in (opened, again)]
+        data = gzip.compress(b"opened..")
+        tree.write(handles[0], 0, data[:9])
+        put(tree, volume, "info", info)
+        scale = tree.resolve("v/s").number
+        tree.write(handles[0], 9, data[9:])
+        for handle in handles:
+            tree.flush(handle)
+            tree.release(handle)
+        for box, shown in zip(BOXES, (b"closed..", b"opened..", b"again..."), strict=False):
+            assert bytes(tree.read(tree.resolve(f"v/s/{box}").number, 0, 9)) == shown
+        assert {entry.name for entry in entries(tree, scale)} == {*map(str.encode, BOXES[:3]), bad}  # type: ignore[arg-type]
+        tree.pending.flush()
+        assert tree.left() == [f"v/s/{bad.decode()}"]
+        assert f"v/s/{bad.decode()}: cannot be a compressed chunk, so it stays in the journal" in caplog.text
+    source = open_tree(str(tmp_path / "source"))
+    numbers = [source.resolve(f"v/s/{box}").number for box in BOXES[:3]]
+    assert [bytes(source.read(n, 0, 9)) for n in numbers] == [b"closed..", b"opened..", b"again..."]
+
+
+@pytest.mark.fuse
+def test_compressed_chunks_get_their_document_between_two_mounts(tmp_path: Path) -> None:
+    """From another program, after a crash. The chunk that was closed last counts."""
+    source, info = tmp_path / "source", handmade.volume_info((8, 2, 2), (2, 2, 2), handmade.sharding())
+    source.mkdir()
+    with writable(source, tmp_path, "--create", "precomputed:chunks_per_shard=4") as mount:
+        mount.mount()
+        scale = mount.path / "v/s"
+        scale.mkdir(parents=True)
+        for data in (b"first...", b"second.."):
+            (scale / f"{BOXES[0]}.gz").write_bytes(gzip.compress(data))
+        mount.kill()
+        mount.clear()
+        handmade.write_json(source / "v/info", info)
+        mount.mount()
+        assert ((scale / BOXES[0]).read_bytes(), os.listdir(scale)) == (b"second..", [BOXES[0]])
+        assert mount.umount().returncode == 0
+    assert b"second.." in files(source)["v/s/0.shard"]
 
 
 @pytest.mark.parametrize(("above", "separator"), [("c/0", "/"), ("", ".")])

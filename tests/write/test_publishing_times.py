@@ -125,9 +125,9 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
 ) -> None:
     """Where the new version's forerunner lies is noted at the moment at which that counts as published."""
     x, writers = opened("zarr"), list[threading.Thread]()
-    real = Job.entries
+    real = Job.done
 
-    def entries(*args: Any) -> Any:
+    def done(*args: Any) -> Any:
         found = real(*args)
         if not writers and b"abcd" in (x.source("c/1/1") or b""):  # not yet done
             writers.append(threading.Thread(target=x.put, args=("c/3/3", b"next")))
@@ -135,7 +135,7 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
             writers[0].join(0.3)
         return found
 
-    monkeypatch.setattr(Job, "entries", entries)
+    monkeypatch.setattr(Job, "done", done)
     pending = pending_of(x)
     pending.shards.settings = Publishing(idle_s=NEVER_S, age_s=NEVER_S)
     x.put("c/3/3", b"abcd")
@@ -143,53 +143,6 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
     writers[0].join()
     assert pending.versions()["a/c/3/3"].base.digests == (digest_of(MemoryBlob(b"abcd")),)
     x.publish()
-
-
-def test_the_kernel_forgets_a_plain_name_before_it_is_shown_again(opened: Callable[[str], Place]) -> None:
-    """It may have the bytes of that from before the chunk was written under a compressed name, and would keep them."""
-    x, name = opened("precomputed"), "s/2-4_0-2_0-2"
-    tree = cast("InProcess", x.calls).tree
-    told: list[tuple[int, bytes]] = []
-    x.put(f"{name}.gz", gzip.compress(b"%08d" % 1))
-    x.publish()
-    stored = x.stat(name).st_ino
-
-    def forget(number: int) -> None:
-        assert x.stat(name).st_ino != number
-        told.append((number, bytes(tree.base.read(number, 0, 99))))
-
-    tree.hooks.drop_content = forget
-    x.put(f"{name}.gz", gzip.compress(b"%08d" % 2))
-    x.publish()
-    assert told == [(stored, b"%08d" % 2)]
-    assert x.stat(name).st_ino == stored
-
-
-@pytest.mark.parametrize("cut", [True, False])
-def test_a_chunk_that_is_opened_again_while_it_arrives_is_kept(
-    cut: bool, opened: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under a compressed name, which is not there any more once it has arrived."""
-    x, name, new = opened("precomputed"), "s/2-4_0-2_0-2", gzip.compress(b"%08d" % 2)
-    real, done, asked = Job.entries, list[int](), list[int]()
-
-    def entries(*args: Any) -> Any:
-        asked.append(1)
-        if len(asked) == 2:  # the shard is replaced, and this version is as good as published
-            done.append(x.calls.open(x.path(f"{name}.gz"), os.O_WRONLY | (os.O_TRUNC if cut else 0)))
-        return real(*args)
-
-    monkeypatch.setattr(Job, "entries", entries)
-    x.put(f"{name}.gz", gzip.compress(b"%08d" % 1))
-    cases.until(lambda: x.xattr("s", "dirty") == b"0")
-    assert x.get(name) == b"%08d" % 1
-    if cut:
-        x.calls.write(done[0], new)
-    x.calls.close(done[0])
-    assert x.get(name) == b"%08d" % (2 if cut else 1)
-    x.publish()
-    assert x.get(name) == b"%08d" % (2 if cut else 1)
-    cases.until(lambda: not x.exists(f"{name}.gz"))  # who publishes by himself says so a moment later
 
 
 def test_names_of_one_chunk_take_turns_while_it_is_published(opened: Callable[[str], Place]) -> None:

@@ -173,6 +173,15 @@ def test_cloudvolume(what: str, source: Path, tmp_path: Path) -> None:
     assert "nobody@example.org" in (source / "v/provenance").read_text()
 
 
+def test_igneous(source: Path, tmp_path: Path) -> None:
+    """The smaller scale is written and read in compressed chunks, beside the one from which it is made."""
+    python, create = client_python("cv"), "precomputed:shard_bits=1"
+    (small,) = through(source, tmp_path, "through_igneous", create=create, python=python).values()
+    for scale, wanted in enumerate((small.repeat(2, 0).repeat(2, 1), small)):
+        same(read_tensorstore.read("neuroglancer_precomputed", str(source / "v"), scale), wanted, str(scale))
+    assert {p.suffix for p in source.glob("v/*_*_*/*")} == {".shard"}
+
+
 @torture
 @pytest.mark.parametrize("name", ["igneous_murmur", "igneous_identity"])
 def test_cloudvolume_skeletons_and_meshes(name: str, tmp_path: Path) -> None:

@@ -98,22 +98,25 @@ def test_it_survives_a_kill_with_its_new_name(
 
 @pytest.mark.parametrize("there", [None, "", ".gz"])
 def test_it_becomes_a_compressed_chunk(there: str | None, tmp_path: Path) -> None:
-    """In place of none, of one that is not, or of another one; each is still open."""
+    """In place of none, of a stored one, or of another one; each is still open."""
     target = TARGETS["precomputed"]
     (tmp_path / "source").mkdir()
     target.create(tmp_path / "source")
     chunk, data = target.path(0), gzip.compress(target.shown(2), mtime=0)
     with Whole().open(target, tmp_path / "source", tmp_path / "journal") as files:
-        other = None if there is None else unsaved(files, chunk + there, b"replaced")
+        if there is not None:
+            unsaved(files, chunk + there, b"replaced")
         handle = unsaved(files, f"{chunk}.gz.__lock", data)
         files.rename(f"{chunk}.gz.__lock", f"{chunk}.gz")
-        for opened in (other, handle):
-            assert (files.read(f"{chunk}.gz"), files.read(chunk)) == (data, target.shown(2))
-            if opened is not None:
-                close(files, opened)
+        assert files.read(f"{chunk}.gz") is None
+        if there != "":  # a program that writes the chunk itself sees its own bytes
+            assert files.read(chunk) == target.shown(2)
+        with pytest.raises(OSError, match="Stale"):
+            files.tree.write(handle, 0, b"more")
+        close(files, handle)
         files.die()
     with Whole().open(target, tmp_path / "source", tmp_path / "journal") as files:
-        assert (files.read(f"{chunk}.gz"), files.read(chunk)) == (data, target.shown(2))
+        assert (files.read(f"{chunk}.gz"), files.read(chunk)) == (None, target.shown(2))
         files.publish()
         assert files.read(chunk) == target.shown(2)
 

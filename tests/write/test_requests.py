@@ -395,9 +395,6 @@ def test_the_kernel_is_told_of_changes_that_it_did_not_make(writer: Writer) -> N
     (told,) = writer.notices(1)
     assert (told.unique, -told.error) == (0, 2)
     assert told.body == struct.pack("=Qqq", 5, 0, 0)
-    writer.tree.hooks.drop_content(6)
-    (told,) = writer.notices(1)
-    assert told.body == struct.pack("=Qqq", 6, 0, 0)
 
 
 def test_a_request_that_was_postponed_is_done_once() -> None:

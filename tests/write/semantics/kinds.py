@@ -726,48 +726,61 @@ def _(x: Place) -> None:
     until(lambda: not x.exists(f"{B}.gz"))
 
 
-@case("volumes/compressed chunks have the writer's name until the end", source="precomputed")
+@case("volumes/a compressed chunk is the chunk from its close on", source="precomputed")
 def _(x: Place) -> None:
-    data = gzip.compress(b"abcdefgh")
-    x.put(f"{B}.gz", data)
-    same((x.get(f"{B}.gz"), listed(x, B[2:])), (data, [f"{B[2:]}.gz"]))
-    x.publish()
-    named = listed(x, B[2:])
-    same(len(named), 1)
-    same(x.get(f"s/{named[0]}"), data if named[0].endswith(".gz") else b"abcdefgh")
-
-
-@case("volumes/a compressed chunk takes the place of a stored one", source="precomputed")
-def _(x: Place) -> None:
-    x.put(f"{A}.gz", gzip.compress(b"abcdefgh"))
-    same(listed(x, A[2:]), [f"{A[2:]}.gz"])
-    x.publish()
-    named = listed(x, A[2:])
-    same(len(named), 1)
-    x.unlink(f"s/{named[0]}")
-    x.publish()
-    same(listed(x, A[2:]), [])
+    for name, before in ((A, [A[2:]]), (B, [])):
+        same(x.exists(name), bool(before))
+        with x.opened(f"{name}.gz", NEW) as fd:
+            x.calls.write(fd, gzip.compress(b"abcdefgh"))
+            same(listed(x, name[2:]), [*before, f"{name[2:]}.gz"])
+        same((x.get(name), listed(x, name[2:]), x.exists(f"{name}.gz")), (b"abcdefgh", [name[2:]], False))
+        fails(errno.ENOENT, x.unlink, f"{name}.gz")
+        x.publish()
+        same((x.get(name), listed(x, name[2:])), (b"abcdefgh", [name[2:]]))
+        x.unlink(name)
+        x.publish()
+        same(listed(x, name[2:]), [])
 
 
 @case("volumes/a plain chunk takes the place of a compressed one", source="precomputed")
 def _(x: Place) -> None:
-    x.put(f"{B}.gz", gzip.compress(b"abcdefgh"))
-    x.put(B, b"ABCDEFGH")
+    for number in range(4):
+        x.put(f"{B}.gz", gzip.compress(b"%08d" % number))
+        same(x.get(B), b"%08d" % number)
+        x.put(B, b"ABCDEFGH")
+        same((x.get(B), x.exists(f"{B}.gz")), (b"ABCDEFGH", False))
     x.publish()
     same(x.get(B), b"ABCDEFGH")
-    x.unlink(B)
-    x.publish()
-    same((x.exists(B), x.exists(f"{B}.gz")), (False, False))
 
 
-@case("volumes/a compressed chunk is removed", source="precomputed")
+@case("volumes/a compressed chunk is synced", source="precomputed")
 def _(x: Place) -> None:
-    for name in (A, B):
-        x.put(f"{name}.gz", gzip.compress(b"abcdefgh"))
-        x.unlink(f"{name}.gz")
-        same((x.exists(f"{name}.gz"), x.exists(name)), (False, False))
+    """A reader of the chunk that has it open sees the new bytes, as after any overwrite."""
+    with x.opened(A) as reader, x.opened(f"{A}.gz", NEW) as fd:
+        fails(errno.EINVAL, x.calls.fsync, fd)
+        x.calls.write(fd, gzip.compress(b"abcdefgh"))
+        x.calls.fsync(fd)
+        same((x.get(A), x.exists(f"{A}.gz"), x.calls.pread(reader, 9, 0)), (b"abcdefgh", True, b"abcdefgh"))
+    same((x.get(A), x.exists(f"{A}.gz")), (b"abcdefgh", False))
+
+
+@case("volumes/a compressed chunk is removed, renamed or linked", source="precomputed")
+def _(x: Place) -> None:
+    data = gzip.compress(b"abcdefgh")
+    with x.opened(f"{A}.gz", NEW) as fd:
+        x.calls.write(fd, data)
+        x.unlink(f"{A}.gz")
+    same((x.get(A), x.exists(f"{A}.gz")), (bytes(8), False))
+    x.put("s/x.partial", data)
+    fails(errno.EPERM, x.link, "s/x.partial", f"{A}.gz")
+    x.rename("s/x.partial", f"{A}.gz")
+    same((x.get(A), x.exists(f"{A}.gz"), x.exists("s/x.partial")), (b"abcdefgh", False, False))
+    x.put("s/x.partial", data[:-1])
+    fails(errno.EINVAL, x.rename, "s/x.partial", f"{B}.gz")
+    same((x.get("s/x.partial"), x.exists(B), x.exists(f"{B}.gz")), (data[:-1], False, False))
+    x.unlink("s/x.partial")
     x.publish()
-    same(listed(x, ""), [])
+    same(x.get(A), b"abcdefgh")
 
 
 @case("objects/by id", source="ids")
