@@ -33,7 +33,7 @@ from bench_lib import ENVIRONMENT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-GRID, CHUNK, PER_SHARD = (32, 32), (256, 256), (8, 8)
+GRID, CHUNK, PER_SHARD = (int(os.environ.get("SHARDFS_BENCH_ROWS", "32")), 32), (256, 256), (8, 8)
 CHUNKS = math.prod(GRID)
 BYTES = CHUNKS * math.prod(CHUNK)
 
