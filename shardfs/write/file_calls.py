@@ -139,15 +139,18 @@ class FileCalls:
 
     def truncate(self, number: int, size: int, handle: int | None) -> None:
         """Shorten a file, or extend it with zeros. `handle` is given if the caller has the file open."""
-        file = self._open_files.adopt(number) if handle is None else self._open_files.writable(handle)
-        if not file.writers:
-            self._names.waiting()
-        self._resize(file, size)
-        if not file.writers:  # no close follows that would save it
-            try:
+        if handle is not None:
+            self._resize(self._open_files.writable(handle), size)
+            return
+        file, opened = self._open_files.add_known(number, os.O_WRONLY)
+        try:
+            if file.writers == 1:
+                self._names.waiting()
+            self._resize(file, size)
+            if file.writers == 1:  # else the close of another writer saves it
                 self._saving.settle(file)
-            finally:
-                self._saving.drop_buffer(file)
+        finally:
+            self.release(opened)
 
     def _resize(self, file: WritableFile, size: int) -> None:
         if file.fd >= 0:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardfs.write.publishing import Publishing
+from tests.interleaving import interleaved
 from tests.write.engines import TreeFiles, Whole
 from tests.write.oracle import found_by
 from tests.write.scale import times
@@ -182,6 +183,27 @@ def test_two_closes_at_once_save_what_was_written_since_the_last_flush(
     assert files.read(target.path(0)) == target.shown(7)
     files.publish()
     assert found_by(target, "tensorstore", tmp_path / "store")[0][0] == 7
+
+
+@pytest.mark.parametrize("target", [TARGETS["zarr_end"]], ids=["zarr_end"])
+def test_a_file_is_truncated_while_a_reader_closes_it(target: Target, files: TreeFiles) -> None:
+    path = f"{target.path(0)}.partial"
+    files.write(path, bytes(5))
+    number = files.tree.resolve(path).number
+    size = 5
+
+    def truncate() -> None:
+        files.tree.truncate(number, size, None)
+
+    def read_and_close() -> None:
+        files.tree.release(files.tree.open(number, os.O_RDONLY))
+
+    def lengthen() -> None:
+        nonlocal size
+        size += 1
+
+    for step in interleaved(truncate, read_and_close, "write/file_calls", "write/saving", prepare=lengthen):
+        assert len(files.read(path) or b"") == size, f"step {step}"
 
 
 @pytest.mark.slow
