@@ -6,8 +6,10 @@ that is held too long (reads on it then fail instead of hanging), and a mount le
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -27,17 +29,22 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import datasets
+from tests import data_precomputed_ids, datasets
 from tests.datasets import ROOT, Array, Client, Dataset
 from tests.datasets import client_python as client_python  # for tests to import from here
+from tests.write.scale import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Examples run beside other processes on few cores: no example is too slow by itself.
+    from tests.data_precomputed_ids import IdDataset
+
+# Examples run beside other processes on few cores: no example is too slow by itself. SHARDFS_TORTURE multiplies them.
 # And a suite's tests are meant to be inherited by several classes.
 # Not in tests/__init__.py: clients run under virtualenvs that have no Hypothesis.
-settings.register_profile("shardfs", deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+settings.register_profile(
+    "shardfs", deadline=None, suppress_health_check=[HealthCheck.differing_executors], max_examples=30 * times()
+)
 settings.load_profile("shardfs")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
@@ -145,18 +152,46 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # ------------------------------------------------------------------------------------------------ datasets
 
 
+class WrittenOnce:
+    """Datasets that all workers of a test run share: the first that needs one writes it. Nobody else writes to it."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self.directory = directory
+        self.here: dict[str, Any] = {}
+
+    def get(self, name: str, write: Callable[[Path], Any]) -> Any:
+        """What `write` returned for the directory of this name."""
+        if name not in self.here:
+            root, result = self.directory / name, self.directory / f"{name}.pickle"
+            with (self.directory / f"{name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not result.exists():
+                    shutil.rmtree(root, ignore_errors=True)  # of a worker that was killed
+                    root.mkdir()
+                    result.with_suffix(".new").write_bytes(pickle.dumps(write(root)))
+                    result.with_suffix(".new").rename(result)
+                self.here[name] = pickle.loads(result.read_bytes())
+        return self.here[name]
+
+
 @pytest.fixture(scope="session")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Dataset]:
+def written_once(tmp_path_factory: pytest.TempPathFactory) -> WrittenOnce:
+    base = tmp_path_factory.getbasetemp()
+    return WrittenOnce((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "datasets")
+
+
+@pytest.fixture(scope="session")
+def dataset(written_once: WrittenOnce) -> Callable[[str, str], Dataset]:
     """`dataset("zarr3", "nested")`: written on first use, shared by the session, not to be written to."""
-    written: dict[tuple[str, str], Dataset] = {}
+    registries = {"zarr3": datasets.ZARR3, "precomputed": datasets.PRECOMPUTED}
+    return lambda kind, name: written_once.get(f"{kind}-{name}", registries[kind][name])
 
-    def get(kind: str, name: str) -> Dataset:
-        if (kind, name) not in written:
-            registry = {"zarr3": datasets.ZARR3, "precomputed": datasets.PRECOMPUTED}[kind]
-            written[kind, name] = registry[name](tmp_path_factory.mktemp(f"{kind}-{name}"))
-        return written[kind, name]
 
-    return get
+@pytest.fixture(scope="session")
+def id_dataset(written_once: WrittenOnce) -> Callable[[str], IdDataset]:
+    """The same for meshes, skeletons and annotations, by name."""
+    return lambda name: written_once.get(f"ids-{name}", data_precomputed_ids.DATASETS[name])
 
 
 @pytest.fixture(params=sorted(datasets.ZARR3))

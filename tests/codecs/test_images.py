@@ -16,7 +16,7 @@ import imagecodecs
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -87,7 +87,6 @@ def test_png(dtype: str, channels: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(_decode("png", chunk, data), data)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_compressed_segmentation(tmp_path_factory: pytest.TempPathFactory, draw: st.DataObject) -> None:
     shape = [draw.draw(st.integers(1, n)) for n in (2, 9, 11, 20)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs import blosc
 
@@ -95,7 +95,6 @@ def _element(fill: Any, dtype: np.dtype[Any]) -> Any:
     return np.array(complex(*parts) if dtype.kind == "c" else parts[0]).astype(dtype)
 
 
-@settings(max_examples=150)
 @given(_arrays())
 def test_any_array_of_rows_is_read(tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, Any]) -> None:
     data, how = written
@@ -282,7 +281,6 @@ def _columns(draw: st.DrawFn) -> tuple[str, Data, int]:
     return kind, (np.arange(math.prod(shape)) % 100).astype(dtype).reshape(shape), draw(st.integers(1, 9))
 
 
-@settings(max_examples=150)
 @given(_columns())
 def test_any_array_of_bcolz_is_read_in_other_layouts(
     tmp_path_factory: pytest.TempPathFactory, written: tuple[str, Data, int]

@@ -13,7 +13,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.zarr_transformer import Hierarchy
@@ -324,7 +324,6 @@ def _written(root: Path, data: Data, how: dict[str, Any]) -> None:
     write_hierarchy(root, {"a": document}, {f"a/{name}": shard for name, shard in shards.items()})
 
 
-@settings(max_examples=150)
 @given(_arrays())
 def test_any_array_is_read(tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, dict[str, Any]]) -> None:
     data, how = written

@@ -17,7 +17,7 @@ import pytest
 import tensorstore as ts
 import z5py
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.codecs import decoders, encoders
@@ -296,7 +296,6 @@ def _arrays(draw: st.DrawFn) -> tuple[Data, dict[str, Any]]:
     return data, {"chunk": chunk, "chain": chain, "shard": shard, "fill_value": fill}
 
 
-@settings(max_examples=150)
 @given(_arrays())
 def test_any_array_of_zarr_is_read_as_n5(tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, Any]) -> None:
     data, how = written
@@ -590,7 +589,6 @@ def _stored(array: Array, data: Data, cell: Coords) -> bytes:
     return frame + encoders.encode(encoding.codecs, payload)
 
 
-@settings(max_examples=200)
 @given(_described_arrays(), st.data())
 def test_any_described_array_is_read_as_n5(
     tmp_path_factory: pytest.TempPathFactory, described: tuple[Array, Data], draw: st.DataObject

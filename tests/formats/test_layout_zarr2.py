@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.codecs import decoders, encoded_chunks
@@ -61,7 +61,6 @@ def _read_zarr(path: Path) -> Data:
 # ---------------------------------------------------------------------------------------------------- arrays
 
 
-@settings(max_examples=200)
 @given(arrays())
 def test_any_array_of_zarr_v3_is_read_as_v2(tmp_path_factory: pytest.TempPathFactory, written: Written) -> None:
     path = tmp_path_factory.mktemp("zarr2")
@@ -304,7 +303,6 @@ def test_strings_of_one_length_pass(member: str, dtype: str, tmp_path: Path) -> 
 # --------------------------------------------------------------------------------- the codec that is asked for
 
 
-@settings(max_examples=100)
 @given(arrays(), st.sampled_from(("zarr2", "zarr3", "n5")), st.sampled_from(sorted(CODECS)))
 def test_any_array_in_the_codec_that_is_asked_for(
     tmp_path_factory: pytest.TempPathFactory, written: Written, layout: str, codec: str

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.codecs.decoders import decode
@@ -27,10 +27,11 @@ from tests.handmade import write_files, write_json
 from tests.suites.walking import entries, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.datasets import Array as Data
+    from tests.datasets import Dataset
 
 
 def _zarr3(path: Path, *, skip: bool = False) -> Tree:
@@ -105,7 +106,6 @@ def _cut(block: bytes, position: tuple[int, ...], data: Data, chunk: tuple[int, 
     return data_n5.header(part.shape) + payload
 
 
-@settings(max_examples=150)
 @given(_n5_datasets())
 def test_any_array_of_n5_is_read_as_zarr(
     tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, dict[str, Any]]
@@ -283,10 +283,10 @@ def test_axes_and_the_users_attributes_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRECOMPUTED))
-def test_every_form_of_volume_is_read(name: str, tmp_path: Path) -> None:
-    dataset = PRECOMPUTED[name](tmp_path)
-    info = json.loads((dataset.path / "info").read_bytes())
-    for form in (dataset.path, dataset.twin):
+def test_every_form_of_volume_is_read(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
+    volume = dataset("precomputed", name)
+    info = json.loads((volume.path / "info").read_bytes())
+    for form in (volume.path, volume.twin):
         tree = _zarr3(form, skip=True)
         assert [p.path for p in tree.problems()] in ([], ["mesh"])
         shown = walk(tree)
@@ -294,7 +294,7 @@ def test_every_form_of_volume_is_read(name: str, tmp_path: Path) -> None:
         write_files(tmp_path / "shown" / form.name, shown)
         (image,) = _parsed(shown, "")["attributes"]["ome"]["multiscales"]
         assert [d["path"] for d in image["datasets"]] == [scale["key"] for scale in info["scales"]]
-        for mip, data in dataset.arrays.items():
+        for mip, data in volume.arrays.items():
             key = info["scales"][int(mip)]["key"]
             wanted = np.asarray(data.T if data.shape[3] > 1 else data[..., 0].T)
             assert_equal(read_zarr(tmp_path / "shown" / form.name, key), wanted)
@@ -331,8 +331,8 @@ def test_where_a_volume_begins_is_told_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ZARR3))
-def test_of_zarr_itself_it_is_the_native_layout(name: str, tmp_path: Path) -> None:
-    path = ZARR3[name](tmp_path).path
+def test_of_zarr_itself_it_is_the_native_layout(name: str, dataset: Callable[[str, str], Dataset]) -> None:
+    path = dataset("zarr3", name).path
     native = walk(open_tree(str(path)))
     shown = walk(_zarr3(path))
     assert {n: d for n, d in shown.items() if n in native} == native

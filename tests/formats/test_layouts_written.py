@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats import zarr3_view
@@ -38,7 +38,6 @@ LAYOUTS: dict[str, Callable[[Array], ChunkEncoding]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=60)
 @given(case=cases(), draw=st.data())
 def test_what_a_client_of_a_layout_writes_is_stored(layout: str, case: Case, draw: st.DataObject) -> None:
     try:

@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.documents import parse_json
@@ -281,7 +281,6 @@ _NESTED = attributes((20, 15), (8, 4), "uint16", codecs=[
 
 
 @pytest.mark.parametrize("document", [_sharded(), _NESTED, SEED], ids=["sharded", "nested", "seed"])
-@settings(max_examples=100)
 @given(st.data())
 def test_wrong_types_anywhere_in_metadata(document: Any, data: st.DataObject) -> None:
     values = json_values | st.sampled_from(("n5bytes", "raw-bytes", "end", "indexed"))

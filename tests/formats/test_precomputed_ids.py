@@ -257,19 +257,6 @@ def _remote(path: Path) -> Store:
     return FsspecStore(fsspec.filesystem("file"), str(path))
 
 
-@pytest.fixture(scope="session")
-def id_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], IdDataset]:
-    """A variant by name: written on first use, shared by the session, not to be written to."""
-    written: dict[str, IdDataset] = {}
-
-    def get(name: str) -> IdDataset:
-        if name not in written:
-            written[name] = data_precomputed_ids.DATASETS[name](tmp_path_factory.mktemp(name))
-        return written[name]
-
-    return get
-
-
 class Forbidding(RangeHandler):
     """As object stores answer: a directory is nothing."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.zarr2 import ZARR2
@@ -192,7 +192,6 @@ def _documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     return document, attributes
 
 
-@settings(max_examples=100)
 @given(_documents())
 def test_what_is_described_is_shown_as_it_was_written(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
     shown = shown_as_zarr2(_opened(*documents), {})
@@ -238,7 +237,6 @@ def _arrays(draw: st.DrawFn) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
     return metadata, data
 
 
-@settings(max_examples=40)
 @given(_arrays(), st.sampled_from(("zarr3", "n5")))
 def test_any_array_is_read_in_other_layouts(
     tmp_path_factory: pytest.TempPathFactory, written: tuple[dict[str, Any], Any], layout: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments, Hierarchy
@@ -258,7 +258,6 @@ def test_consolidated_metadata_is_rewritten() -> None:
         assert ArrayDocuments(".json").rewrite("x", ".zmetadata", json.dumps(nothing).encode()) is None
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_wrong_types_anywhere_in_metadata(data: st.DataObject) -> None:
     document: Any = array_document((7, 10), (2, 3), DUMMY, sharding(2, 2), sharding(2, 1))

@@ -24,7 +24,7 @@ import tensorstore as ts
 import z5py
 import zarr
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardfs
@@ -41,6 +41,7 @@ from tests.jobs.test_pack import files, indexed_payloads, parsed, problems, show
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tests.data_precomputed_ids import IdDataset
     from tests.datasets import Dataset
 
     Data = np.ndarray[Any, Any]
@@ -203,7 +204,6 @@ def test_volumes_become_images(name: str, dataset: Callable[[str, str], Dataset]
             assert np.array_equal(found.reshape(expected.shape), expected)
 
 
-@settings(max_examples=30)
 @given(
     shape=st.lists(st.integers(1, 20), min_size=1, max_size=3),
     dtype=st.sampled_from(["u1", "i2", "u4", "f8"]),
@@ -380,8 +380,8 @@ def test_superchunks(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.interop
 @pytest.mark.parametrize("name", sorted(data_precomputed_ids.DATASETS))
-def test_objects_with_ids_keep_every_file(name: str, tmp_path: Path) -> None:
-    given = data_precomputed_ids.DATASETS[name](tmp_path)
+def test_objects_with_ids_keep_every_file(name: str, id_dataset: Callable[[str], IdDataset], tmp_path: Path) -> None:
+    given = id_dataset(name)
     target = tmp_path / "target"
     assert problems(pack(str(given.twin), str(target))) == []
     assert parsed(shown(target)) == parsed(files(given.twin))
@@ -605,7 +605,6 @@ def test_gzip_files_are_not_packed_in_place(dataset: Callable[[str, str], Datase
 # ---- any array
 
 
-@settings(max_examples=40)
 @given(written=arrays(), format=st.sampled_from(["n5", "precomputed", "bcolz"]), per=st.integers(1, 3))
 def test_any_array_is_right_or_refused(
     tmp_path_factory: pytest.TempPathFactory, written: Written, format: str, per: int

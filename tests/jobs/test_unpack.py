@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from shardfs.jobs.calling import Progress
     from shardfs.jobs.pack import PackReport
     from shardfs.model.dataset import Problem
+    from tests.data_precomputed_ids import IdDataset
 
 __all__ = ["cluster", "started"]  # fixtures
 
@@ -111,8 +112,10 @@ def test_n5_equals_what_its_writer_writes_unsharded(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", sorted(data_precomputed_ids.DATASETS))
-def test_meshes_skeletons_and_annotations_equal_what_their_writers_write(name: str, tmp_path: Path) -> None:
-    given = data_precomputed_ids.DATASETS[name](tmp_path)
+def test_meshes_skeletons_and_annotations_equal_what_their_writers_write(
+    name: str, id_dataset: Callable[[str], IdDataset], tmp_path: Path
+) -> None:
+    given = id_dataset(name)
     unpacked(given.path, tmp_path / "target")
     assert files(tmp_path / "target") == shown(given.path)
     chunks = {name: raw for name, raw in files(given.twin).items() if Path(name).name != "info"}

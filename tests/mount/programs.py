@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +16,15 @@ from tests import conftest
 from tests.conftest import client_python, run_client
 from tests.datasets import ROOT
 from tests.mount.processes import end as end
+from tests.write.scale import times
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Sequence
 
     from tests.datasets import Array, Client, Dataset
+
+Wanted = TypeVar("Wanted")
 
 READERS: dict[Client, str] = {
     "tensorstore": "read_tensorstore",
@@ -115,6 +119,12 @@ def outcome_of(out: Path, failed: Path) -> Array | str:
         return "the client ended before"
     array: Array = np.load(out)
     return array
+
+
+def dealt(wanted: Sequence[Wanted], client: str, clients: Sequence[str]) -> list[Wanted]:
+    """The share of one of several clients that read the same files; each reads all where tests marked `torture` run."""
+    mixed = random.Random(0).sample(wanted, len(wanted))
+    return mixed if times() > 1 else mixed[clients.index(client) :: len(clients)]
 
 
 def errno_of(call: Callable[[], object]) -> int | None:

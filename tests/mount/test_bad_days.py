@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
-GRID, SHARD = (4, 8, 8), (2, 4, 4)
+GRID, SHARD = (4, 4, 8), (2, 4, 4)
 """Chunks of the array, and chunks of a shard."""
 
 NBYTES = 16**3
@@ -144,7 +144,7 @@ def test_no_reader_notices(name: str, store: Store, mounted: Mounted) -> None:
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("name", RETRIED)
+@pytest.mark.parametrize("name", ["503, Retry-After", "SlowDown for a while", "cut"])
 def test_no_reader_notices_on_s3(name: str, s3_store: Store, mounted: Mounted) -> None:
     with mounted_store(s3_store, mounted, "-o", "store_timeout=20,store_retries=8", s3=True) as mount:
         s3_store.fail({"path": "/c/", **RETRIED[name]})
@@ -196,9 +196,16 @@ def test_a_chunk_that_hangs_does_not_block_the_names_beside_it(store: Store, mou
         assert hangs.result() == errno.ETIMEDOUT
 
 
-@pytest.mark.parametrize("gap", [b"", bytes(100)], ids=["same size", "other size"])
 @pytest.mark.parametrize(
-    ("kind", "index_ttl"), [("strong", "1"), ("strong", "forever"), ("weak", "1"), ("untagged", "1")]
+    ("kind", "index_ttl", "gap"),
+    [
+        ("strong", "1", b""),
+        ("strong", "1", bytes(100)),
+        ("strong", "forever", bytes(100)),
+        ("weak", "1", b""),
+        ("untagged", "1", bytes(100)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "other size" if value else "same size",
 )
 def test_shards_that_are_replaced_in_the_middle_of_a_stream(
     kind: str, index_ttl: str, gap: bytes, mounted: Mounted, tmp_path: Path
@@ -240,7 +247,7 @@ def test_chunks_that_change_their_size_are_not_cut(sizes: tuple[int, int], mount
         assert {path.stat().st_size for path in paths} == {sizes[1]}
 
 
-@pytest.mark.parametrize("kind", ["status", "reset", "cut", "short", "hang"])
+@pytest.mark.parametrize("kind", ["status", "short", "hang"])
 def test_a_container_that_was_not_reached_is_a_directory_later(kind: str, mounted: Mounted, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     write(tmp_path / "served/a")

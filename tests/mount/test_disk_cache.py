@@ -97,13 +97,13 @@ def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path
     write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
     with serving(tmp_path / "served") as store:
         with mounted(f"{store.url}/a", *given) as mount:
-            expect(mount, range(40), 0)
+            expect(mount, range(20), 0)
             write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 1000)
-            expect(mount, range(64), 1000)
+            expect(mount, range(0, 64, 3), 1000)
         write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 2000)
         for _ in range(2):
             with mounted(f"{store.url}/a", *given) as mount:
-                expect(mount, range(64), 2000)
+                expect(mount, range(0, 64, 3), 2000)
 
 
 def test_offline(mounted: Mounted, tmp_path: Path) -> None:
@@ -124,19 +124,19 @@ def test_offline(mounted: Mounted, tmp_path: Path) -> None:
 
 
 def test_damaged_entries_are_fetched_again(store: Store, mounted: Mounted, tmp_path: Path) -> None:
-    given = options(tmp_path / "cache")
+    given, some = options(tmp_path / "cache", "prefetch=0"), ALL[:100]
     with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, ALL)
+        read(mount, some)
     rng = random.Random(1)
     for path in entries(tmp_path / "cache"):
         data = bytearray(path.read_bytes())
         data[rng.randrange(len(data))] ^= 1
         path.write_bytes(data[: rng.choice((len(data), len(data) // 2))])
     with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, ALL)
+        read(mount, some)
         assert status(mount)["bytes_from_disk_cache"] == 0
     with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, ALL)
+        read(mount, some)
         assert status(mount)["disk_cache_misses"] == 0
 
 
@@ -218,7 +218,7 @@ def test_a_writable_mount_never_serves_old_chunks(mounted: Mounted, tmp_path: Pa
         filled(target, server, tmp_path / "natively", held)
         words = in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})
         words += options(tmp_path / "cache", f"journal={tmp_path / 'journals'}")
-        for version in range(1, 4):
+        for version in range(1, 3):
             with mounted("s3://data/root", *words, "-o", "writable,idle=0.1") as mount:
                 for number in held:
                     assert (mount / target.path(number)).read_bytes() == target.shown(held[number])

@@ -106,16 +106,16 @@ def started(over: str, served: Path, dataset: Dataset, mounted: Mounted) -> Iter
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "chunk", "most"),
+    ("over", "kind", "name", "chunk", "most"),
     [
-        ("zarr3", "default", "c/1/1", 3),
-        ("zarr3", "keys_default_dot", "c.1.1", 3),
-        ("zarr3", "keys_v2_dot", "1.1", 3),
-        ("zarr3", "keys_v2_slash", "1/1", 3),
-        ("precomputed", "two_scales", "16_16_40/-2-0_1-3_0-2", 4),  # a shard has two levels of indices
+        ("http", "zarr3", "default", "c/1/1", 3),
+        ("s3", "zarr3", "keys_default_dot", "c.1.1", 3),
+        ("http", "zarr3", "keys_v2_dot", "1.1", 3),
+        ("s3", "zarr3", "keys_v2_slash", "1/1", 3),
+        ("http", "precomputed", "two_scales", "16_16_40/-2-0_1-3_0-2", 4),  # a shard has two levels of indices
+        ("s3", "precomputed", "two_scales", "16_16_40/-2-0_1-3_0-2", 4),
     ],
 )
-@pytest.mark.parametrize("over", OVER)
 def test_the_first_byte_takes_few_round_trips(
     over: str,
     kind: str,
@@ -135,8 +135,7 @@ def test_the_first_byte_takes_few_round_trips(
     assert [r["method"] for r in requests] == ["GET"] * (7 + most - 1)
 
 
-@pytest.mark.parametrize("name", ["group", "group_consolidated"])
-@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize(("over", "name"), [("http", "group"), ("s3", "group_consolidated")])
 def test_directories_on_the_way_to_a_chunk_cost_nothing(
     over: str, name: str, dataset: Callable[[str, str], Dataset], mounted: Mounted, tmp_path: Path
 ) -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from tests import data_n5, data_zarr_transformer, datasets
 from tests.conftest import client_python, run_client
-from tests.mount.programs import link_tree
+from tests.mount.programs import dealt, link_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.conftest import Mounted
-    from tests.datasets import Array
+    from tests.datasets import Array, Dataset
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.fuse]
 
@@ -31,6 +31,8 @@ CLIENTS: Mapping[str, Callable[[Path, str], list[Any]]] = {
     "zarr2": lambda mount, member: [str(mount), member],
     "n5": lambda mount, member: ["tensorstore", str(mount), member],
 }
+
+READERS = ["zarr3", "tensorstore", "z5"]
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +55,13 @@ def reads(client: str, member: str, data: Array) -> bool:
     return True
 
 
-@pytest.mark.parametrize("client", ["zarr3", "tensorstore", "z5"])
+@pytest.mark.parametrize("client", READERS)
 def test_client_reads_n5(client: str, n5: Farm, mounted: Mounted, tmp_path: Path) -> None:
     root, arrays = n5
     wanted = {path: data for path, data in arrays.items() if reads(client, path, data)}
     assert wanted
     with mounted(root, "--layout", "zarr3") as mount:
-        assert read_all(client, mount, wanted, tmp_path) == {}
+        assert read_all(client, mount, dict(dealt(list(wanted.items()), client, READERS)), tmp_path) == {}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Farm:
     return base, arrays
 
 
-@pytest.mark.parametrize("client", ["zarr3", "tensorstore", "z5"])
+@pytest.mark.parametrize("client", READERS)
 def test_client_reads_the_draft(client: str, draft: Farm, mounted: Mounted, tmp_path: Path) -> None:
     root, arrays = draft
     wanted = {path: data for path, data in arrays.items() if reads(client, path, data)}
@@ -87,26 +89,26 @@ def test_client_reads_the_draft(client: str, draft: Farm, mounted: Mounted, tmp_
 
 
 @pytest.fixture(scope="module")
-def volumes(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+def volumes(dataset: Callable[[str, str], Dataset], tmp_path_factory: pytest.TempPathFactory) -> Farm:
     """A directory with all variants of precomputed volumes, sharded and not."""
     base = tmp_path_factory.mktemp("volumes")
     arrays = {}
-    for name, write in datasets.PRECOMPUTED.items():
-        dataset = write(base / "written" / name)
-        for form, path in (("sharded", dataset.path), ("plain", dataset.twin)):
+    for name in datasets.PRECOMPUTED:
+        written = dataset("precomputed", name)
+        for form, path in (("sharded", written.path), ("plain", written.twin)):
             link_tree(path, base / "farm" / form / name)
             scales = json.loads((path / "info").read_bytes())["scales"]
-            for mip, data in dataset.arrays.items():
+            for mip, data in written.arrays.items():
                 wanted = data.T if data.shape[3] > 1 else data[..., 0].T
                 arrays[f"{form}/{name}/{scales[int(mip)]['key']}"] = wanted
     return base / "farm", arrays
 
 
-@pytest.mark.parametrize("client", ["zarr3", "tensorstore", "z5"])
+@pytest.mark.parametrize("client", READERS)
 def test_client_reads_precomputed(client: str, volumes: Farm, mounted: Mounted, tmp_path: Path) -> None:
     root, arrays = volumes
     with mounted(root, "--layout", "zarr3", "-o", "unsupported=skip") as mount:
-        assert read_all(client, mount, arrays, tmp_path) == {}
+        assert read_all(client, mount, dict(dealt(list(arrays.items()), client, READERS)), tmp_path) == {}
 
 
 @pytest.mark.parametrize("client", ["zarr2", "zarr3"])

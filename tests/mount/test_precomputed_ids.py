@@ -18,7 +18,7 @@ from tests.datasets import read_tree
 from tests.mount.programs import errno_of, link_tree, shardfs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.conftest import FuseRequests, Mounted
@@ -30,12 +30,12 @@ Farm = tuple["Path", "Mapping[str, IdDataset]"]
 
 
 @pytest.fixture(scope="module")
-def farm(tmp_path_factory: pytest.TempPathFactory) -> Farm:
+def farm(id_dataset: Callable[[str], IdDataset], tmp_path_factory: pytest.TempPathFactory) -> Farm:
     """A directory with all variants, each under its name, and what they are."""
     root, planted = tmp_path_factory.mktemp("farm"), {}
-    for name, write in data_precomputed_ids.DATASETS.items():
+    for name in data_precomputed_ids.DATASETS:
         try:
-            planted[name] = write(tmp_path_factory.mktemp(name))
+            planted[name] = id_dataset(name)
         except pytest.skip.Exception:  # its writer is not installed
             continue
         link_tree(planted[name].path, root / name)

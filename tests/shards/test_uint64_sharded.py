@@ -10,7 +10,7 @@ import mmh3
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Stat
@@ -201,7 +201,6 @@ def test_the_usage_of_very_many_minishards_takes_little_memory() -> None:
 
 
 @pytest.mark.interop
-@settings(max_examples=25, deadline=None)
 @given(
     sharding_specs().filter(lambda s: s.preshift_bits < 64),
     st.dictionaries(U64 | st.integers(0, 40), st.binary(max_size=20), min_size=1, max_size=12),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Stat, Suffix
@@ -91,7 +91,6 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(actions=ACTIONS)
 def test_any_sequence_returns_the_last_bytes_or_nothing(
     actions: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
@@ -436,7 +435,6 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=150)
 @given(steps=st.lists(st.one_of(REQUESTS, st.integers(0, 250), st.just("remount")), max_size=12), tells=st.booleans())
 def test_any_requests_return_the_bytes_of_the_current_version(
     steps: list[Any], tells: bool, tmp_path_factory: pytest.TempPathFactory

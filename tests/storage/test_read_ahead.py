@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import ByteRange, Stat
@@ -368,7 +368,6 @@ ACCESSES = st.lists(
 
 
 @given(ACCESSES)
-@settings(deadline=None, max_examples=60)
 def test_any_order_of_accesses_gets_right_bytes_with_bounded_waste(runs: list[list[Coords]]) -> None:
     """At most what is needed, `WASTE` (15 %) of it, and `FREE_WASTE` bytes, here 32 chunks instead of 16 MiB."""
     free = 32 * 4 * KIB

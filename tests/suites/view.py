@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.errors import CorruptShardError, StaleShardError
@@ -48,7 +48,6 @@ class ViewSuite:
     def samples(self) -> st.SearchStrategy[Sparse]:
         raise NotImplementedError
 
-    @settings(max_examples=60)
     @given(data=st.data())
     def test_a_view_is_as_a_dictionary_has_it(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -72,7 +71,6 @@ class ViewSuite:
             _check_located(tree, sparse, name)
         _check_resumed(tree, ROOT, data)
 
-    @settings(max_examples=30)
     @given(limit=st.integers(0, 3000), data=st.data())
     def test_small_caches_change_nothing(
         self, tmp_path_factory: pytest.TempPathFactory, limit: int, data: st.DataObject
@@ -82,7 +80,6 @@ class ViewSuite:
         tree = Tree(LocalStore(str(path)), ByteLRU(limit), ByteLRU(limit), data.draw(st.sampled_from((0.0, math.inf))))
         assert _without_documents(walk(tree)) == sparse.shown
 
-    @settings(max_examples=80)
     @given(data=st.data())
     def test_any_damage_to_shards_escapes_as_an_error_that_is_told(
         self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

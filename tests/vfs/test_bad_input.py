@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numcodecs.blosc import Blosc
 from numcodecs.lz4 import LZ4
@@ -264,7 +264,6 @@ _DOCUMENTS = {
 
 
 @pytest.mark.parametrize("kind", sorted(_DOCUMENTS))
-@settings(max_examples=100)
 @given(st.data())
 def test_wrong_types_anywhere_in_metadata(kind: str, data: st.DataObject) -> None:
     name, document = _DOCUMENTS[kind]
@@ -301,7 +300,6 @@ def _use(collection: Collection) -> None:
             assert n >= 1
 
 
-@settings(max_examples=60)
 @given(st.binary(max_size=80) | st.text(max_size=40).map(str.encode))
 def test_any_bytes_for_a_document(raw: bytes) -> None:
     for fmt in (ZARR3, PRECOMPUTED):

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.storage import syscalls
@@ -67,7 +67,6 @@ def test_write_all_goes_on_where_it_was(file: int) -> None:
 
 
 @pytest.mark.parametrize("refused", [None, "clone", "copy_file_range"])
-@settings(max_examples=25, deadline=None)
 @given(start=st.integers(0, 9000), size=st.integers(0, 300_000), shift=st.sampled_from([-4096, -1, 0, 1, 4096, 8192]))
 def test_copies_are_exact(
     refused: str | None, start: int, size: int, shift: int, tmp_path_factory: pytest.TempPathFactory

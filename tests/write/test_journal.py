@@ -12,7 +12,7 @@ from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import FilePart
@@ -198,7 +198,6 @@ def test_credentials_are_not_written(tmp_path: Path) -> None:
         assert "host/data" in peek.source
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_any_sequence_of_records_crashes_and_releases_recovers_what_was_acknowledged(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -253,7 +252,6 @@ def test_any_sequence_of_records_crashes_and_releases_recovers_what_was_acknowle
     journal.close(clean=clean)
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_a_torn_tail_costs_only_what_was_not_on_disk(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.errors import UnsupportedError
@@ -277,7 +277,6 @@ def test_a_newer_format_is_refused_and_not_touched(tmp_path: Path) -> None:
     assert after == before
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_whatever_is_in_a_segment_only_declared_errors_come_of_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

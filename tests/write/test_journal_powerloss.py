@@ -147,7 +147,7 @@ def test_power_goes_at_every_call(tmp_path: Path, seed: int, failing: float) -> 
     for mount in range(2):
         recorder, changes = run(directory, 100 * seed + mount, failing)
         kept = None
-        every = 3 if times() == 1 else 1  # of the states
+        every = 9 if times() == 1 else 1  # of the states
         for lines, state in islice(walk_states(recorder, more=2, seed=seed), seed % every, None, every):
             if not lines:
                 continue

@@ -106,14 +106,14 @@ def test_what_close_acknowledged_survives_the_death_of_the_daemon(name: str, tmp
         client("hammer", mount.path / "array", name, log, 4) as hammer,
     ):
         for cycle in count():
-            if cycle >= 6 * times() and acknowledged(log) > 100:  # a slow machine needs longer for so many
+            if cycle >= 3 * times() and acknowledged(log) > 30:  # a slow machine needs longer for so many
                 break
             mount.mount()
             errors = _hammered(hammer, mount, chance.uniform(0.02, 0.4))
             assert not set(errors) - {"ENOTCONN", "ECONNABORTED", "EIO"}, errors
             mount.clear()
             assert oracle.wrong(target, array, log, held, None) == [], f"natively, after kill {cycle}"
-            if cycle % 3 == 0:
+            if cycle % 3 == 1:
                 mount.mount()
                 done = mount.umount()
                 assert done.returncode == 0, done.stderr
@@ -152,7 +152,7 @@ def _hammered(hammer: subprocess.Popen[str], mount: WritableMount, seconds: floa
 @pytest.mark.parametrize(
     ("name", "tools", "inplace"),
     [
-        ("zarr_end", ["zarr", "zarr3"], "never"),
+        pytest.param("zarr_end", ["zarr", "zarr3"], "never", marks=pytest.mark.torture),
         ("zarr_start", ["zarr", "zarr3"], "never"),
         ("precomputed", ["neuroglancer_precomputed", "cloudvolume"], "never"),
         ("precomputed", ["neuroglancer_precomputed", "cloudvolume"], "uint64"),
@@ -173,7 +173,7 @@ def test_native_readers_see_whole_versions_during_publishes(
     held = {number: 100 + number for number in range(len(target.chunks))}
     array, log = made(target, tmp_path / "store", held), tmp_path / "log"
     before = {path: path.stat().st_ino for path in array.rglob("*.shard")}
-    seconds = 2 if times() == 1 else 3 * times()
+    seconds = 1 if times() == 1 else 3 * times()
     options = f"idle=0,age=0.01,inplace={inplace}"
     with writable(tmp_path / "store", tmp_path, "-o", options) as mount, ExitStack() as stack:
         mount.mount()

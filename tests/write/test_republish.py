@@ -21,6 +21,7 @@ from tests.suites.walking import walk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.data_precomputed_ids import IdDataset
     from tests.data_zarr_transformer import Hierarchy
     from tests.datasets import Array, Client, Dataset
 
@@ -84,8 +85,8 @@ def test_volumes_are_read_by_cloudvolume(name: str, dataset: Callable[[str, str]
 
 @pytest.mark.interop
 @pytest.mark.parametrize("name", sorted(data_precomputed_ids.DATASETS))
-def test_meshes_skeletons_and_annotations(name: str, tmp_path: Path) -> None:
-    written = data_precomputed_ids.DATASETS[name](tmp_path)
+def test_meshes_skeletons_and_annotations(name: str, id_dataset: Callable[[str], IdDataset], tmp_path: Path) -> None:
+    written = id_dataset(name)
     published = _published(written.path, tmp_path / "published")
     if written.reader is not None:
         script, argument = written.reader
