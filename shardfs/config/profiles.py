@@ -6,19 +6,17 @@ All `*.toml` files in `/etc/shardfs` and in the user's configuration directory a
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import re
 import stat
 import tomllib
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import OptionError
+from shardfs.model.own_places import is_own, is_private
 from shardfs.model.redact import secrets_of
 
 if TYPE_CHECKING:
@@ -141,21 +139,12 @@ def _others_may_change(path: str, info: os.stat_result) -> Iterator[str]:
     directories = dict.fromkeys((os.path.dirname(os.path.abspath(path)), os.path.dirname(real)))
     for name, found in [("", info), *((f"its directory {d} ", os.stat(d)) for d in directories)]:
         mode, sticky = found.st_mode, stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.geteuid()):
+        if not is_own(found):
             yield f"{name}belongs to another user (number {found.st_uid}), who can change it: make it yours"
         if mode & stat.S_IWOTH and not sticky:
             yield f"{name}can be changed by all users: chmod o-w"
-        elif mode & stat.S_IWGRP and not sticky and found.st_gid not in _own_groups(found.st_uid):
+        elif mode & stat.S_IWGRP and not sticky and not is_private(found.st_gid):
             yield f"{name}can be changed by the group number {found.st_gid}: chmod g-w"
-
-
-def _own_groups(user: int) -> Iterator[int]:
-    """Groups without other members: that of root, and the one that many systems make for each user."""
-    yield 0
-    with suppress(KeyError):
-        group = pwd.getpwuid(user).pw_gid
-        if not {*grp.getgrgid(group).gr_mem} - {pwd.getpwuid(user).pw_name}:
-            yield group
 
 
 def _read_profile(path: str, name: str, table: Mapping[str, Any], result: Configuration) -> None:

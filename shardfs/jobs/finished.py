@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import mmh3
 
-from shardfs.storage.own_places import require_own_place
+from shardfs.model.own_places import require_own_place
 from shardfs.storage.source_locks import source_id, state_directory
 
 if TYPE_CHECKING:

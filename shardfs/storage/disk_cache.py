@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import google_crc32c
 
 from shardfs.model.errors import message
+from shardfs.model.own_places import require_own_place
 from shardfs.storage import descriptors, syscalls
-from shardfs.storage.own_places import require_own_place
 from shardfs.storage.regular_files import read_all, require_file
 
 if TYPE_CHECKING:

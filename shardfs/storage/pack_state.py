@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.model.errors import BusyError
+from shardfs.model.own_places import is_closed
 from shardfs.storage.regular_files import parse_object, read_regular
 
 if TYPE_CHECKING:
@@ -204,36 +205,72 @@ class UnfinishedJob(NamedTuple):
         return BusyError(errno.EBUSY, f"is being {self.command}ed in place; {ways}{meanwhile}", path)
 
 
-def unfinished_jobs(directory: str) -> Iterator[UnfinishedJob]:
-    """Yield the unfinished jobs in place whose source is a local directory or one of its parents; none for a URL."""
-    if not os.path.isabs(directory):
-        return
-    root = os.path.realpath(directory)
-    while True:
+class SourceJobs:
+    """The unfinished jobs in place in a local source, and those in the directories above the source.
+
+    Directories above the source are looked at once: a job that begins there later is not seen.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._root = os.path.realpath(source)
+        self._above = [job.root for job in _jobs_above(self._root)]
+
+    def require_none(self, directory: str, *, is_array: bool) -> None:
+        """Raise BusyError if an unfinished job packs or unpacks the array whose documents are in a directory.
+
+        Args:
+            directory: a directory of the source.
+            is_array: whether documents of an array are there now. The job may have moved them.
+        """
+        real = os.path.realpath(directory)
+        for job in self._concerning(real):
+            at = real.removeprefix(job.root).lstrip("/")
+            if at in job.directories and (is_array or at not in job.groups):
+                raise job.busy(real)
+
+    def _concerning(self, real: str) -> Iterator[UnfinishedJob]:
+        """Yield the unfinished jobs in a directory of the source, given by its real path, and above this directory."""
+        if not f"{real}/".startswith(f"{self._root.rstrip('/')}/"):  # a link led out of the source
+            yield from unfinished_jobs(real)
+            return
+        directories = [real]
+        while directories[-1] != self._root:
+            directories.append(os.path.dirname(directories[-1]))
+        yield from filter(None, map(UnfinishedJob.of, directories))
+        yield from filter(None, map(_job_above, self._above))
+
+
+def unfinished_jobs(source: str) -> Iterator[UnfinishedJob]:
+    """Yield the unfinished jobs in place in the directory of a local source, and above it; none for a URL."""
+    if os.path.isabs(source):
+        root = os.path.realpath(source)
         if (job := UnfinishedJob.of(root)) is not None:
             yield job
-        if root == (parent := os.path.dirname(root)):
-            return
-        root = parent
+        yield from _jobs_above(root)
 
 
-def require_no_job(directory: str, *, is_array: bool) -> None:
-    """Raise BusyError if an unfinished job in place packs or unpacks the array whose documents are in a directory.
+def _jobs_above(root: str) -> Iterator[UnfinishedJob]:
+    """Yield the unfinished jobs in the directories above a source, which is given by its real path."""
+    while root != (root := os.path.dirname(root)):
+        if (job := _job_above(root)) is not None:
+            yield job
 
-    Args:
-        is_array: whether documents of an array are there now. The job may have moved them.
+
+def _job_above(root: str) -> UnfinishedJob | None:
+    """Return the unfinished job in a directory above a source; None if there is none that can be trusted.
+
+    In a directory like `/tmp`, any user could write a state. It must not stop the users of sources below.
     """
-    for job in unfinished_jobs(directory):
-        path = os.path.realpath(directory)
-        at = path.removeprefix(job.root).lstrip("/")
-        if at in job.directories and (is_array or at not in job.groups):
-            raise job.busy(path)
+    with suppress(OSError):
+        if os.path.lexists(os.path.join(root, STATE)) and is_closed(root):
+            return UnfinishedJob.of(root)
+    return None
 
 
-def require_finished(directory: str) -> None:
-    """Raise BusyError if a local directory that is to be written is in the source of an unfinished job in place."""
-    for job in unfinished_jobs(directory):
-        raise job.busy(job.root, "; until then, it can only be read")
+def require_finished(source: str) -> None:
+    """Raise BusyError if a local source that is to be written has an unfinished job in place, or is in its source."""
+    for job in unfinished_jobs(source):
+        raise job.busy(job.root, "; until then, mount read-only; its array cannot be read")
 
 
 def require_settled(root: str, path: str) -> None:

@@ -28,7 +28,7 @@ from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.kinds import is_in
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import require_no_job
+from shardfs.storage.pack_state import SourceJobs
 from shardfs.vfs.chunk_trees import ChunkTrees
 from shardfs.vfs.forms import Forms, digests_of
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
@@ -106,6 +106,7 @@ class Datasets:
         chunk_codec: str | None = None,
     ) -> None:
         self.store, self._codec, self._ttl = store, chunk_codec, index_ttl_s
+        self._jobs = SourceJobs(store.root) if isinstance(store, LocalStore) else None
         self._reading = threading.local()
         self.view = views()[layout] if layout != NATIVE else None
         self.formats = formats() if layout == NATIVE else sources()
@@ -311,8 +312,8 @@ class Datasets:
 
     def require_no_job(self, path: str, *, is_array: bool = False) -> None:
         """Raise BusyError if the array in a directory is in an unfinished job in place; see `pack_state`."""
-        if isinstance(self.store, LocalStore):
-            require_no_job(self.store.path(path), is_array=is_array)
+        if self._jobs is not None and isinstance(self.store, LocalStore):
+            self._jobs.require_none(self.store.path(path), is_array=is_array)
 
     def _scope_documents(self, path: str, inherited: tuple[Scope, str]) -> dict[str, bytes]:
         scope, base = inherited

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 from shardfs.formats import create_rules
 from shardfs.model.errors import BusyError, message
 from shardfs.storage.cache import nothing
-from shardfs.storage.local import LocalStore
 from shardfs.storage.mount_table import FS_TYPE, mount_type
-from shardfs.storage.pack_state import require_finished
 from shardfs.storage.source_locks import journal_directory
 from shardfs.write.journal import Journal
 from shardfs.write.publishing import Publishing
@@ -109,9 +107,7 @@ def _half_of_free(directory: Path) -> int:
 
 
 def require_writable(store: Store, source: str) -> None:
-    """Raise OSError (EROFS) if the store is read-only, or BusyError if it has an unfinished job in place."""
-    if isinstance(store, LocalStore):
-        require_finished(store.root)
+    """Raise OSError (EROFS) if the store is read-only."""
     stored = store.statvfs()
     if stored is not None and stored.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zarr
 
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.in_place import InPlaceRun
 from shardfs.model.errors import BusyError, NotADatasetError
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import STATE, unfinished_jobs
+from shardfs.storage.pack_state import PACK, STATE, PackState, SourceJobs, Stage, unfinished_jobs
 from shardfs.storage.writers import open_writer
 from shardfs.vfs.tree import open_tree
 from tests import data_n5
@@ -117,7 +119,7 @@ def test_the_array_of_the_job_is_refused_and_others_are_read(
             found = {name: raw for name, raw in chunks(shown(source)).items() if name.startswith(f"{prefix}c/")}
             assert len(found) == 16
     for writing in (root, root / "a", root / "other"):
-        with pytest.raises(BusyError, match="until then, it can only be read"):
+        with pytest.raises(BusyError, match="until then, mount read-only; its array cannot be read"):
             open_writer(LocalStore(str(writing)))
     for abort in (True, False):
         assert problems(job(str(root), abort=abort)) == []
@@ -146,3 +148,73 @@ def test_other_jobs_and_sources_are_not_affected(plain: Path, tmp_path: Path) ->
     (plain / STATE).write_bytes(b"{")
     with pytest.raises(FileExistsError, match="is damaged"):
         open_tree(str(plain))
+
+
+FORGED = PackState(PACK, PACK, Stage.MIXED, ["source/a/zarr.json"], [], {}).raw()
+
+
+def put_file(path: Path) -> None:
+    path.write_bytes(FORGED)
+
+
+def put_link(path: Path) -> None:
+    target = path.with_name("target")
+    target.write_bytes(FORGED)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("put", [put_file, put_link, os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o755], ids=oct)
+def test_a_state_that_another_user_may_have_put_above_a_source_is_ignored(
+    put: Callable[[Path], None], mode: int, tmp_path: Path
+) -> None:
+    """`/tmp` is such a directory above sources."""
+    shared = tmp_path / "shared"
+    group = zarr.open_group(shared / "source", mode="w")
+    group.create_array("a", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="<u2")[:] = ramp((8, 8)) + 1
+    put(shared / STATE)
+    if mode == 0o755:  # the directory of another user
+        if os.geteuid() != 0:
+            pytest.skip("only root can give files away")
+        os.chown(shared, 65534, 65534)
+    shared.chmod(mode)
+    for source in (shared / "source", shared / "source/a"):
+        assert len(chunks(shown(source))) == 16
+        open_writer(LocalStore(str(source)))
+        assert list(unfinished_jobs(str(source))) == []
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link/a").symlink_to(shared / "source/a")
+    linked = ShardFileSystem(str(tmp_path / "link"), symlinks="follow", skip_instance_cache=True)
+    assert len(linked.ls("a/c/0")) == 4
+
+
+@pytest.mark.parametrize("put", [put_link, os.mkfifo])
+def test_a_state_above_a_source_that_cannot_be_read_is_ignored(put: Callable[[Path], None], tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "source", mode="w")
+    group.create_array("a", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="<u2")[:] = ramp((8, 8)) + 1
+    put(tmp_path / STATE)
+    assert len(chunks(shown(tmp_path / "source"))) == 16
+    with pytest.raises(PermissionError, match=STATE):
+        open_tree(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_job_of_another_user_in_the_source_itself_counts(plain: Path) -> None:
+    interrupted(pack_in_place(str(plain), chunks_per_shard=(5, 5)), 3)
+    for path in (plain, plain / STATE):
+        os.chown(path, 65534, 65534)
+    with pytest.raises(BusyError, match="in place; finish with"):
+        open_tree(str(plain))
+
+
+def test_a_job_above_the_source_is_seen_until_it_ends(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "source", mode="w")
+    for name in ("a", "other"):
+        group.create_array(f"g/{name}", shape=(8, 8), chunks=(2, 2), dtype="<u2")[:] = ramp((8, 8)) + 1
+    interrupted(pack_in_place(str(tmp_path / "source"), arrays=["g/a"], chunks_per_shard=(2, 2)), 3)
+    jobs = SourceJobs(str(tmp_path / "source/g"))
+    with pytest.raises(BusyError, match="in place; finish with"):
+        jobs.require_none(str(tmp_path / "source/g/a"), is_array=False)
+    jobs.require_none(str(tmp_path / "source/g/other"), is_array=True)
+    assert problems(pack_in_place(str(tmp_path / "source"))) == []
+    jobs.require_none(str(tmp_path / "source/g/a"), is_array=True)

@@ -228,7 +228,10 @@ def test_an_array_is_not_read_while_it_is_packed_in_place(tmp_path: Path, mounte
     done = shardfs("verify", source)
     assert (done.returncode, f"a: metadata: {why}" in done.stdout) == (7, True), done.stdout
     done = shardfs("mount", "--rw", source, tmp_path / "empty")
-    assert (done.returncode, f"{why}; until then, it can only be read" in done.stderr) == (4, True), done.stderr
+    assert (done.returncode, f"{why}; until then, mount read-only; its array cannot be read" in done.stderr) == (
+        4,
+        True,
+    ), done.stderr
     with mounted(source, "-o", "index_ttl=0.05") as mount:
         assert sorted(os.listdir(mount)) == ["a", "other", "zarr.json"]
         assert same(np.asarray(zarr.open_group(mount, mode="r")["other"]), ramp((8, 8)) + 1)

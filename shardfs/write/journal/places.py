@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardfs.model.own_places import require_own_place
 from shardfs.storage import syscalls
 from shardfs.storage.mount_table import topmost
-from shardfs.storage.own_places import require_own_place
 from shardfs.storage.regular_files import open_or_create, open_regular
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, owner_record, read_owner
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.model.own_places import is_private, require_own_place
 from shardfs.storage.disk_cache import DiskCache
-from shardfs.storage.own_places import require_own_place
 from shardfs.write.journal import places
 
 if TYPE_CHECKING:
@@ -47,6 +49,16 @@ def test_a_group_of_other_users(group: int, fits: bool, tmp_path: Path) -> None:
         with pytest.raises(PermissionError, match="other users"):
             require_own_place(str(tmp_path), "")
     tmp_path.chmod(0o700)
+
+
+def test_only_the_group_of_the_users_name_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group `users` lists no members, although it is the primary group of all users."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    users = {1000: pwd.struct_passwd(("ann", "x", 1000, 100, "", "/", "/bin/sh"))}
+    groups = {100: ("users", []), 1000: ("ann", []), 1001: ("ann", ["ann", "bob"])}
+    monkeypatch.setattr("pwd.getpwuid", users.__getitem__)
+    monkeypatch.setattr("grp.getgrgid", lambda gid: grp.struct_group((groups[gid][0], "x", gid, groups[gid][1])))
+    assert [is_private(gid) for gid in (0, 100, 1000, 1001, 7)] == [True, False, True, False, False]
 
 
 @as_root
