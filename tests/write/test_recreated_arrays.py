@@ -8,6 +8,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +205,70 @@ def test_nothing_is_published_while_the_array_has_no_document(tmp_path: Path) ->
         create(tmp_path / "store/a", "codecs", list(range(10, 18)))
         refused(files)
         assert natively(tmp_path / "store/a") == list(range(10, 18))
+
+
+@contextmanager
+def two_arrays(tmp_path: Path) -> Iterator[TreeFiles]:
+    """Pending chunks of the arrays `a` and `b`, whose documents another program has changed."""
+    for name in "ab":
+        create(tmp_path / "store" / name, "former", list(range(8)))
+    with engines.mounted(tmp_path / "store", tmp_path / "journal") as files:
+        for name in "ab":
+            files.write(f"{name}/c/0", chunk("native", 200, 201))
+            path = tmp_path / "store" / name / "zarr.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"attributes": {"x": 1}}))
+        yield files
+
+
+def test_a_document_that_cannot_be_read_stops_no_other_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging, released = threading.Event(), threading.Event()
+    with two_arrays(tmp_path) as files, ThreadPoolExecutor() as threads:
+        documents = files.tree.base.store.documents
+
+        def hangs(directory: str, *args: Any) -> dict[str, bytes]:
+            if directory == "a":
+                hanging.set()
+                assert released.wait(60)
+            return documents(directory, *args)
+
+        monkeypatch.setattr(files.tree.base.store, "documents", hangs)
+        first = threads.submit(files.tree.pending.drain, "a")
+        try:
+            assert hanging.wait(60)
+            files.tree.pending.drain("b", 30)
+            reopen(files, "b/zarr.json")
+            files.unlink("b/zarr.json")
+            assert not first.done()
+        finally:
+            released.set()
+        first.result(60)
+    assert natively(tmp_path / "store/a") == [200, 201, *range(2, 8)]
+
+
+def test_a_document_that_cannot_be_removed_stops_no_other_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, released = threading.Event(), threading.Event()
+    with two_arrays(tmp_path) as files, ThreadPoolExecutor() as threads:
+        reopen(files, "a/zarr.json")
+        update = files.tree.writer.update
+
+        def hangs(key: str, *args: Any, **options: Any) -> Any:
+            if key == "a/zarr.json":
+                hanging.set()
+                assert released.wait(60)
+            return update(key, *args, **options)
+
+        monkeypatch.setattr(files.tree.writer, "update", hangs)
+        first = threads.submit(files.unlink, "a/zarr.json")
+        try:
+            assert hanging.wait(60)
+            files.tree.pending.drain("b", 30)
+            assert not first.done()
+        finally:
+            released.set()
+        first.result(60)
+    assert natively(tmp_path / "store/b") == [200, 201, *range(2, 8)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,0 +1,107 @@
+"""The form of an array while other threads remove its document, or read others."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardfs.vfs.tree import Tree, open_tree
+from tests import handmade
+from tests.interleaving import interleaved
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardfs.vfs.chunk_dirs import ChunkDirs
+    from shardfs.vfs.forms import Forms
+
+
+def document(**members: Any) -> bytes:
+    return json.dumps({**handmade.zarr_metadata((4,), (4,), (2,)), **members}).encode()
+
+
+class Place:
+    """An array at `a`. `change` writes its document, as another program; `remove` removes it, as this mount."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "a/zarr.json"
+        self.path.parent.mkdir()
+        self.versions = 0
+        self.change()
+        self.base: Tree = open_tree(str(root))
+        self.base.renew("")
+        self.base.resolve("a/zarr.json")
+
+    @property
+    def forms(self) -> Forms:
+        return self.base.datasets.forms
+
+    @property
+    def tree(self) -> ChunkDirs:
+        return self.base.datasets.trees.below("a")[0]
+
+    def change(self) -> None:
+        self.versions += 1
+        self.path.write_bytes(document(attributes={"version": self.versions}))
+
+    def remove(self) -> None:
+        with self.forms.removing("a/zarr.json"):
+            self.path.unlink()
+
+    def now(self) -> None:
+        assert self.forms.now(self.tree) == self.tree.collection.form
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize("looks_meanwhile", [True, False])
+@pytest.mark.parametrize("changed", [True, False])
+def test_an_array_keeps_its_form_at_every_moment_of_the_removal(
+    place: Place, changed: bool, looks_meanwhile: bool
+) -> None:
+    def prepare() -> None:
+        place.change()
+        place.now()
+        if changed:
+            place.change()
+
+    calls = (place.remove, place.now) if looks_meanwhile else (place.now, place.remove)
+    for _ in interleaved(*calls, "vfs/forms", prepare=prepare):
+        place.now()
+
+
+def test_documents_read_earlier_do_not_replace_those_read_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change_and_look() -> None:
+        place.change()
+        place.now()
+
+    reads, documents = [], place.base.store.documents
+
+    def counted(*args: Any) -> dict[str, bytes]:
+        reads.append(args)
+        return documents(*args)
+
+    for _ in interleaved(place.now, change_and_look, "vfs/forms", prepare=place.change):
+        with monkeypatch.context() as patched:
+            patched.setattr(place.base.store, "documents", counted)
+            place.now()
+        assert len(reads) == 1, "the documents known are not those read last"
+        reads.clear()
+
+
+def test_an_array_without_a_document_has_no_form(place: Place) -> None:
+    place.path.unlink()
+    assert place.forms.now(place.tree) is None
+
+
+def test_a_failed_removal_changes_nothing(place: Place) -> None:
+    with pytest.raises(PermissionError), place.forms.removing("a/zarr.json"):
+        raise PermissionError
+    place.now()
+    place.path.unlink()
+    assert place.forms.now(place.tree) is None
