@@ -25,6 +25,16 @@ ACCEPTED = frozenset((
 # fmt: on
 """Words of fstab and mount(8) that are accepted without effect, like all words that begin with `x-`."""
 
+REMOVED = {
+    "cas": "a store without conditional writes cannot be mounted writable: write to a local copy, or to S3, "
+    "Google Cloud Storage or Azure",
+    "max_read": "the kernel chooses the size of reads: use `direct_io` or `poll_us` for speed",
+    "max_readahead": "the kernel chooses how far it reads ahead: use `direct_io` or `poll_us` for speed",
+    "forget_sharding": "to store an array unsharded, delete it, unmount, and write it again with `create=none`",
+    "u64": "differences in minishard indices always wrap, as the format allows: leave the option out",
+}
+"""Options of earlier builds, with the reason why they are gone or what to use instead."""
+
 ACCESS = {"ro": False, "writable": True}
 """Other names of the option `rw` in `-o` and profiles, with the value of `rw` that they stand for."""
 
@@ -86,7 +96,15 @@ def _from_word(word: str) -> Values:
         return {"kernel": (name,)}
     if name in ACCEPTED or name.lower().startswith("x-"):
         return {}
-    raise OptionError(f"unknown option {name!r}{suggestion(known, (*BY_NAME, *ACCESS, *FORWARDED, *ACCEPTED))}")
+    raise _unknown("option", name, (*BY_NAME, *ACCESS, *FORWARDED, *ACCEPTED))
+
+
+def _unknown(kind: str, name: str, known: Iterable[str]) -> OptionError:
+    """The error for an unknown name, with what to use instead of a removed or a misspelt one."""
+    word = name.replace("-", "_")
+    if word in REMOVED:
+        return OptionError(f"{name!r} was removed; {REMOVED[word]}")
+    return OptionError(f"unknown {kind} {name!r}{suggestion(word, known)}")
 
 
 def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
@@ -106,8 +124,7 @@ def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
     setting = BY_NAME.get(known)
     if setting is None or setting.scope == FILES:
         names = (s.name for s in settings() if s.scope != FILES)
-        known_keys = (*others, "storage_options", "env", *ACCESS, *FORWARDED, *names)
-        raise OptionError(f"unknown key {key!r}{suggestion(known, known_keys)}")
+        raise _unknown("key", key, (*others, "storage_options", "env", *ACCESS, *FORWARDED, *names))
     if setting.parse is octal and not isinstance(value, str):  # TOML's 0o22 arrives as 18
         raise OptionError(f'{key}: write the octal mode as a string, such as "0444"')
     return {known: _parsed(setting, _plain(key, value), key)}

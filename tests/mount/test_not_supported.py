@@ -28,10 +28,26 @@ if TYPE_CHECKING:
     from tests.conftest import Mounted
 
 
-@pytest.mark.parametrize("option", ["max_read=65536", "max_readahead=65536", "forget_sharding", "u64=nowrap"])
-def test_options_without_users_are_unknown(option: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("cas=none", "write to a local copy, or to S3, Google Cloud Storage or Azure"),
+        ("max_read=65536", "the kernel chooses the size of reads: use `direct_io` or `poll_us`"),
+        ("max-readahead=65536", "the kernel chooses how far it reads ahead: use `direct_io` or `poll_us`"),
+        ("forget_sharding", "write it again with `create=none`"),
+        ("u64=nowrap", "leave the option out"),
+    ],
+)
+def test_a_removed_option_is_refused_with_what_to_do_instead(option: str, instead: str, tmp_path: Path) -> None:
     done = shardfs("mount", tmp_path, tmp_path, "-o", option)
-    assert (done.returncode, done.stderr) == (2, f"shardfs: unknown option {option.partition('=')[0]!r}\n")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"shardfs: {option.partition('=')[0]!r} was removed; ")
+    assert instead in done.stderr
+    name, _, value = option.partition("=")
+    profile = tmp_path / "profile.toml"
+    profile.write_text(f"[mount.x]\nsource = '/x'\nmountpoint = '/x'\n{name} = '{value or True}'\n")
+    done = shardfs("config", "check", "--config", profile)
+    assert (done.returncode, instead in done.stdout + done.stderr) == (2, True), done
 
 
 @pytest.mark.fuse
