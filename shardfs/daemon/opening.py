@@ -44,9 +44,9 @@ def open_source(source: str, options: Options, **hooks: Any) -> Tree:
 
 def open_for_mount(source: str, options: Options, **hooks: Any) -> Tree:
     """Open the tree of a source as a mount with these options does."""
-    # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
     if options.default_permissions:
         hooks["make"] = _with_modes(options)
+    # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
     return open_source(source, options, spent_bytes=None if options.direct_io else SPENT, **hooks)
 
 

@@ -34,6 +34,7 @@ from shardfs.model.kinds import is_in
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
 from shardfs.shards import rewriting
+from shardfs.storage import descriptors
 from shardfs.storage.cache import nothing
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalBlob
@@ -162,7 +163,7 @@ class OpenedFile(NamedTuple):
         with TemporaryFile() as file:
             file.writelines(chain([first], pieces))
             file.flush()
-            copy = LocalBlob(os.dup(file.fileno()), os.fstat(file.fileno()), nothing)
+            copy = LocalBlob(descriptors.dup(file.fileno()), os.fstat(file.fileno()), nothing)
         return cls(FilePart(copy.fd, 0, copy.stat().size), copy, permit)
 
 

@@ -44,7 +44,7 @@ MOST_CHANGES = 3
 """Changes of a plan that an error message lists."""
 
 NOTES = f"{DIRECTORY}/done"
-"""The directory in the target with an object for each finished task: see `JobTarget.note`."""
+"""The directory in the target with an object for each finished task: see `JobTarget.note_task`."""
 
 NOTES_AT_A_TIME = 4096
 """Notes whose deletion is submitted at once."""

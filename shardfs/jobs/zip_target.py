@@ -87,13 +87,13 @@ class ZipTarget(NamedTuple):
         """False: each run starts over."""
         return False
 
-    def is_ended(self) -> bool:
-        """Whether an earlier run has completed the file: while this run writes the file, no other run does."""
-        return self.new is None
-
     def is_finished(self) -> bool:
         """Whether an earlier run has completed the zip file for the same job."""
         return self.new is None
+
+    def is_ended(self) -> bool:
+        """Same as `is_finished`: while this run writes the file, no other run does."""
+        return self.is_finished()
 
     def noted(self, task: str) -> None:
         """None: each run starts over."""

@@ -22,13 +22,11 @@ class ByteBudget:
 
     Attributes:
         used: bytes that are taken now.
-        peak: the most bytes that were taken at the same time.
     """
 
     def __init__(self, limit: int, waiting: Callable[[], None]) -> None:
         self.limit = limit
         self.used = 0
-        self.peak = 0
         self._waiting = waiting
         self._changed = threading.Condition()
         self._queue = deque[object]()
@@ -66,4 +64,3 @@ class ByteBudget:
 
     def _take(self, nbytes: int) -> None:
         self.used += nbytes
-        self.peak = max(self.peak, self.used)

@@ -52,6 +52,11 @@ def obtain(call: Callable[[], T]) -> T:
     return call()
 
 
+def dup(fd: int) -> int:
+    """Duplicate a descriptor. Child processes do not inherit the new one."""
+    return obtain(lambda: os.dup(fd))
+
+
 def open(path: str, flags: int, mode: int = 0o777, at: int | None = None) -> int:
     """Open a file, in the directory `at` if `path` is relative, and return its descriptor.
 

@@ -64,9 +64,6 @@ class ChunkTrees:
             raise OSError(errno.ESTALE, text, str(number))
         return tree
 
-    def __len__(self) -> int:
-        return len(self._trees)
-
     def open(self, path: str, shown: str, placed: CollectionAt, mtime_ns: int) -> ChunkDirs:
         """Return the tree of the collection in a directory, which is shown as `shown`."""
         collection = placed.collection

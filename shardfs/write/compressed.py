@@ -25,7 +25,9 @@ class CompressedChunks:
         self._overlay, self._open_files, self._names, self._pending = overlay, open_files, names, backing.pending
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
-        """Write the bytes `data` of a file at `path`, decompressed, as a new version of the chunk. The file stays.
+        """Write the bytes `data` of a file at `path`, decompressed, as a new version of the chunk.
+
+        The compressed file keeps its name: the caller removes it.
 
         Raise OSError (EINVAL) if they are no such chunk, or as `OpenFiles.classify_to_write`.
         """

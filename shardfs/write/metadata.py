@@ -165,7 +165,7 @@ class FileMetadata:
             with self._names.lock:
                 file = self._files.by_number.get(number)  # the last close of the file closes its own descriptor
                 opened_fd = file.fd if file is not None else -1
-                fd = descriptors.obtain(lambda: os.dup(opened_fd)) if opened_fd >= 0 else None
+                fd = descriptors.dup(opened_fd) if opened_fd >= 0 else None
             if fd is not None:
                 opened.callback(os.close, fd)
             elif (path := self._stored_path(number)) is not None:

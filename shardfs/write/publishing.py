@@ -11,12 +11,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from shardfs.model.errors import CorruptShardError, UnsupportedError
+from shardfs.model.errors import CorruptShardError
 from shardfs.model.shard_format import Put
 from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
-from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.writers.common import FIRST
 from shardfs.write.pending import SAME
 from shardfs.write.stored import ABSENT, Stored, conflicts, digest_and_crc32c_of, digest_of
@@ -257,9 +256,7 @@ class Job:
     def make(self, old: Blob | None) -> Plan | None:
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
         shard, settings, anew = self._shard, self._settings, self._may_replace
-        if old is None:
-            self._require_no_pair()
-        elif not anew and old.stat().size <= FIRST.stop:
+        if old is not None and not anew and old.stat().size <= FIRST.stop:
             self._note_bases(old)
         self.change = plan_change(shard, self.taken, old, settings, self._content, may_replace=anew)
         self.written = 0 if self.change.plan is None else size_of(self.change.plan)
@@ -293,12 +290,6 @@ class Job:
 
     def _digests_in(self, old: Blob, targets: Mapping[str, Target]) -> dict[str, str]:
         return dict(zip(targets, _digests(self._shard, old, list(targets.values())), strict=True))
-
-    def _require_no_pair(self) -> None:
-        """Raise UnsupportedError if the chunks of the shard are stored as two files: a new shard would hide them."""
-        for target, _ in self.taken.values():
-            if target.tree.shards.is_pair(target.coords):
-                raise UnsupportedError(READ_ONLY_PAIR)
 
     def _content(self, target: Target, version: Version) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are.

@@ -21,6 +21,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.source_locks import journal_directory
 from shardfs.write.journal import Journal
+from tests.handmade import split_legacy
 from tests.jobs.interrupting import calls_until_end
 from tests.jobs.packing import pack
 
@@ -160,8 +161,8 @@ def test_rows_as_json_and_of_other_arrays(sharded: Path, tmp_path: Path) -> None
     assert (code, err) == (3, "b: was left unchanged, because the source has no such array\n")
 
 
-def test_chunks_of_a_volume_with_gzip(tmp_path: Path) -> None:
-    """A volume numbers its chunks in another way, and its shards have them compressed."""
+def write_volumes(tmp_path: Path) -> None:
+    """A volume of one file per chunk, and the same in shards of compressed chunks."""
     spec: Any = {
         "driver": "neuroglancer_precomputed",
         "multiscale_metadata": {"type": "image", "data_type": "uint8", "num_channels": 1},
@@ -180,6 +181,11 @@ def test_chunks_of_a_volume_with_gzip(tmp_path: Path) -> None:
             {**spec, "scale_metadata": scale, "kvstore": f"file://{tmp_path / name}/"}, create=True
         ).result()
         store[...].write(data).result()
+
+
+def test_chunks_of_a_volume_with_gzip(tmp_path: Path) -> None:
+    """A volume numbers its chunks in another way, and its shards have them compressed."""
+    write_volumes(tmp_path)
     expected = shown(tmp_path / "sharded")
     (tmp_path / "sharded" / "s" / "1.shard").unlink()
     code, rows = verify(tmp_path / "sharded", "--expect", "all")
@@ -265,6 +271,19 @@ def test_chunks_without_a_file_are_reported(sharded: Path, tmp_path: Path) -> No
     ]
     assert {name for name, raw in stored(sharded).items() if raw != before.get(name)} == {"a/c/0/0", "a/c/2/1"}
     assert len(verify(sharded, "--expect", "all")[1].splitlines()) == 3
+
+
+def test_a_shard_in_two_files_is_only_read(tmp_path: Path) -> None:
+    """A new shard would hide its two files."""
+    write_volumes(tmp_path)
+    shard = tmp_path / "sharded/s/1.shard"
+    shard.rename(tmp_path / "1.shard")
+    (tmp_path / "rows.csv").write_text(verify(tmp_path / "sharded", "--expect", "all")[1])
+    split_legacy((tmp_path / "1.shard").rename(shard), minishard_bits=1)
+    before = stored(tmp_path / "sharded")
+    code, _, err = run("pack", tmp_path / "plain", tmp_path / "sharded", "--regions", tmp_path / "rows.csv")
+    assert (code, "two files (.index and .data), which shardfs only reads" in err) == (3, True), err
+    assert stored(tmp_path / "sharded") == before
 
 
 def test_a_damaged_index_needs_files_for_all_chunks(sharded: Path, tmp_path: Path) -> None:

@@ -374,7 +374,7 @@ def test_resized_arrays_leave_few_trees(tmp_path: Path) -> None:
     with engines.mounted(tmp_path / "a", tmp_path / "journal", "zarr2") as files:
         for size in range(9, 109):
             files.write(".zarray", json.dumps({**json.loads(files.read(".zarray") or b""), "shape": [size]}).encode())
-        assert len(files.tree.base.datasets.trees) <= 70
+        assert len(files.tree.base.datasets.trees._trees) <= 70
         assert files.read("1") == chunk("zarr2", 2, 3)
 
 

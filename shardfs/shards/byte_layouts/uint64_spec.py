@@ -153,8 +153,5 @@ def _mixed(x: U32) -> U32:
     return x ^ x >> np.uint32(16)
 
 
-LAST_ID = 2**64 - 1
-
-
 def _shift_right(values: U64, bits: int) -> U64:
     return np.zeros_like(values) if bits >= 64 else values >> np.uint64(bits)

@@ -116,7 +116,7 @@ def _opened(place: ObjectPlace) -> int | None:
 def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], None]) -> os.stat_result:
     """Append, check and fsync the tail; return the file's attributes afterwards."""
     fill(fd, old, change.tail, old.stat().size)
-    grown = LocalBlob(descriptors.obtain(lambda: os.dup(fd)), os.fstat(fd), nothing)
+    grown = LocalBlob(descriptors.dup(fd), os.fstat(fd), nothing)
     new = PlannedBlob([change.head, ByteRange(len(change.head), grown.stat().size)], grown)
     new.fd = grown.fd  # valid after the head only, where all chunks are
     check(new)

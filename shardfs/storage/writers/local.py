@@ -292,7 +292,7 @@ class LocalWriter(Writer):
 
     def copy(self, fd: int, key: str) -> None:
         info, temp = os.fstat(fd), temporary_name()
-        old = LocalBlob(descriptors.obtain(lambda: os.dup(fd)), info, nothing)
+        old = LocalBlob(descriptors.dup(fd), info, nothing)
         with self._place(key) as place:
             new = written(place, temp, old, [ByteRange(0, info.st_size)], nobody)
             try:

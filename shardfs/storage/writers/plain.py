@@ -59,7 +59,7 @@ class PlainObjects(Objects):
             raise UnsupportedError(f"this store cannot be written: {message(e)}; mount it read-only") from e
 
     def _clean(self, directory: str, probe: str) -> None:
-        """Remove temporary objects that earlier mounts left in a directory.
+        """Remove temporary objects that interrupted `pack` commands left in a directory.
 
         The new object `probe` gives the store's current time.
         """

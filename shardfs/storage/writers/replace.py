@@ -57,7 +57,7 @@ def written(
         fill(fd, old, plan)
         if alike and old is not None:
             _copy_attributes(fd, old.fd)
-        check(LocalBlob(descriptors.obtain(lambda: os.dup(fd)), os.fstat(fd), nothing))
+        check(LocalBlob(descriptors.dup(fd), os.fstat(fd), nothing))
         syscalls.fsync(fd)
     except BaseException:
         with suppress(OSError):
