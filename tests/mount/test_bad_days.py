@@ -154,7 +154,7 @@ def test_no_reader_notices_on_s3(name: str, s3_store: Store, mounted: Mounted) -
 def fail_and_recover(store: Store, mount: Path, name: str) -> None:
     assert outcome(mount, ALL[0]) == 0
     store.fail({"path": "/c/", **FATAL[name]})
-    found = read_all(mount, chunks=ALL[:40])
+    found = read_all(mount, chunks=ALL[:20])
     assert found <= DOCUMENTED | {0}
     assert name.startswith("some") or found & DOCUMENTED
     store.fail()
@@ -170,7 +170,7 @@ def test_reads_fail_and_recover(name: str, store: Store, mounted: Mounted) -> No
 @pytest.mark.s3
 @pytest.mark.parametrize("name", ["503", "hang", "stall"])
 def test_reads_fail_and_recover_on_s3(name: str, s3_store: Store, mounted: Mounted) -> None:
-    with mounted_store(s3_store, mounted, "-o", "store_timeout=1,store_retries=1", s3=True) as mount:
+    with mounted_store(s3_store, mounted, "-o", "store_timeout=3,store_retries=1", s3=True) as mount:
         fail_and_recover(s3_store, mount, name)
 
 
