@@ -61,11 +61,11 @@ def over_s3(root: Path) -> Iterator[Source]:
 
     class Slow(Handler):
         def answer(self) -> None:
-            row = {"came": time.monotonic(), "path": self.path}
+            came, method = time.monotonic(), "LIST" if "list-type" in self.path else self.command
             time.sleep(LATENCY_S)
+            # Noted before the client has the answer.
+            rows.append({"came": came, "path": self.path, "method": method, "answered": time.monotonic(), "status": 0})
             super().answer()
-            row["method"] = "LIST" if "list-type" in self.path else self.command
-            rows.append({**row, "answered": time.monotonic(), "status": 0})
 
         do_GET = do_HEAD = answer
 
