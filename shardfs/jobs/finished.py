@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def digest_of(raw: bytes) -> str:
+def fingerprint(raw: bytes) -> str:
     """Return a digest of 128 bits."""
     return mmh3.mmh3_x64_128_digest(raw).hex()
 
@@ -68,4 +68,4 @@ def _path(place: str) -> Path:
 
 
 def _content(job: bytes, version: Version) -> bytes:
-    return json.dumps({"job": digest_of(job), "document": digest_of(repr(version).encode())}).encode()
+    return json.dumps({"job": fingerprint(job), "document": fingerprint(repr(version).encode())}).encode()

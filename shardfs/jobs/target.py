@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.jobs import finished
-from shardfs.jobs.finished import digest_of
+from shardfs.jobs.finished import fingerprint
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import UnsupportedError
@@ -79,7 +79,9 @@ class JobState:
 
     def planned(self, arrays: Iterable[str], documents: Iterable[tuple[str, bytes]]) -> Self:
         """The state of the job if it makes these arrays and documents."""
-        return replace(self, plan={key: digest_of(raw) for key, raw in documents} | {f"{path}/": "" for path in arrays})
+        return replace(
+            self, plan={key: fingerprint(raw) for key, raw in documents} | {f"{path}/": "" for path in arrays}
+        )
 
     @classmethod
     def parse(cls, raw: bytes) -> Self | None:

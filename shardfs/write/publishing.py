@@ -17,8 +17,9 @@ from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
 from shardfs.storage.writers.common import FIRST
+from shardfs.write.journal.reading import pieces_of, read_part
 from shardfs.write.pending import SAME
-from shardfs.write.stored import ABSENT, Stored, conflicts, digest_and_crc32c_of, digest_of
+from shardfs.write.stored import ABSENT, Stored, conflicts, digest_of, digest_of_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence, Set
@@ -231,6 +232,7 @@ class Job:
         self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
         self.change = PublishPlan(None, {}, {}, {}, packed=False)
         self.digests: dict[str, str | bool] = {}
+        self._wanted: dict[Coords, str] = {}
         self._kept: dict[str, str] = {}
         self.written = self._old_size = 0
         self._pinned = ExitStack()
@@ -294,18 +296,26 @@ class Job:
     def _content(self, target: Target, version: Version) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are.
 
-        `check` verifies those that are copied.
+        Note their digest for `check`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
         """
-        data = cast("Position", version.data)
+        data, transform = cast("Position", version.data), _transform(target, version)
         part = self._pinned.enter_context(self._backlog.journal.using(data))
-        transform = _transform(target, version)
-        return part if transform is None else transform.store(target.coords, self._backlog.journal.read(data))
+        try:
+            if transform is None:
+                self._wanted[target.coords] = digest_of_pieces(pieces_of(part, data.crc))
+                return part
+            shown = read_part(part, data.crc)
+        except OSError as e:
+            why = f"chunk {target.coords}: {e.strerror}"
+            raise CorruptShardError(self._shard.tree.path, self._shard.key, why) from e
+        content = transform.store(target.coords, shown)
+        self._wanted[target.coords] = digest_of_pieces([content])
+        return content
 
     def check(self, new: Blob) -> None:
         """Verify the chunks to be published in the new object, and note their digests.
 
-        Raise ValueError if a chunk is missing, was not removed, or has the wrong checksum; CorruptShardError if the
-        journal's own bytes of that chunk are damaged.
+        Raise ValueError if a chunk is missing, was not removed, or has other bytes than `make` has planned.
         """
         collection, done = self._shard.tree.collection, self.change.done
         chunks = rewriting.stored_chunks(collection, new, [target.coords for target, _ in done.values()])
@@ -314,19 +324,10 @@ class Job:
             is_second = collection.lead is not None and target.coords[-1] == 1
             wrong = (chunk is None) != (data is None or (is_second and not data.size))
             if chunk is not None and data is not None:
-                self.digests[path], crc = digest_and_crc32c_of(chunk)
-                wrong |= _transform(target, version) is None and crc != data.crc
-                if wrong:
-                    self._require_sound(path, data)
+                self.digests[path] = digest_of(chunk)
+                wrong |= self.digests[path] != self._wanted[target.coords]
             if wrong:
                 raise ValueError(f"the new shard would not have {path} as it was written, so the old shard is kept")
-
-    def _require_sound(self, path: str, data: Position) -> None:
-        """Raise CorruptShardError if the journal's bytes are damaged or unreadable."""
-        try:
-            self._backlog.journal.read(data)
-        except OSError as e:
-            raise CorruptShardError(self._shard.tree.path, path, e.strerror or str(e)) from e
 
     def begun(self, note: Begun) -> None:
         """Record the publish in the journal, so that recovery finds it on disk, before the shard is replaced."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-import google_crc32c
 import mmh3
 
 from shardfs.model.blobs import ByteRange
 from shardfs.model.write_plan import chunks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence, Set
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Version
@@ -85,21 +84,15 @@ def digest_of(chunk: Blob | None) -> str:
     The digest has 128 bits and is no CRC-32C: all bytes that end in their own CRC-32C, as the chunk codec writes them,
     have the same one.
     """
-    if chunk is None:
-        return ABSENT
+    return ABSENT if chunk is None else digest_of_pieces(chunks_of([ByteRange(0, chunk.stat().size)], chunk))
+
+
+def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> str:
+    """Return the digest of a chunk with these bytes."""
     digest = mmh3.mmh3_x64_128()
-    for data in chunks_of([ByteRange(0, chunk.stat().size)], chunk):
+    for data in pieces:
         digest.update(data)
     return digest.digest().hex()
-
-
-def digest_and_crc32c_of(chunk: Blob) -> tuple[str, int]:
-    """Return the digest of a chunk, and its CRC-32C to compare with a journal record. Errors as `digest_of`."""
-    digest, crc = mmh3.mmh3_x64_128(), 0
-    for data in chunks_of([ByteRange(0, chunk.stat().size)], chunk):
-        digest.update(data)
-        crc = google_crc32c.extend(crc, bytes(data))
-    return digest.digest().hex(), crc
 
 
 def conflicts(

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardfs.shards import rewriting
 from shardfs.write.publishing import Publishing
 from tests.write.engines import TreeFiles, Whole
 from tests.write.faults import Args, Calls, Function, hooked
 from tests.write.oracle import found_by
-from tests.write.targets import TARGETS
+from tests.write.targets import LAYOUTS, TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from shardfs.model.shard_format import Put
 
 TARGET = TARGETS["zarr_end"]
 
@@ -137,3 +140,32 @@ def test_a_journal_that_is_damaged_meanwhile_is_no_bug(
         files.publish()
     assert found_by(TARGET, "tensorstore", tmp_path / "store")[0][0] == 100
     assert "bug" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["zarr_end", "zarr_crc", "zarr_zstd", "one_shard_as_zarr2", "big_as_n5"])
+def test_chunks_that_a_wrong_plan_exchanges_are_not_published(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they have the same size and the same CRC-32C, as all bytes have that end in their own one."""
+    target = (TARGETS | LAYOUTS)[name]
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    target.create(tmp_path / "store")
+    before = target.array({number: 100 + number for number in range(len(target.chunks))})
+    target.fill(tmp_path / "store", before)
+    plan, (one, other, *_) = rewriting.plan, next(iter(target.shards().values()))
+
+    def wrong(collection: Any, shard: int, old: Any, puts: dict[Any, Put], *args: Any, **options: Any) -> Any:
+        return plan(collection, shard, old, dict(zip(puts, reversed(puts.values()), strict=True)), *args, **options)
+
+    with Whole().open(target, tmp_path / "store", tmp_path / "journal") as files:
+        files.write(target.path(one), target.shown(1000))
+        files.write(target.path(other), target.shown(1001))
+        with monkeypatch.context() as patched:
+            patched.setattr(rewriting, "plan", wrong)
+            with pytest.raises(OSError, match="the new shard would not have"):
+                files.publish()
+            assert (target.readers["tensorstore"](tmp_path / "store") == before).all()
+        files.publish()
+    held = {number: 100 + number for number in range(len(target.chunks))} | {one: 1000, other: 1001}
+    assert (target.readers["tensorstore"](tmp_path / "store") == target.array(held)).all()

@@ -8,15 +8,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from shardfs.model.blobs import FilePart
+from shardfs.model.write_plan import SPAN
 from shardfs.write.journal.records import HAS_DATA, OWN, Position, Record, RecordHead, RecordKind, is_sound
 from shardfs.write.journal.scanning import NAME, Gap, RecordPlace, SegmentFile, WholeRecord, open_segment, segment_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+DAMAGED = "a record of the journal is damaged"
 
 MOST = 1_000_000
 """Upper limit of the sequence numbers that are checked in one gap. No segment has so many records."""
@@ -161,8 +165,19 @@ def read_part(part: FilePart, crc: int, start: int = 0, size: int | None = None)
         at, left = at + len(data), left - len(data)
     whole = out[0] if len(out) == 1 else b"".join(out)
     if size == part.size and crc32c(whole) != crc:
-        raise OSError(errno.EIO, "a record of the journal is damaged")
+        raise OSError(errno.EIO, DAMAGED)
     return whole
+
+
+def pieces_of(part: FilePart, crc: int) -> Iterator[bytes]:
+    """Yield all bytes of a part, at most `SPAN` at a time. Raise OSError (EIO) as `read_part`, perhaps at the end."""
+    found = 0
+    for start in range(0, part.size, SPAN):
+        data = read_part(part, crc, start, SPAN)
+        found = extend(found, data)
+        yield data
+    if found != crc:
+        raise OSError(errno.EIO, DAMAGED)
 
 
 class _Judge:
