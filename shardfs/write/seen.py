@@ -67,28 +67,31 @@ class Seen:
     def __init__(self) -> None:
         self._documents: OrderedDict[str, _Document] = OrderedDict()
         self._nbytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def read(self, path: str, shown: bytes | None) -> None:
         """Record that a program has read `shown`, or (None) has found no document.
 
         If it is not the version noted last, then a program outside of the mount has changed the document.
         """
-        known = self._documents.get(path, UNKNOWN)
-        changes = known.changes
-        if None not in (shown, known.present) and shown != known.present:
-            changes |= _changes(known.present, shown)
-        self._keep(path, _Document(shown, known.present if shown is None else shown, changes))
+        with self._lock:
+            known = self._documents.get(path, UNKNOWN)
+            changes = known.changes
+            if None not in (shown, known.present) and shown != known.present:
+                changes |= _changes(known.present, shown)
+            self._keep(path, _Document(shown, known.present if shown is None else shown, changes))
 
     def wrote(self, path: str, shown: bytes | None) -> None:
         """Record that a program has written a document, which is now shown as `shown`, or (None) has removed it."""
-        changes = frozenset[Change]() if shown is None else self._documents.get(path, UNKNOWN).changes
-        self._keep(path, _Document(shown, shown, changes))
+        with self._lock:
+            changes = frozenset[Change]() if shown is None else self._documents.get(path, UNKNOWN).changes
+            self._keep(path, _Document(shown, shown, changes))
 
     def changed(self, path: str, before: bytes | None, after: bytes | None) -> None:
         """Record that writing another document has changed this one, if programs know the version before."""
-        if path in self and same_document(self.latest(path), before):
-            self.wrote(path, after)
+        with self._lock:
+            if path in self and same_document(self.latest(path), before):
+                self.wrote(path, after)
 
     def __contains__(self, path: str) -> bool:
         return path in self._documents
@@ -115,13 +118,13 @@ class Seen:
                 self._nbytes -= self._documents.pop(path).nbytes
 
     def _keep(self, path: str, document: _Document) -> None:
-        with self._lock:
-            if path in self._documents:
-                self._nbytes -= self._documents.pop(path).nbytes
-            self._documents[path] = document
-            self._nbytes += document.nbytes
-            while self._nbytes > MAX_BYTES and len(self._documents) > 1:
-                self._nbytes -= self._documents.popitem(last=False)[1].nbytes
+        """Note what is known of a document, and evict others. The caller holds the lock."""
+        if path in self._documents:
+            self._nbytes -= self._documents.pop(path).nbytes
+        self._documents[path] = document
+        self._nbytes += document.nbytes
+        while self._nbytes > MAX_BYTES and len(self._documents) > 1:
+            self._nbytes -= self._documents.popitem(last=False)[1].nbytes
 
 
 def _changes(old: bytes | None, new: bytes | None) -> frozenset[Change]:

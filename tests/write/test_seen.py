@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from shardfs.write import seen
 from shardfs.write.seen import Seen, same_document
+from tests.interleaving import interleaved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def encoded(**members: Any) -> bytes:
@@ -66,6 +72,18 @@ def test_a_change_of_another_document_is_noted_if_the_version_before_is_known() 
     assert (known.latest("a"), known.taken_back("a", NEW, OLD)) == (NEW, [])
     known.changed("a", OLD, b"later")
     assert known.latest("a") == NEW
+
+
+@pytest.mark.parametrize("call", [Seen.read, Seen.wrote])
+def test_a_change_is_kept_at_every_moment_of_another_call(call: Callable[[Seen, str, bytes], None]) -> None:
+    known, theirs = Seen(), encoded(shape=[8], a=2)
+
+    def prepare() -> None:
+        known.forget("a")
+        known.read("a", OLD)
+
+    for _ in interleaved(lambda: call(known, "a", NEW), lambda: known.read("a", theirs), "write/seen", prepare=prepare):
+        assert "a" in known.taken_back("a", theirs, OLD)
 
 
 def test_a_directory_is_forgotten_with_what_is_below() -> None:
