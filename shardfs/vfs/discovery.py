@@ -30,7 +30,7 @@ from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import SourceJobs
 from shardfs.vfs.chunk_trees import ChunkTrees
-from shardfs.vfs.forms import Forms, digests_of
+from shardfs.vfs.forms import Forms, hashes_of
 from shardfs.vfs.nodes import CollectionAt, Content, DirectoryNode, Inherited
 from shardfs.vfs.renewals import OutdatedError, Renewals
 
@@ -130,7 +130,7 @@ class Datasets:
     def _read(self, path: str, names: Sequence[str]) -> dict[str, bytes]:
         """Return stored documents by name, and note them for the directory that this thread opens."""
         documents = self.store.documents(path, names, MAX_DOCUMENT_BYTES)
-        self._reading.__dict__.setdefault("documents", {})[path] = names, digests_of(documents)
+        self._reading.__dict__.setdefault("documents", {})[path] = names, hashes_of(documents)
         return documents
 
     def open(self, directory: DirectoryNode) -> Content:
@@ -168,7 +168,7 @@ class Datasets:
         directory.checked = now
         with suppress(OSError):
             return any(
-                digests_of(self.store.documents(path, [*digests] if remote and digests else names, MAX_DOCUMENT_BYTES))
+                hashes_of(self.store.documents(path, [*digests] if remote and digests else names, MAX_DOCUMENT_BYTES))
                 != digests
                 for path, (names, digests) in content.read.items()
             )
@@ -303,7 +303,7 @@ class Datasets:
             documents = self._scope_documents(path, inherited.scope)
             found = scope.open(path, _below(path, directory), documents)
         if found is not None and found.collections:
-            digests = digests_of({_joined(directory, name): raw for name, raw in documents.items()})
+            digests = hashes_of({_joined(directory, name): raw for name, raw in documents.items()})
             found = replace(found, collections=tuple(
                 replace(c, description=Description(path, inherited.scope, c.path, digests)) for c in found.collections
             ))  # fmt: skip

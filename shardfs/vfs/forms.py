@@ -59,7 +59,7 @@ class Forms:
         """Return whether the documents in the source are those of the description."""
         known = description.digests
         present = self._store.documents("", [*known], MAX_DOCUMENT_BYTES)
-        return {**dict.fromkeys(known, REMOVED), **digests_of(present)} == known
+        return {**dict.fromkeys(known, REMOVED), **hashes_of(present)} == known
 
     @contextmanager
     def removing(self, path: str) -> Iterator[None]:
@@ -78,6 +78,6 @@ class Forms:
                 self._removing.remove(path)
 
 
-def digests_of(documents: Mapping[str, bytes]) -> dict[str, bytes]:
+def hashes_of(documents: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return a digest of each document."""
     return {path: hashlib.blake2b(raw, digest_size=16).digest() for path, raw in documents.items()}

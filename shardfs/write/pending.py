@@ -31,7 +31,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.write.journal import Position, Record, RecordKind
-from shardfs.write.stored import ABSENT, ANYTHING, NOT_NOTED, Stored
+from shardfs.write.stored import ANYTHING, NOT_NOTED, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -229,8 +229,8 @@ class Pending:
 
 
 def _digest(entry: Any) -> str | None:
-    """Return the digest in a record; None for `SAME`, and for what earlier releases have written."""
-    return ABSENT if entry is None else entry if isinstance(entry, str) else None
+    """Return the digest in a record; None for `SAME`."""
+    return entry if isinstance(entry, str) else None
 
 
 _APPLY = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardfs.write.journal import Position, Record, RecordKind
 from shardfs.write.pending import Pending
-from shardfs.write.stored import ANYTHING, Stored
+from shardfs.write.stored import ABSENT, ANYTHING, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def test_what_was_published_is_the_base_of_a_later_version() -> None:
     free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": DIGEST}))
     assert free == [2]  # DONE itself says what the base is
     assert pending.versions["c/0"].base == Stored(None, (DIGEST,))
-    assert sorted(pending.apply(record(RecordKind.DONE, key="shard", lsns=[3], entries={"c/0": None}))) == [3, 4, 5]
+    assert sorted(pending.apply(record(RecordKind.DONE, key="shard", lsns=[3], entries={"c/0": ABSENT}))) == [3, 4, 5]
 
 
 def test_a_move_needs_the_record_with_the_data() -> None:
@@ -85,7 +85,7 @@ def test_a_move_may_leave_a_tombstone() -> None:
     assert pending.versions["c/0"].data is None
     assert pending.versions["c/0"].base == BASE
     assert pending.apply(record(RecordKind.DONE, key="a", lsns=[2], entries={"c/1": DIGEST})) == [1, 3]
-    assert pending.apply(record(RecordKind.DONE, key="b", lsns=[2], entries={"c/0": None})) == [2, 4]
+    assert pending.apply(record(RecordKind.DONE, key="b", lsns=[2], entries={"c/0": ABSENT})) == [2, 4]
 
 
 def test_a_move_of_what_was_lost_is_told() -> None:
@@ -148,7 +148,7 @@ def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
             apply(record(RecordKind.DEL, path=path))
             model[path] = None
         elif what == "done" and version:
-            apply(record(RecordKind.DONE, key="s", lsns=[version.lsn], entries={path: None}))
+            apply(record(RecordKind.DONE, key="s", lsns=[version.lsn], entries={path: ABSENT}))
             del model[path]
         elif what == "move" and version and version.data and path != other:
             apply(record(RecordKind.MOVE, **{"from": path, "to": other, "lsn": version.lsn}))
