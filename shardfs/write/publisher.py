@@ -55,13 +55,16 @@ class Publisher:
     their `base` is what is stored now.
     """
 
-    def __init__(self, backlog: Backlog, shards: DirtyShards, writer: Writer, failures: Failures) -> None:
+    def __init__(
+        self, backlog: Backlog, shards: DirtyShards, writer: Writer, failures: Failures,
+        form_now: Callable[[ChunkDirs], str | None],
+    ) -> None:  # fmt: skip
         self._backlog, self._shards, self._writer, self._failures = backlog, shards, writer, failures
         self._changed = backlog.changed
         self._stopping, self._free = False, 0
         self._threads: list[threading.Thread] = []
         self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
-        self.form_now: Callable[[ChunkDirs], str | None] = lambda tree: tree.collection.form
+        self._form_now = form_now
         self.counts = {"published_chunks": 0, "published_shards": 0, "published_bytes": 0, "conflicts": 0,
                        "failures": 0}  # fmt: skip
 
@@ -133,7 +136,7 @@ class Publisher:
         Otherwise all pending versions of its chunks become conflicts. Deletions need no document, because clients
         delete an array's document before its chunks.
         """
-        form = self.form_now(shard.tree)
+        form = self._form_now(shard.tree)
         if form is None and any(version.data is not None for _, version in taken.values()):
             text = "no document describes its array now, and another program may be about to create the array anew"
             raise OSError(errno.ESTALE, text, shard.key)

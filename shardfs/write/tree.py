@@ -101,7 +101,7 @@ class WriteTree:
         descriptions.publish_chosen()
         view.recover()
         descriptions.uncompress()
-        pending.attach(saving.published, saving.is_held, base.datasets.forms.now)
+        pending.attach(saving.published, saving.is_held)
 
     def close(self, timeout: float) -> list[str]:
         """Close all open files, publish within `timeout` seconds, and close the journal. Return the paths left over.
@@ -144,7 +144,7 @@ def open_write_tree(
     """
     writer = open_writer(base.store, replace_links=replace_links, journal=journal.directory)
     try:
-        pending = WriteBuffer(journal, writer, publishing, waiting, layout)
+        pending = WriteBuffer(journal, writer, base.datasets.forms.now, publishing, waiting, layout)
     except BaseException:
         writer.close()
         raise

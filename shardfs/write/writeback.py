@@ -66,6 +66,7 @@ class WriteBuffer:
     Args:
         journal: an open journal. Its recovered records become pending versions.
         writer: writes to the store.
+        form_now: returns the present form of an array (`Forms.now`).
         settings: when and how shards are published.
         waiting: called before a thread waits.
         layout: the options that say how the mount shows the source (`Options.shown_as`).
@@ -74,8 +75,8 @@ class WriteBuffer:
     """
 
     def __init__(
-        self, journal: Journal, writer: Writer, settings: Publishing | None = None,
-        waiting: Callable[[], None] = nothing, layout: str = "",
+        self, journal: Journal, writer: Writer, form_now: Callable[[ChunkDirs], str | None],
+        settings: Publishing | None = None, waiting: Callable[[], None] = nothing, layout: str = "",
     ) -> None:  # fmt: skip
         self.settings = settings or Publishing()
         self._journal, self._writer, self._waiting = journal, writer, waiting
@@ -86,7 +87,7 @@ class WriteBuffer:
         self.shards = DirtyShards(self.backlog, self.settings)
         self.failures = Failures()
         self.refused = Refused(self.failures)
-        self.publisher = Publisher(self.backlog, self.shards, writer, self.failures)
+        self.publisher = Publisher(self.backlog, self.shards, writer, self.failures, form_now)
         self.read = journal.read  # bytes of a pending version
         self._slow = self._closed = False
         # Of chunks that are about to be changed, by collection, coordinates and version of the shard.
@@ -102,15 +103,9 @@ class WriteBuffer:
             writer.recover(Begun.from_json(begun))
         writer.recovered()
 
-    def attach(
-        self,
-        published: Callable[[Mapping[str, Version]], None],
-        is_held: Callable[[str], bool],
-        form_now: Callable[[ChunkDirs], str | None],
-    ) -> None:
-        """Start publishing. See `Publisher.published`, `DirtyShards.is_held` and `Forms.now`."""
+    def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:
+        """Start publishing. See `Publisher.published` and `DirtyShards.is_held`."""
         self.publisher.published = published
-        self.publisher.form_now = form_now
         self.shards.is_held = is_held
         self.publisher.start()
 
