@@ -7,10 +7,12 @@ that packed the shard.
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardfs.jobs.chunk_checks import reason
 from shardfs.jobs.replacing import ShardReplacer
+from shardfs.model.changes import Change
 from shardfs.model.errors import ShardfsError
 from shardfs.shards import rewriting
 from shardfs.shards.mesh_fragments import open_chunks
@@ -70,27 +72,33 @@ def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
                 yield Work(collection, shard, key, usage)
 
 
+@dataclass
+class _Packing(Change):
+    """Replace a shard by one without dead bytes. `old`: the shard that was replaced; None if there was none."""
+
+    work: Work
+    old: Blob | None = None
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        self.old = old
+        return None if old is None else rewriting.repack(self.work.tree.collection, self.work.shard, old)
+
+    def verify(self, new: Blob) -> None:
+        if self.old is not None:
+            compare(self.work, self.old, new)
+
+
 class Packer(ShardReplacer):
     """Packs shards, one at a time."""
 
     def pack(self, work: Work) -> int | CompactProblem:
         """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem."""
-        collection = work.tree.collection
-        before: list[Blob] = []
-
-        def make(old: Blob | None) -> Plan | None:
-            before[:] = () if old is None else (old,)
-            return None if old is None else rewriting.repack(collection, work.shard, old)
-
-        def check(new: Blob) -> None:
-            for old in before:
-                compare(work, old, new)
-
+        packing = _Packing(work)
         try:
-            after = self.update(work.key, make, check)
+            after = self.update(work.key, packing)
         except (OSError, ShardfsError, ValueError) as e:
             return CompactProblem(work.key, reason(e))
-        return before[0].stat().size - (0 if after is None else after.size) if before else 0
+        return 0 if packing.old is None else packing.old.stat().size - (0 if after is None else after.size)
 
 
 def compare(work: Work, old: Blob, new: Blob) -> None:

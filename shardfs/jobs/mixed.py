@@ -20,6 +20,7 @@ from shardfs.jobs.packing import FileForm, Packing, PackJob, PlainChunks
 from shardfs.jobs.shared_work import CACHE, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.model.blobs import ByteRange
+from shardfs.model.changes import Edit
 from shardfs.model.errors import BusyError
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of, unchanged
@@ -154,7 +155,7 @@ class MixedDataset(Packing):
             puts = {cell: Put(_stored(array, cell, found.content)) for cell, found in opened.items()}
             return rewriting.plan(array.target, shard, old, puts, set())
 
-        self.target.writer.update(array.shard_key(shard), make, first=None)
+        self.target.writer.update(array.shard_key(shard), Edit(make, first=None))
         return sum(size_of(found.content) for found in opened.values())
 
     def _stored_chunks(self, array: PackedArray, shard: int) -> ChunkStore:
@@ -235,7 +236,7 @@ class MixedDataset(Packing):
                 raise FileExistsError(errno.EEXIST, why, key)
             return unchanged(len(data))
 
-        self._chunk_writer.update(key, make)
+        self._chunk_writer.update(key, Edit(make))
         return len(data)
 
     # ---- the whole source ----

@@ -28,6 +28,7 @@ from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
 from shardfs.jobs.target import is_of, is_zip, require_room
 from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart, read_file
+from shardfs.model.changes import FIRST, Edit
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.kinds import is_in
@@ -39,7 +40,6 @@ from shardfs.storage.cache import nothing
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalBlob
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
-from shardfs.storage.writers.common import FIRST
 from shardfs.write.journal import Journal
 from shardfs.write.journal.places import is_locked
 from shardfs.write.pending import Pending
@@ -237,7 +237,7 @@ class ShardTask:
             report.nbytes = sum(size_of(put.data) for put in puts.values())
             return rewriting.plan(array.target, self.shard, None, puts, set())
 
-        packing.target.writer.update(key, make, first=None)
+        packing.target.writer.update(key, Edit(make, first=None))
         if any(p.damaged for p in report.problems):
             return PackReport(problems=report.problems)
         packing.target.note_task(note, 1, key)
@@ -306,7 +306,7 @@ def _copy(packing: OpenedJob, key: str) -> int:
             opened.append(OpenedFile.of(packing, key))
         return [opened[0].content]
 
-    writer.update(key, make, first=None)
+    writer.update(key, Edit(make, first=None))
     return sum(size_of(found.content) for found in opened)
 
 

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import errno
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from shardfs.storage.writers import Begun, open_writer
+from shardfs.model.changes import Begun, Change
+from shardfs.storage.writers import open_writer
 from shardfs.write.journal import RecordKind
 from shardfs.write.open_rw import open_journal
 from shardfs.write.pending import Backlog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from shardfs.config.options import Options
-    from shardfs.model.blobs import Blob, Stat
-    from shardfs.storage.writers import Make, Writer
+    from shardfs.model.blobs import Blob, Plan, Stat
+    from shardfs.storage.writers import Writer
     from shardfs.vfs.tree import Tree
     from shardfs.write.journal import Journal
+
+
+@dataclass
+class _Noted(Change):
+    """A change that notes in the journal when it begins."""
+
+    change: Change
+    backlog: Backlog
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        return self.change.plan(old)
+
+    def verify(self, new: Blob) -> None:
+        self.change.verify(new)
+
+    def begun(self, note: Begun) -> None:
+        self.backlog.begin(note, lsns=[])
 
 
 class ShardReplacer:
@@ -50,8 +69,8 @@ class ShardReplacer:
             clean = True  # otherwise the journal contains unpublished files
             yield made
 
-    def update(self, key: str, make: Make, check: Callable[[Blob], None]) -> Stat | None:
+    def update(self, key: str, change: Change) -> Stat | None:
         """Replace a shard: see `Writer.update`. After a crash, the next writer of the source cleans up."""
-        after = self._writer.update(key, make, lambda note: self._backlog.begin(note, lsns=[]), check)
+        after = self._writer.update(key, _Noted(change, self._backlog))
         self._backlog.add(RecordKind.DONE, {"key": key, "lsns": [], "entries": {}})
         return after

@@ -16,6 +16,7 @@ from shardfs.jobs import finished
 from shardfs.jobs.finished import fingerprint
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
+from shardfs.model.changes import Edit
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.redact import public_name
 from shardfs.model.write_plan import bytes_of, unchanged
@@ -23,7 +24,7 @@ from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
 from shardfs.storage.regular_files import parse_object
 from shardfs.storage.source_locks import canonical
 from shardfs.storage.writers import open_writer
-from shardfs.storage.writers.common import AT_A_TIME, UNREAD
+from shardfs.storage.writers.common import AT_A_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,7 +168,7 @@ class JobTarget(NamedTuple):
                 raise FileExistsError(errno.EEXIST, why, public_name(target.url))
             return unchanged(size)
 
-        writer.update(STATE, begin)
+        writer.update(STATE, Edit(begin))
         return cls(target.url, store, writer, state)
 
     @contextmanager
@@ -238,7 +239,7 @@ class JobTarget(NamedTuple):
         """
         if not self.is_finished():
             for key, document in sorted(documents, key=lambda found: (-found[0].count("/"), found[0])):
-                self.writer.update(key, lambda _, document=document: [document()], first=UNREAD)  # type: ignore[misc]
+                self.writer.put(key, document())
             if (version := self._version()) is not None:
                 finished.note(self.url, self.state.raw(), version)
         rest = iter(tasks)

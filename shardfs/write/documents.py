@@ -17,8 +17,8 @@ from shardfs.formats.json_text import REMOVED
 from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.model.blobs import whole
+from shardfs.model.changes import Edit, Removal
 from shardfs.model.errors import CorruptShardError
-from shardfs.storage.writers.common import UNREAD
 from shardfs.write.files import join
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
 from shardfs.write.seen import Seen, same_document
@@ -180,7 +180,7 @@ class Documents:
                 return None if content is None else [content]
 
             if edit.made[below] != edit.stored.get(below):
-                self._writer.update(join(edit.document.directory, below), make)
+                self._writer.update(join(edit.document.directory, below), Edit(make))
 
     def is_changed(self, directory: str, name: str, shown: bytes | None) -> bool:
         """Return whether another program has given the source a version that the mount does not show.
@@ -295,7 +295,7 @@ class Documents:
             raw = self._base.stored_documents(above).get(name)
             with suppress(ValueError):  # the document above is invalid, so there is nothing to update
                 if raw is not None and repeat(raw) != raw:
-                    self._writer.update(join(above, name), update)
+                    self._writer.update(join(above, name), Edit(update))
                     yield above
 
     def made(self, document: Document, stored: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
@@ -393,7 +393,7 @@ class Documents:
                 self.expected.remember(document, {document.name: stored[document.name]})
 
         with self._base.datasets.forms.removing(document.path):
-            self._writer.update(document.path, delete)
+            self._writer.update(document.path, Edit(delete))
         self.seen.wrote(document.path, None)
         return set()
 
@@ -413,7 +413,7 @@ class Documents:
         for below in gone:
             path = join(document.directory, below)
             with self._base.datasets.forms.removing(path):
-                self._writer.update(path, lambda _: None, first=UNREAD)
+                self._writer.update(path, Removal())
             for _ in self._repeated(document.stored_at(below), None, through_layout=True):
                 pass
         self.seen.wrote(document.path, None)

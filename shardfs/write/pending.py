@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardfs.model.blobs import Bytes
-    from shardfs.storage.writers import Begun
+    from shardfs.model.changes import Begun
     from shardfs.write.journal import Journal
 
 

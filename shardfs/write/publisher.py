@@ -125,7 +125,7 @@ class Publisher:
         writer = self._writer
         job = Job(self._backlog, self._shards.settings, shard, taken, writer)
         try:
-            stat = writer.update(shard.key, job.make, job.begun, job.check, job.in_place, job.first)
+            stat = writer.update(shard.key, job)
             self._arrived(shard, job, stat)
         finally:  # the pinned data are not read any more
             job.close()
@@ -160,7 +160,7 @@ class Publisher:
         done = job.done(stat)
         if stat is None:
             shard.tree.allow_missing(shard.number)
-        shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.change.packed)
+        shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.outcome.packed)
         with self._changed:
             lsns = [version.lsn for version in done.values()]
             self._backlog.add(RecordKind.DONE, {"key": shard.key, "lsns": lsns, "entries": job.digests})
@@ -174,7 +174,7 @@ class Publisher:
             self.counts["published_chunks"] += len(done)
             self.counts["published_shards"] += 1
             self.counts["published_bytes"] += job.written
-            for path, why in job.change.conflicts.items():
+            for path, why in job.outcome.conflicts.items():
                 self._backlog.add(RecordKind.CONFLICT, {"path": path, "lsn": job.taken[path][1].lsn, "why": why})
                 self.counts["conflicts"] += 1
                 text = f"another writer has changed this chunk too: {why}. Use shardfs recover --ours or --theirs"
@@ -183,7 +183,7 @@ class Publisher:
 
     def _note_unfit(self, shard: DirtyShard, job: Job) -> None:
         """Note the chunks that do not fit. Half of a mesh is no error, because its other file may still be written."""
-        for path, why in job.change.unfit.items():
+        for path, why in job.outcome.unfit.items():
             known = self._backlog.pending.versions.get(path)
             if known is not None and known.lsn == job.taken[path][1].lsn:
                 shard.unfit[path] = why

@@ -11,12 +11,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+from shardfs.model.changes import FIRST, Change
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.shard_format import Put
 from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
-from shardfs.storage.writers.common import FIRST
 from shardfs.write.journal.reading import pieces_of, read_part
 from shardfs.write.pending import SAME
 from shardfs.write.stored import ABSENT, Stored, conflicts, digest_of, digest_of_pieces
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
     from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan, Stat
+    from shardfs.model.changes import Begun
     from shardfs.model.collection import Transform
     from shardfs.model.values import Coords
-    from shardfs.storage.writers import Begun, Writer
+    from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Position
     from shardfs.write.pending import Backlog, Version
@@ -213,12 +214,12 @@ def _transform(target: Target, version: Version) -> Transform | None:
     return None if version.stored else target.transform
 
 
-class Job:
+class Job(Change):
     """One attempt to publish the chunks `taken` of a shard.
 
     Attributes:
-        change: what the attempt does to the shard.
-        digests: the digests of the stored bytes of the chunks in `change.done`, by path; `SAME` if they stay.
+        outcome: what the attempt does to the shard.
+        digests: the digests of the stored bytes of the chunks in `outcome.done`, by path; `SAME` if they stay.
         written: the bytes written to the store.
     """
 
@@ -229,8 +230,7 @@ class Job:
         self._index = None if writer.local else rewriting.index_request(shard.tree.collection, shard.number)
         may_pack = writer.pins and settings.compact != "never"
         self._may_replace = may_pack and self._index is not None and self._may_be_all()
-        self.in_place = rewriting.in_place(shard.tree.collection) if settings.inplace == "uint64" else 0
-        self.change = PublishPlan(None, {}, {}, {}, packed=False)
+        self.outcome = PublishPlan(None, {}, {}, {}, packed=False)
         self.digests: dict[str, str | bool] = {}
         self._wanted: dict[Coords, str] = {}
         self._kept: dict[str, str] = {}
@@ -239,10 +239,15 @@ class Job:
 
     @property
     def first(self) -> ByteRequest | None:
-        """The part of the present object that `make` will probably read; None if there is probably no object."""
+        """The part of the present object that `plan` will probably read; None if there is probably no object."""
         if self._shard.seems_absent and any(version.data is not None for _, version in self.taken.values()):
             return None
         return self._index if self._index is not None and (self._may_replace or self._is_large()) else FIRST
+
+    @property
+    def in_place(self) -> int:
+        """The size of the index entries that may be changed in place; 0 if the shard is replaced."""
+        return rewriting.in_place(self._shard.tree.collection) if self._settings.inplace == "uint64" else 0
 
     def _may_be_all(self) -> bool:
         """Return whether the stored shard probably has no other chunks than those to be published."""
@@ -255,18 +260,18 @@ class Job:
             return self._shard.tree.shards.outermost.stat(self._shard.number).size > FIRST.stop
         return False
 
-    def make(self, old: Blob | None) -> Plan | None:
+    def plan(self, old: Blob | None) -> Plan | None:
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
         shard, settings, anew = self._shard, self._settings, self._may_replace
         if old is not None and not anew and old.stat().size <= FIRST.stop:
             self._note_bases(old)
-        self.change = plan_change(shard, self.taken, old, settings, self._content, may_replace=anew)
-        self.written = 0 if self.change.plan is None else size_of(self.change.plan)
+        self.outcome = plan_change(shard, self.taken, old, settings, self._content, may_replace=anew)
+        self.written = 0 if self.outcome.plan is None else size_of(self.outcome.plan)
         self._old_size = 0 if old is None else old.stat().size
-        done = self.change.done.items()
+        done = self.outcome.done.items()
         self.digests = {path: ABSENT if version.data is None else SAME for path, (_, version) in done}
         self._kept = {} if old is None else self._digests_of_kept(old)
-        return self.change.plan
+        return self.outcome.plan
 
     def _note_bases(self, old: Blob) -> None:
         """Note the digests of the chunks in `old` that programs have written over, in case another writer is faster.
@@ -288,7 +293,7 @@ class Job:
         with self._backlog.changed:
             versions = self._backlog.pending.versions
             relying = {path: target for path, target in self._shard.targets.items() if versions[path].base == base}
-        return self._digests_in(old, {path: relying[path] for path in relying.keys() - self.change.done.keys()})
+        return self._digests_in(old, {path: relying[path] for path in relying.keys() - self.outcome.done.keys()})
 
     def _digests_in(self, old: Blob, targets: Mapping[str, Target]) -> dict[str, str]:
         return dict(zip(targets, _digests(self._shard, old, list(targets.values())), strict=True))
@@ -296,7 +301,7 @@ class Job:
     def _content(self, target: Target, version: Version) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are.
 
-        Note their digest for `check`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
+        Note their digest for `verify`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
         """
         data, transform = cast("Position", version.data), _transform(target, version)
         part = self._pinned.enter_context(self._backlog.journal.using(data))
@@ -312,12 +317,12 @@ class Job:
         self._wanted[target.coords] = digest_of_pieces([content])
         return content
 
-    def check(self, new: Blob) -> None:
+    def verify(self, new: Blob) -> None:
         """Verify the chunks to be published in the new object, and note their digests.
 
-        Raise ValueError if a chunk is missing, was not removed, or has other bytes than `make` has planned.
+        Raise ValueError if a chunk is missing, was not removed, or has other bytes than `plan` has planned.
         """
-        collection, done = self._shard.tree.collection, self.change.done
+        collection, done = self._shard.tree.collection, self.outcome.done
         chunks = rewriting.stored_chunks(collection, new, [target.coords for target, _ in done.values()])
         for (path, (target, version)), chunk in zip(done.items(), chunks, strict=True):
             data = version.data
@@ -333,13 +338,13 @@ class Job:
         """Record the publish in the journal, so that recovery finds it on disk, before the shard is replaced."""
         if note.head:
             self.written -= self._old_size
-        lsns = [version.lsn for _, version in self.change.done.values()]
+        lsns = [version.lsn for _, version in self.outcome.done.values()]
         self._backlog.begin(note, lsns=lsns, entries=self.digests | self._kept)
 
     def done(self, stat: Stat | None) -> dict[str, Version]:
         """Return the published versions by path, with what is stored now as their base. `stat`: of the new shard."""
         now = Stored(None if stat is None else stat.version)
-        versions = {path: version for path, (_, version) in self.change.done.items()}
+        versions = {path: version for path, (_, version) in self.outcome.done.items()}
         digests = {path: digest for path, digest in self.digests.items() if isinstance(digest, str)}
         return {
             path: version._replace(base=now.including(digests[path]) if path in digests else now)

@@ -13,12 +13,12 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from shardfs.model.changes import Begun
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.cache import nothing
-from shardfs.storage.writers import Begun
 from shardfs.write.dirty_shards import EARLY, DirtyShards
 from shardfs.write.failures import Failures, Refused
 from shardfs.write.journal import RecordKind

@@ -29,8 +29,8 @@ from shardfs.jobs.pack import PackRun
 from shardfs.jobs.packing import PackJob
 from shardfs.jobs.shared_work import JobSource
 from shardfs.model.blobs import FilePart
+from shardfs.model.changes import FIRST
 from shardfs.storage import syscalls
-from shardfs.storage.writers.common import FIRST
 from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
 from tests.jobs.packing import pack
 from tests.jobs.test_pack import files, problems

@@ -91,8 +91,8 @@ BUGS = [
     bug(
         "what is appended to a shard is not synced before entries lead there",
         "_append",
-        "    check(new)\n    syscalls.fsync(fd)\n",
-        "    check(new)\n",
+        "    verify(new)\n    syscalls.fsync(fd)\n",
+        "    verify(new)\n",
         LYING,
     ),
     bug(
@@ -209,7 +209,7 @@ BUGS = [
     ),
     bug(
         "damaged bytes of the journal are published",
-        "Job.check",
+        "Job.verify",
         " and crc != data.crc\n",
         " and False\n",
         "tests/write/test_remote_writes.py::test_damaged_bytes_of_the_journal_are_not_published",

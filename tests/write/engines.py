@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from shardfs.formats.registry import formats
+from shardfs.model.changes import Begun
 from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
 from shardfs.storage.local import LocalStore
-from shardfs.storage.writers.common import Begun
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
@@ -20,6 +20,7 @@ from shardfs.write.journal import Journal
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 from tests.write.faults import Frozen, hooked
+from tests.write.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +129,7 @@ class BareFiles:
 
         below = self._collection.stored_at
         key = rewriting.key(self._collection, shard)
-        self._writer.update(f"{below}/{key}" if below else key, make, self._note)
+        self._writer.update(f"{below}/{key}" if below else key, Steps(make, self._note))
 
     def _note(self, begun: Begun) -> None:
         with self._notes.open("a") as file:

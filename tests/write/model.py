@@ -44,6 +44,7 @@ from tests import data_n5
 from tests.write.engines import BareFiles, TreeFiles, Whole
 from tests.write.mounts import WritableMount
 from tests.write.scale import times
+from tests.write.steps import Steps
 from tests.write.targets import TARGETS, Target, n5_blocks
 
 if TYPE_CHECKING:
@@ -544,7 +545,7 @@ class WritingMachine(RuleBasedStateMachine):
         for shard in range(4):
             key = f"c/{rewriting.key(collection, shard)}"
             if (self.store / key).exists():
-                writer.update(key, partial(_packed, collection, shard))
+                writer.update(key, Steps(partial(_packed, collection, shard)))
 
     # ---- what must hold ----
 

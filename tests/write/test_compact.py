@@ -23,6 +23,7 @@ from tests.conftest import read_with
 from tests.datasets import same
 from tests.mount.programs import copy_tree, shardfs
 from tests.write.object_store import object_store
+from tests.write.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ def waste(path: Path) -> int:
             assert data is not None
             for changed in (data[::-1], data):
                 make = partial(_with, collection, shard, {coords: Put(changed)})
-                writer.update(outermost.source.key(shard), make)
+                writer.update(outermost.source.key(shard), Steps(make))
             n += 1
     return n
 

@@ -17,16 +17,17 @@ import tensorstore as ts
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.verify import ShardVerifier
 from shardfs.model.blobs import Suffix
+from shardfs.model.changes import Begun
 from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
-from shardfs.storage.writers import Begun
 from shardfs.storage.writers.common import nobody
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs.tree import open_tree
 from tests import handmade, handmade_ids
 from tests.write.hooks import Recorder, fail, hooked, in_child
+from tests.write.steps import Steps
 from tests.write.test_rewriting import precomputed
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Place:
         self.old: Chunks = {}
         self.new: Chunks = {}
         self.writer = LocalWriter(LocalStore(str(top)))
-        self.writer.update("s/other", lambda _: None)  # the directory's name is on disk
+        self.writer.update("s/other", Steps(lambda _: None))  # the directory's name is on disk
 
     def make(self, puts: Chunks, drops: Set[Any] = frozenset(), **how: Any) -> Callable[[Blob | None], Plan | None]:
         def coords(key: Any) -> Coords:
@@ -100,7 +101,7 @@ class Place:
         def look(new: Blob) -> None:
             check(new)
 
-        return self.writer.update(self.key, make, tell, look, in_place=rewriting.in_place(self.collection))
+        return self.writer.update(self.key, Steps(make, tell, look, in_place=rewriting.in_place(self.collection)))
 
     @property
     def found(self) -> Chunks:
@@ -240,7 +241,7 @@ def test_else_it_is_replaced_as_ever(way: str, place: Place) -> None:
         make = place.make({0: b"new"}, pack=True)
     before = place.path.read_bytes() if way != "new" else b""
     with hooked(recorder := Recorder()):
-        place.writer.update(place.key, make, in_place=0 if way == "not asked for" else 16)
+        place.writer.update(place.key, Steps(make, in_place=0 if way == "not asked for" else 16))
     assert {"exchange", "rename_new"} & set(recorder.names)
     if way == "gone":
         assert place.names() == []

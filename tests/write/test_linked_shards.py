@@ -29,6 +29,7 @@ from tests.suites.walking import walk
 from tests.write.engines import NEVER, TreeFiles
 from tests.write.hooks import Recorder, fail, hooked
 from tests.write.mounts import writable
+from tests.write.steps import Steps
 from tests.write.test_local_writer import names, with_member
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def test_a_link_is_replaced_by_a_file_if_asked_for(tmp_path: Path, outside: Path
     (tmp_path / "a/near").symlink_to("sub/real")
     writer = LocalWriter(LocalStore(str(tmp_path / "a"), follow_symlinks=follow), replace_links=True)
     writer.require_writable(key)
-    writer.update(key, with_member("ours"), in_place=16)
+    writer.update(key, Steps(with_member("ours"), in_place=16))
     path = tmp_path / "a" / key
     assert not path.is_symlink()
     assert json.loads(path.read_bytes()) == {"first": 1, "ours": 1}
@@ -108,7 +109,7 @@ def test_a_link_is_removed_with_the_last_chunk_if_asked_for(tmp_path: Path, outs
     (tmp_path / "a/near").symlink_to("sub/real")
     (tmp_path / "a/sub/real").write_bytes(b"real")
     writer = LocalWriter(LocalStore(str(tmp_path / "a")), replace_links=True)
-    assert writer.update("near", lambda _: None) is None
+    assert writer.update("near", Steps(lambda _: None)) is None
     assert not (tmp_path / "a/near").is_symlink()
     assert (tmp_path / "a/sub/real").read_bytes() == b"real"
 
@@ -144,17 +145,17 @@ def test_who_makes_the_link_lead_elsewhere_meanwhile_loses_nothing(tmp_path: Pat
 
     prepare()
     with hooked(recorder := Recorder()):
-        writer.update("shard", with_member("ours"))
+        writer.update("shard", Steps(with_member("ours")))
     for at in range(len(recorder.calls)):
         prepare()
         with hooked(Recorder(at, slip_in)):
-            writer.update("shard", with_member("ours"))
+            writer.update("shard", Steps(with_member("ours")))
         assert json.loads((source / "shard").read_bytes()) == {"first": 1, "ours": 1, "theirs": 1}, at
         prepare()
         with hooked(Recorder(at, fail(errno.EIO))), suppress(OSError):
-            writer.update("shard", with_member("ours"))
+            writer.update("shard", Steps(with_member("ours")))
         assert json.loads((source / "shard").read_bytes()) in ({"first": 1}, {"first": 1, "ours": 1}), at
-        writer.update("shard", with_member("ours"))
+        writer.update("shard", Steps(with_member("ours")))
         assert json.loads((source / "shard").read_bytes()) == {"first": 1, "ours": 1}, at
         assert sorted(os.listdir(source))[0].startswith("key-"), at
 

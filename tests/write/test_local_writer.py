@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.model.blobs import Blob, ByteRange, FilePart, Plan, Suffix
+from shardfs.model.changes import Begun
 from shardfs.model.errors import DanglingLinkError, StaleShardError
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
-from shardfs.storage.writers import Begun, open_writer
+from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.local import LocalWriter
 from tests.write.hooks import Recorder, fail, hooked, in_child
+from tests.write.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +37,7 @@ WAYS = ["renamed", "in place"]
 def writer(tmp_path: Path) -> LocalWriter:
     (tmp_path / "a").mkdir()
     writer = LocalWriter(LocalStore(str(tmp_path)))
-    writer.update(KEY, lambda _: None)  # so that it need not see to it later that the directory's name is on disk
+    writer.update(KEY, Steps(lambda _: None))  # the directory's name is on disk
     return writer
 
 
@@ -84,7 +86,7 @@ def test_an_object_is_made_of_all_kinds_of_pieces(writer: LocalWriter, tmp_path:
     with open(tmp_path / "journal", "rb") as journal:
         part = FilePart(journal.fileno(), 5000, 16)
         plan: Plan = [ByteRange(0, 300_000), b"one", memoryview(b"two"), part, ByteRange(7, 9), b"", b"end"]
-        stat = writer.update(KEY, lambda _: plan, check=lambda new: seen.append(new.read([Suffix(3)])[0]))
+        stat = writer.update(KEY, Steps(lambda _: plan, check=lambda new: seen.append(new.read([Suffix(3)])[0])))
     wanted = old + b"onetwofrom the journal" + old[7:9] + b"end"
     assert (tmp_path / KEY).read_bytes() == wanted
     assert stat == LocalStore(str(tmp_path)).entry(KEY).stat
@@ -94,7 +96,7 @@ def test_an_object_is_made_of_all_kinds_of_pieces(writer: LocalWriter, tmp_path:
 def test_many_bytes_in_memory_are_written_in_turn(writer: LocalWriter, tmp_path: Path) -> None:
     pieces = [os.urandom(700_000) for _ in range(5)]
     with hooked(recorder := Recorder()):
-        writer.update(KEY, lambda _: list(pieces))
+        writer.update(KEY, Steps(lambda _: list(pieces)))
     assert (tmp_path / KEY).read_bytes() == b"".join(pieces)
     assert recorder.names.count("pwrite") == 3
 
@@ -107,7 +109,7 @@ def test_the_steps_of_a_new_object(writer: LocalWriter, tmp_path: Path) -> None:
         recorder.calls.append(("begun", ()))
 
     with hooked(recorder := Recorder()):
-        writer.update(KEY, lambda _: [b"new"], begun)
+        writer.update(KEY, Steps(lambda _: [b"new"], begun))
     taking = ["open", "lock"]
     making = ["open", "lock", "pwrite", "fsync", "begun", "rename_new", "fsync_directory"]
     assert recorder.names == [*taking, *making, "unlink"]
@@ -136,7 +138,7 @@ def test_the_steps_of_a_replacement(writer: LocalWriter, tmp_path: Path) -> None
     before = (tmp_path / KEY).stat()
     notes: list[Begun] = []
     with hooked(recorder := Recorder()):
-        writer.update(KEY, lambda _: [ByteRange(0, 3), b"new"], begun=notes.append)
+        writer.update(KEY, Steps(lambda _: [ByteRange(0, 3), b"new"], tell=notes.append))
     taking = ["open", "lock"]
     making = ["open", "lock", "copy_file_range", "pwrite", "chmod", "fsync", "exchange", "fsync_directory", "unlink"]
     assert recorder.names == [*taking, *making, "unlink"]
@@ -160,19 +162,19 @@ def test_a_source_that_was_moved_away_has_not_lost_its_objects(tmp_path: Path, i
         return [b"new"]
 
     with pytest.raises(OSError, match="the source was moved") as raised:
-        writer.update(KEY, make)
+        writer.update(KEY, Steps(make))
     assert (raised.value.errno, seen, list(tmp_path.rglob("shard"))) == (errno.ESTALE, [], [away / KEY])
     if instead:
         (source / "a").rmdir()
     away.rename(source)
-    writer.update(KEY, make)
+    writer.update(KEY, Steps(make))
     assert (source / KEY).read_bytes() == b"new"
 
 
 def test_what_stays_as_it_is_is_not_touched(writer: LocalWriter, tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"old")
     before = (tmp_path / KEY).stat()
-    stat = writer.update(KEY, lambda old: [ByteRange(0, 3)])
+    stat = writer.update(KEY, Steps(lambda old: [ByteRange(0, 3)]))
     assert stat == LocalStore(str(tmp_path)).entry(KEY).stat
     assert (tmp_path / KEY).stat().st_ctime_ns == before.st_ctime_ns
 
@@ -180,18 +182,18 @@ def test_what_stays_as_it_is_is_not_touched(writer: LocalWriter, tmp_path: Path)
 def test_the_steps_of_a_removal(writer: LocalWriter, tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"old")
     with hooked(recorder := Recorder()):
-        assert writer.update(KEY, lambda _: None) is None
+        assert writer.update(KEY, Steps(lambda _: None)) is None
         assert recorder.names == ["open", "lock", "rename_new", "fsync_directory", "unlink", "unlink"]
-        assert writer.update(KEY, lambda _: None) is None
+        assert writer.update(KEY, Steps(lambda _: None)) is None
     assert recorder.names[6:] == ["open", "lock", "fsync_directory", "unlink"]
     assert names(tmp_path) == []
 
 
 def test_directories_are_made_and_last(writer: LocalWriter, tmp_path: Path) -> None:
     with hooked(recorder := Recorder()):
-        assert writer.update("x/y/z", lambda _: None) is None
+        assert writer.update("x/y/z", Steps(lambda _: None)) is None
         assert recorder.names == []
-        writer.update("x/y/z", lambda _: [b"1"])
+        writer.update("x/y/z", Steps(lambda _: [b"1"]))
     assert recorder.names[:4] == ["mkdir", "fsync_directory", "mkdir", "fsync_directory"]
     assert (tmp_path / "x/y/z").read_bytes() == b"1"
 
@@ -218,7 +220,7 @@ def test_a_check_that_fails_changes_nothing(writer: LocalWriter, tmp_path: Path)
         raise ValueError("not right")
 
     with pytest.raises(ValueError, match="not right"):
-        writer.update(KEY, lambda _: [b"new"], check=refuse)
+        writer.update(KEY, Steps(lambda _: [b"new"], check=refuse))
     assert (tmp_path / KEY).read_bytes() == b"old"
     assert names(tmp_path) == ["shard"]
 
@@ -255,10 +257,10 @@ def test_who_slips_in_loses_nothing(existing: bool, how: str, writer: LocalWrite
             replace(tmp_path, "first")
 
     first = {"first": 1} if existing else {}
-    for at in range(steps(tmp_path, lambda: writer.update(KEY, with_member("ours")), prepare)):
+    for at in range(steps(tmp_path, lambda: writer.update(KEY, Steps(with_member("ours"))), prepare)):
         prepare()
         with hooked(Recorder(at, lambda: replace(tmp_path, "theirs", how))):
-            writer.update(KEY, with_member("ours"))
+            writer.update(KEY, Steps(with_member("ours")))
         assert read(tmp_path) == first | {"ours": 1, "theirs": 1}, at
         assert names(tmp_path) == ["shard"], at
 
@@ -268,10 +270,10 @@ def test_who_removes_it_meanwhile_is_heard(writer: LocalWriter, tmp_path: Path) 
         replace(tmp_path, "first")
 
     outcomes = set()
-    for at in range(steps(tmp_path, lambda: writer.update(KEY, with_member("ours")), prepare)):
+    for at in range(steps(tmp_path, lambda: writer.update(KEY, Steps(with_member("ours"))), prepare)):
         prepare()
         with hooked(Recorder(at, lambda: (tmp_path / KEY).unlink())):
-            writer.update(KEY, with_member("ours"))
+            writer.update(KEY, Steps(with_member("ours")))
         outcomes.add(json.dumps(read(tmp_path)))
         assert names(tmp_path) in (["shard"], []), at
     assert outcomes == {'{"ours": 1}', "null"}  # removed before us, or after
@@ -288,10 +290,10 @@ def test_a_removal_spares_what_is_new(how: str, writer: LocalWriter, tmp_path: P
         (tmp_path / KEY).unlink(missing_ok=True)
         replace(tmp_path, "first")
 
-    for at in range(steps(tmp_path, lambda: writer.update(KEY, remove_if_alone), prepare)):
+    for at in range(steps(tmp_path, lambda: writer.update(KEY, Steps(remove_if_alone)), prepare)):
         prepare()
         with hooked(Recorder(at, lambda: replace(tmp_path, "theirs", how))):
-            writer.update(KEY, remove_if_alone)
+            writer.update(KEY, Steps(remove_if_alone))
         assert "theirs" in (read(tmp_path) or {}), at
         assert names(tmp_path) == ["shard"], at
 
@@ -310,14 +312,14 @@ def test_a_directory_that_is_created_anew_meanwhile(removes: bool, writer: Local
 
     replace(tmp_path, "theirs")
     with hooked(counting := Recorder()):
-        writer.update(KEY, change)
+        writer.update(KEY, Steps(change))
     for at in range(len(counting.calls)):
         anew()
         with hooked(Recorder(at, anew)):
             try:
-                writer.update(KEY, change)
+                writer.update(KEY, Steps(change))
             except FileNotFoundError:
-                writer.update(KEY, change)
+                writer.update(KEY, Steps(change))
         assert read(tmp_path) == (None if removes else {"ours": 1, "anew": 1}), counting.names[at]
         assert [name for name in names(tmp_path) if name != "shard"] == []
 
@@ -335,7 +337,7 @@ def test_who_never_stops_is_left_alone(writer: LocalWriter, tmp_path: Path) -> N
         return function(*args)
 
     with hooked(hook), pytest.raises(StaleShardError):
-        writer.update(KEY, with_member("ours"))
+        writer.update(KEY, Steps(with_member("ours")))
     assert read(tmp_path) == {"first": 1, "theirs": 1}
     assert names(tmp_path) == ["shard"]
 
@@ -356,7 +358,7 @@ def test_two_others_at_once_lose_nothing_on_the_disk(
         return function(*args)
 
     with hooked(hook):
-        writer.update(KEY, with_member("ours"))
+        writer.update(KEY, Steps(with_member("ours")))
     assert read(tmp_path) == {"theirs 2": 1, "ours": 1}
     kept = [name for name in names(tmp_path) if name != "shard"]
     assert [json.loads((tmp_path / "a" / name).read_bytes()) for name in kept] == [{"theirs 1": 1}]
@@ -375,10 +377,10 @@ def test_disks_without_exchange(number: int, existing: bool, writer: LocalWriter
         return function(*args)
 
     with hooked(hook):
-        writer.update(KEY, with_member("ours"))
+        writer.update(KEY, Steps(with_member("ours")))
         assert read(tmp_path) == ({"first": 1} if existing else {}) | {"ours": 1}
         assert names(tmp_path) == ["shard"]
-        writer.update(KEY, lambda _: None)
+        writer.update(KEY, Steps(lambda _: None))
     assert names(tmp_path) == []
 
 
@@ -405,13 +407,13 @@ def test_killed_at_every_call(scenario: str, behind: bool, writer: LocalWriter, 
 
     before = {"first": 1} if existing else None
     log = tmp_path / "begun"
-    for at in range(steps(tmp_path, lambda: writer.update(KEY, make), prepare)):
+    for at in range(steps(tmp_path, lambda: writer.update(KEY, Steps(make)), prepare)):
         prepare()
         log.unlink(missing_ok=True)
 
         def job(at: int = at) -> None:
             syscalls.hook = Recorder(at, lambda: os._exit(9), behind=behind)
-            writer.update(KEY, make, begun=lambda begun: (log.write_text(json.dumps(begun)), None)[1])
+            writer.update(KEY, Steps(make, tell=lambda begun: (log.write_text(json.dumps(begun)), None)[1]))
 
         assert in_child(job) == 9, at
         assert read(tmp_path) in (before, wanted), at
@@ -422,7 +424,7 @@ def test_killed_at_every_call(scenario: str, behind: bool, writer: LocalWriter, 
             writer.temporary_files.sweep("a")
             assert read(tmp_path) == found, at
             assert set(names(tmp_path)) <= {"shard", "shard.__lock"}, at
-        writer.update(KEY, make)
+        writer.update(KEY, Steps(make))
         assert read(tmp_path) == wanted
         assert names(tmp_path) == (["shard"] if wanted else []), at
 
@@ -441,7 +443,7 @@ def test_killed_with_a_foreign_version_in_hand(writer: LocalWriter, tmp_path: Pa
 
     def job() -> None:
         syscalls.hook = hook
-        writer.update(KEY, with_member("ours"), begun=lambda begun: (log.write_text(json.dumps(begun)), None)[1])
+        writer.update(KEY, Steps(with_member("ours"), tell=lambda begun: (log.write_text(json.dumps(begun)), None)[1]))
 
     assert in_child(job) == 9
     assert read(tmp_path) == {"first": 1, "ours": 1}
@@ -462,17 +464,17 @@ def test_an_error_at_every_call(scenario: str, number: int, writer: LocalWriter,
 
     before = {"first": 1} if existing else None
     silent, told = [], set()
-    for at in range(steps(tmp_path, lambda: writer.update(KEY, make), prepare)):
+    for at in range(steps(tmp_path, lambda: writer.update(KEY, Steps(make)), prepare)):
         prepare()
         with hooked(recorder := Recorder(at, fail(number))):
             try:
-                writer.update(KEY, make)
+                writer.update(KEY, Steps(make))
                 silent.append(recorder.names[at])
             except OSError as e:
                 told.add(e.errno)
         assert read(tmp_path) in (before, wanted), at
         assert not any(name.startswith(".shardfs") for name in names(tmp_path)), at
-        writer.update(KEY, make)
+        writer.update(KEY, Steps(make))
         assert read(tmp_path) == wanted
         assert names(tmp_path) == (["shard"] if wanted else []), at
     assert told == {number}
@@ -486,7 +488,7 @@ def test_sweeping_spares_what_somebody_is_at(writer: LocalWriter, tmp_path: Path
         return [b"new"]
 
     swept: list[int] = []
-    writer.update(KEY, make, check=lambda _: swept.append(writer.temporary_files.sweep("a")))
+    writer.update(KEY, Steps(make, check=lambda _: swept.append(writer.temporary_files.sweep("a"))))
     assert swept == [1]
     assert names(tmp_path) == ["shard"]
     assert writer.temporary_files.sweep("missing") == 0
@@ -522,7 +524,7 @@ def test_another_s_lock_is_waited_for(protocol: str, written: bytes, writer: Loc
 
 def test_the_lock_file_of_a_killed_shardfs_is_taken_over(writer: LocalWriter, tmp_path: Path) -> None:
     def job() -> None:
-        LocalWriter(LocalStore(str(tmp_path))).update(KEY, lambda _: os._exit(9))
+        LocalWriter(LocalStore(str(tmp_path))).update(KEY, Steps(lambda _: os._exit(9)))
 
     assert in_child(job) == 9
     assert names(tmp_path) == ["shard.__lock"]
@@ -534,7 +536,7 @@ def test_a_lock_file_that_another_program_took_over_from_a_killed_shardfs_is_lef
     """tensorstore locks and fills the file that a killed shardfs has left."""
 
     def job() -> None:
-        LocalWriter(LocalStore(str(tmp_path))).update(KEY, lambda _: os._exit(9))
+        LocalWriter(LocalStore(str(tmp_path))).update(KEY, Steps(lambda _: os._exit(9)))
 
     (tmp_path / "a").mkdir()
     assert in_child(job) == 9
@@ -547,6 +549,7 @@ def test_a_lock_file_that_another_program_took_over_from_a_killed_shardfs_is_lef
 COUNT = """
 import json, sys
 from shardfs.model.blobs import Suffix
+from shardfs.model.changes import Edit
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
 writer = LocalWriter(LocalStore(sys.argv[1]))
@@ -554,7 +557,7 @@ def make(old):
     n = json.loads(old.read([Suffix(99)])[0])["n"] if old is not None else 0
     return [json.dumps({"n": n + 1}).encode()]
 for _ in range(int(sys.argv[2])):
-    writer.update("a/shard", make)
+    writer.update("a/shard", Edit(make))
 """
 
 
@@ -564,7 +567,7 @@ def test_many_processes_and_threads_count_exactly(writer: LocalWriter, tmp_path:
 
     def work() -> None:
         for _ in range(25):
-            writer.update(KEY, count)
+            writer.update(KEY, Steps(count))
 
     others = [subprocess.Popen([sys.executable, "-c", COUNT, str(tmp_path), "50"]) for _ in range(2)]
     threads = [threading.Thread(target=work) for _ in range(2)]
@@ -670,11 +673,11 @@ def test_a_directory_swapped_for_a_link_meanwhile(tmp_path: Path, outside: Path)
 
     prepare()
     with hooked(recorder := Recorder()):
-        LocalWriter(LocalStore(str(source))).update("sub/shard", with_member("ours"))
+        LocalWriter(LocalStore(str(source))).update("sub/shard", Steps(with_member("ours")))
     for at in range(len(recorder.calls)):
         prepare()
         with hooked(Recorder(at, swap)), suppress(PermissionError):  # the directory has no name in the source
-            LocalWriter(LocalStore(str(source))).update("sub/shard", with_member("ours"))
+            LocalWriter(LocalStore(str(source))).update("sub/shard", Steps(with_member("ours")))
         assert json.loads((source / "was/shard").read_bytes()) == {"ours": 1}
         assert os.listdir(outside) == ["secret"]
 

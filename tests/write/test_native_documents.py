@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from shardfs.model.blobs import Stat
+    from shardfs.model.changes import Change
     from tests.write.object_store import Server
 
     Json = dict[str, Any]
@@ -459,10 +461,10 @@ def test_no_document_is_overwritten_that_comes_between_the_look_and_the_write(
         doc = client.read()
         update = client.tree.writer.update
 
-        def late(key: str, make: Callable[[Any], Any], *rest: Any) -> Any:
+        def late(key: str, change: Change) -> Stat | None:
             monkeypatch.undo()
             zarr.natively(native=1)
-            return update(key, make, *rest)
+            return update(key, change)
 
         monkeypatch.setattr(client.tree.writer, "update", late)
         with pytest.raises(OSError, match="read it again"):

@@ -20,6 +20,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.blobs import Blob, ByteRange, Plan, Suffix
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
+from tests.write.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,7 +172,7 @@ def test_tensorstore_writes_the_same_shard(
         other = native(NATIVE, tmp_path, rounds, lock)
         while other.poll() is None or mixed.rounds < rounds:
             data = np.full(ELEMENTS, -1 - mixed.rounds, "<i4").tobytes()
-            mixed.note(writer.update("c/0", mixed.noted(with_chunk(2 * (mixed.rounds % 32) + 1, data))))
+            mixed.note(writer.update("c/0", Steps(mixed.noted(with_chunk(2 * (mixed.rounds % 32) + 1, data)))))
         assert other.returncode == 0
     found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}).result().read().result()
     theirs, ours = (last_rounds(count) for count in (rounds, mixed.rounds))
@@ -191,7 +192,7 @@ def test_tensorstore_counts_along(lock: str, rounds: int, pause: float, native: 
     while mixed.foreign <= rounds // 10:
         others = [native(COUNTER, f"{tmp_path}/", rounds // 2, lock) for _ in range(2)]
         while None in [other.poll() for other in others] or mixed.rounds < rounds:
-            mixed.note(writer.update("shard", mixed.noted(count)))
+            mixed.note(writer.update("shard", Steps(mixed.noted(count))))
         assert [other.returncode for other in others] == [0, 0]
         theirs += rounds // 2 * 2
     assert int((tmp_path / "shard").read_bytes()) == theirs + mixed.rounds
@@ -219,10 +220,10 @@ def test_who_renames_without_a_lock_loses_nothing_to_us(
     rounds = 0
     while other.poll() is None or rounds < 200:
         rounds += 1
-        writer.update("shard", with_ours(rounds))
+        writer.update("shard", Steps(with_ours(rounds)))
     assert other.returncode == 0
     rounds += 1
-    writer.update("shard", with_ours(rounds))  # they may have overwritten the one before
+    writer.update("shard", Steps(with_ours(rounds)))  # they may have overwritten the one before
     assert seen == sorted(seen)
     assert json.loads((tmp_path / "shard").read_bytes()) == {"theirs": 200, "ours": rounds}
     beside = {p.name for p in tmp_path.iterdir()} - {"shard"}

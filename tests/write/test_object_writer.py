@@ -22,7 +22,7 @@ from shardfs.model.write_plan import piece_size
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
-from shardfs.storage.writers import Begun, open_writer
+from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.azure import AzureObjects
 from shardfs.storage.writers.common import PlannedBlob
 from shardfs.storage.writers.gcs import GcsObjects
@@ -33,10 +33,13 @@ from tests.write.azurite import azurite
 from tests.write.hooks import Recorder, hooked
 from tests.write.object_store import ALL, Server
 from tests.write.object_store_gcs import gcs_options, gcs_store
+from tests.write.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from shardfs.model.changes import Begun
 
 KEY = "a/shard"
 SMALL = MultipartLimits(min_part=10, max_part=16, max_copy=40, max_whole=30)
@@ -201,19 +204,19 @@ def test_no_byte_of_an_old_object_is_received_to_replace_it(
 def test_create_replace_remove(bench: Bench, tmp_path: Path) -> None:
     notes: list[Begun] = []
     (tmp_path / "journal").write_bytes(b"-from the journal-")
-    stat = bench.writer.update(KEY, lambda old: [b"0123456789"] if old is None else None, notes.append)
+    stat = bench.writer.update(KEY, Steps(lambda old: [b"0123456789"] if old is None else None, notes.append))
     assert stat is not None
     assert stat.size == 10
     assert bench.get() == b"0123456789"
     with open(tmp_path / "journal", "rb") as journal:
         plan: Plan = [ByteRange(0, 10), FilePart(journal.fileno(), 1, 16), b"", memoryview(b"end"), ByteRange(8, 10)]
         seen: list[bytes] = []
-        bench.writer.update(KEY, lambda old: plan, notes.append, lambda new: seen.extend(new.read([Suffix(4)])))
+        bench.writer.update(KEY, Steps(lambda old: plan, notes.append, lambda new: seen.extend(new.read([Suffix(4)]))))
     assert bench.get() == b"0123456789from the journalend89"
     assert seen == [b"nd89"]
-    assert bench.writer.update(KEY, lambda old: None, notes.append) is None
+    assert bench.writer.update(KEY, Steps(lambda old: None, notes.append)) is None
     assert bench.get() is None
-    assert bench.writer.update(KEY, lambda old: None, notes.append) is None
+    assert bench.writer.update(KEY, Steps(lambda old: None, notes.append)) is None
     assert [note.base is None for note in notes] == [True, False, False]
     assert json.loads(json.dumps(notes)) == [list(note) for note in notes]
     for note in notes:
@@ -227,9 +230,9 @@ def test_a_check_that_fails_changes_nothing(bench: Bench) -> None:
         raise ValueError("not right")
 
     with pytest.raises(ValueError, match="not right"):
-        bench.writer.update(KEY, lambda _: [b"new" * 30], check=refuse)
+        bench.writer.update(KEY, Steps(lambda _: [b"new" * 30], check=refuse))
     with pytest.raises(ValueError, match="cannot be noted"):
-        bench.writer.update(KEY, lambda _: [b"new" * 30], begun=raise_value_error)
+        bench.writer.update(KEY, Steps(lambda _: [b"new" * 30], tell=raise_value_error))
     assert bench.get() == b"old"
     assert bench.server is None or not bench.server.uploads
 
@@ -241,7 +244,7 @@ def raise_value_error(_: Begun) -> None:
 def test_empty_objects(bench: Bench) -> None:
     bench.put(b"")
     sizes: list[int] = []
-    bench.writer.update(KEY, lambda old: [b"1"] if old and not sizes.append(old.stat().size) else None)  # type: ignore[func-returns-value]
+    bench.writer.update(KEY, Steps(lambda old: [b"1"] if old and not sizes.append(old.stat().size) else None))  # type: ignore[func-returns-value]
     assert sizes == [0]
     assert bench.get() == b"1"
 
@@ -251,7 +254,7 @@ def test_who_slips_in_loses_nothing(existing: bool, bench: Bench) -> None:
     """Right before each changing call in turn."""
 
     def prepare() -> None:
-        bench.writer.update(KEY, lambda _: [b'{"first": 1}'] if existing else None)
+        bench.writer.update(KEY, Steps(lambda _: [b'{"first": 1}'] if existing else None))
 
     def theirs() -> None:
         bench.put(json.dumps(json.loads(bench.get() or b"{}") | {"theirs": 1}).encode())
@@ -259,28 +262,28 @@ def test_who_slips_in_loses_nothing(existing: bool, bench: Bench) -> None:
     first = {"first": 1} if existing else {}
     prepare()
     with hooked(undisturbed := Recorder()):
-        bench.writer.update(KEY, with_member("ours", 10**20))
+        bench.writer.update(KEY, Steps(with_member("ours", 10**20)))
     for at in range(len(undisturbed.calls)):
         prepare()
         with hooked(Recorder(at, theirs)):
-            bench.writer.update(KEY, with_member("ours", 10**20))
+            bench.writer.update(KEY, Steps(with_member("ours", 10**20)))
         assert json.loads(bench.get() or b"") == first | {"theirs": 1, "ours": 10**20}, undisturbed.names[at]
 
 
 def test_a_removal_spares_what_is_new(bench: Bench) -> None:
     bench.put(b"old")
     with hooked(Recorder(0, lambda: bench.put(b"theirs"))):
-        bench.writer.update(KEY, lambda old: None if old and old.read([Suffix(9)]) == [b"old"] else [b"merged"])
+        bench.writer.update(KEY, Steps(lambda old: None if old and old.read([Suffix(9)]) == [b"old"] else [b"merged"]))
     assert bench.get() == b"merged"
     with hooked(Recorder(0, lambda: bench.store.fs.rm_file(bench.store.path(KEY)))):
-        assert bench.writer.update(KEY, lambda old: None) is None
+        assert bench.writer.update(KEY, Steps(lambda old: None)) is None
     assert bench.get() is None
 
 
 def test_removed_meanwhile(bench: Bench) -> None:
     bench.put(b"old")
     with hooked(Recorder(0, lambda: bench.store.fs.rm_file(bench.store.path(KEY)))):
-        bench.writer.update(KEY, lambda old: [b"new"] if old is None else [ByteRange(0, 3), b"more" * 10])
+        bench.writer.update(KEY, Steps(lambda old: [b"new"] if old is None else [ByteRange(0, 3), b"more" * 10]))
     assert bench.get() == b"new"
 
 
@@ -290,7 +293,7 @@ def test_two_engines_count_exactly(request: pytest.FixtureRequest, bench: Bench)
 
     def work(writer: ObjectWriter) -> None:
         for _ in range(25):
-            writer.update(KEY, lambda old: [str(int(old.read([Suffix(9)])[0]) + 1 if old else 1).encode()])
+            writer.update(KEY, Steps(lambda old: [str(int(old.read([Suffix(9)])[0]) + 1 if old else 1).encode()]))
 
     store = bench.store
     threads = [threading.Thread(target=work, args=(w,)) for w in (bench.writer, ObjectWriter(store, bench.objects))]
@@ -346,7 +349,7 @@ def test_how_many_requests_it_takes(server: Server) -> None:
 
     def requests(plan: Plan | None) -> list[str]:
         server.requests.clear()
-        writer.update(KEY, lambda old: plan)
+        writer.update(KEY, Steps(lambda old: plan))
         return server.requests
 
     assert requests(None) == ["get_object"]
@@ -365,7 +368,7 @@ def test_large_objects_stay_where_they_are(server: Server) -> None:
     assert list(server.objects) == ["data/root/large"]
     server.put("data/root/a/shard", old)
     server.requests.clear()
-    bench.writer.update(KEY, lambda blob: [b"index", ByteRange(0, 100), b"chunk"])
+    bench.writer.update(KEY, Steps(lambda blob: [b"index", ByteRange(0, 100), b"chunk"]))
     asked = list(server.requests)
     assert bench.get() == b"index" + old + b"chunk"
     parts = ["upload_part", "upload_part_copy", "upload_part_copy", "upload_part_copy", "upload_part"]
@@ -379,8 +382,8 @@ def test_parts_are_sent_only_where_conditions_hold_for_them(server: Server) -> N
     server.heeds = ALL - {"complete"}
     bench = s3_bench(server, SMALL)
     server.put("data/root/a/shard", bytes(100))
-    bench.writer.update(KEY, lambda old: [ByteRange(0, 100), b"1"])
-    bench.writer.update(KEY, lambda old: [ByteRange(0, 101), b"2"])
+    bench.writer.update(KEY, Steps(lambda old: [ByteRange(0, 100), b"1"]))
+    bench.writer.update(KEY, Steps(lambda old: [ByteRange(0, 101), b"2"]))
     assert server.requests.count("create_multipart_upload") == 1
     assert server.requests.count("put_object") == 3
     assert list(server.objects) == ["data/root/a/shard"]
@@ -391,7 +394,7 @@ def test_what_belongs_to_an_object_stays(server: Server) -> None:
     bench = s3_bench(server)
     words = {"Metadata": {"colour": "red"}, "ContentType": "application/x-shard", "CacheControl": "no-cache"}
     bench.store.fs.call_s3("put_object", Bucket="data", Key="root/a/shard", Body=b"old", **words)
-    bench.writer.update(KEY, lambda old: [b"new"])
+    bench.writer.update(KEY, Steps(lambda old: [b"new"]))
     headers = {k.lower(): v for k, v in server.objects["data/root/a/shard"].headers.items()}
     assert headers["x-amz-meta-colour"] == "red"
     assert headers["content-type"] == "application/x-shard"
@@ -409,7 +412,7 @@ def test_only_what_is_needed_of_a_large_object(server: Server) -> None:
         got.extend(old.read([ByteRange(2, 6), ByteRange(8, 12), Suffix(4), ByteRange(3_000_000, 3_000_002)]))
         return [ByteRange(0, 3), b"."]
 
-    bench.writer.update(KEY, look, first=ByteRange(0, 10))
+    bench.writer.update(KEY, Steps(look, first=ByteRange(0, 10)))
     assert got == [data[2:6], data[8:12], data[-4:], data[3_000_000:3_000_002]]
     assert bench.get() == data[:3] + b"."
 
@@ -437,7 +440,7 @@ def test_no_plan_is_made_of_two_versions(
         got.extend(old.read([ByteRange(0, 4)]) + old.read([ByteRange(4, 8), Suffix(4)]))
         return [ByteRange(0, 12), b"."]
 
-    bench.writer.update(KEY, make, first=ByteRange(0, 4))
+    bench.writer.update(KEY, Steps(make, first=ByteRange(0, 4)))
     assert got == [b"", b"new-", b"new-", b"new-"]
     assert bench.get() == b"new-new-new-."
     bench.writer.delete(KEY)
@@ -492,13 +495,13 @@ def test_a_fault_at_every_request(limits: MultipartLimits, fault: str, server: S
     start = b"0123456789" * 5
     server.put("data/root/a/shard", start)
     server.requests.clear()
-    bench.writer.update(KEY, one_more)
+    bench.writer.update(KEY, Steps(one_more))
     for at in range(len(server.requests)):
         server.put("data/root/a/shard", start)
         server.requests.clear()
         server.applied.clear()
         server.fault = lambda number, name, at=at: fault if number == at else ""  # type: ignore[misc]
-        bench.writer.update(KEY, one_more)
+        bench.writer.update(KEY, Steps(one_more))
         server.fault = lambda number, name: ""
         assert bench.get() == start + b"x", at
         assert sum(name in CHANGING for name in server.applied) == 1, at
@@ -515,13 +518,13 @@ def test_faults_of_gcs(fault: str, gcs_server: Server) -> None:
     gcs_server.requests.clear()
     first = iter([fault])
     gcs_server.fault = lambda number, name: next(first, "") if name == "put_object" else ""
-    bench.writer.update(KEY, one_more)
+    bench.writer.update(KEY, Steps(one_more))
     gcs_server.fault = lambda number, name: ""
     assert bench.get() == b"0123x"
     assert gcs_server.applied.count("put_object") == 1
     again, seen = iter([fault]), list[Blob | None]()
     gcs_server.fault = lambda number, name: next(again, "") if name == "delete_object" else ""
-    bench.writer.update(KEY, seen.append)
+    bench.writer.update(KEY, Steps(seen.append))
     gcs_server.fault = lambda number, name: ""
     assert len(seen) == 1
     assert bench.get() is None
@@ -541,7 +544,7 @@ def test_a_lost_answer_and_somebody_else(server: Server) -> None:
         return ""
 
     server.fault = fault
-    bench.writer.update(KEY, with_member("ours"))
+    bench.writer.update(KEY, Steps(with_member("ours")))
     assert json.loads(bench.get() or b"") == {"first": 1, "ours": 1, "theirs": 1}
 
 
@@ -587,14 +590,14 @@ def test_who_never_stops_is_left_alone(server: Server) -> None:
 
     server.fault = fault
     with pytest.raises(StaleShardError):
-        writer.update(KEY, lambda old: [b"ours"])
+        writer.update(KEY, Steps(lambda old: [b"ours"]))
 
 
 def test_uploads_in_parts_are_given_up_at_recovery(server: Server) -> None:
     bench = s3_bench(server, SMALL)
     server.uploads.clear()
     notes: list[Begun] = []
-    bench.writer.update(KEY, lambda _: [b"x" * 50], notes.append)
+    bench.writer.update(KEY, Steps(lambda _: [b"x" * 50], notes.append))
     bench.writer.recover(notes[0])  # it was completed
     upload = bench.store.fs.call_s3("create_multipart_upload", Bucket="data", Key="root/a/shard")["UploadId"]
     bench.writer.recover(notes[0]._replace(temp=upload))
@@ -623,7 +626,7 @@ def test_conditions_are_tried_out(heeds: frozenset[str], server: Server) -> None
     writer = open_writer(store, alone=True)
     writer.put(KEY, b"1")
     server.put("data/root/a/shard", b"2")
-    writer.update(KEY, lambda old: [ByteRange(0, 1), b"3"])
+    writer.update(KEY, Steps(lambda old: [ByteRange(0, 1), b"3"]))
     assert server.objects["data/root/a/shard"].data == b"23"
     writer.delete(KEY)
     assert not server.objects
@@ -664,7 +667,7 @@ def test_any_store_can_be_written_if_asked_for(kind: type[Plain]) -> None:
     writer = open_writer(store, alone=True)
     writer.put(KEY, b"0123")
     with hooked(recorder := Recorder()):
-        writer.update(KEY, lambda old: [ByteRange(0, 4), b"56"])
+        writer.update(KEY, Steps(lambda old: [ByteRange(0, 4), b"56"]))
     assert recorder.names == ["put_object", "rename_object"][: 1 + (kind is Moving)]
     assert fs.cat_file("/root/a/shard") == b"012356"
     fs.torn = 1
@@ -674,7 +677,7 @@ def test_any_store_can_be_written_if_asked_for(kind: type[Plain]) -> None:
     if kind is Moving:  # elsewhere it is written in place
         assert fs.cat_file("/root/a/shard") == b"012356"
     fs.pipe_file("/root/a/shard", b"012356")
-    writer.update(KEY, with_member_after_theirs(fs))
+    writer.update(KEY, Steps(with_member_after_theirs(fs)))
     assert fs.cat_file("/root/a/shard") == b"theirs, ours"
     writer.delete(KEY)
     with pytest.raises(FileNotFoundError):

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.model.changes import Begun
 from shardfs.model.errors import UnsupportedError
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
-from shardfs.storage.writers import Begun, open_writer
+from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.common import temporary_name
 from shardfs.storage.writers.objects import ABANDONED_S, ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
@@ -18,6 +19,7 @@ from tests.conftest import MountFailed, need_fuse
 from tests.mount.distant import in_words
 from tests.write.mounts import writable
 from tests.write.object_store import ALL, Object, Server
+from tests.write.steps import Steps
 from tests.write.targets import TARGETS
 from tests.write.test_object_writer import KEY, SMALL, Moving, s3_store
 from tests.write.test_remote_writes import filled
@@ -180,7 +182,7 @@ def test_a_crash_leaves_no_temporary_file_beside_the_shard() -> None:
     writer, notes = open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 0)), alone=True), list[Begun]()
     fs.down = {"mv"}
     with pytest.raises(OSError, match="down"):
-        writer.update(KEY, lambda _: [b"1"], notes.append)
+        writer.update(KEY, Steps(lambda _: [b"1"], notes.append))
     assert len(fs.store) == 1
     writer.recover(notes[0])
     assert not fs.store
@@ -227,7 +229,7 @@ def test_a_delete_whose_answer_is_lost_is_done_once(fault: str, server: Server) 
     seen: list[object] = []
     first = iter([fault])
     server.fault = lambda number, name: next(first, "") if name == "delete_object" else ""
-    writer.update(KEY, lambda old: seen.append(old))
+    writer.update(KEY, Steps(lambda old: seen.append(old)))
     assert len(seen) == 1
     assert not server.objects
 

@@ -18,6 +18,7 @@ from tests.conftest import need_fuse
 from tests.mount.distant import in_words
 from tests.write.mounts import writable
 from tests.write.object_store import Server
+from tests.write.steps import Steps
 from tests.write.targets import TARGETS, Target
 from tests.write.test_object_writer import s3_store
 from tests.write.test_remote_writes import ROOT, Other, arrived, filled, opened
@@ -433,11 +434,11 @@ def test_the_end_of_an_object_is_enough(server: Server) -> None:
         return [b"new"]
 
     traffic.begin()
-    writer.update("a/shard", make, first=Suffix(10))
+    writer.update("a/shard", Steps(make, first=Suffix(10)))
     assert got == [bytes(range(96, 100)), bytes(range(90, 100))]
     assert traffic.names() == ["get_object", "put_object"]
     assert traffic.nbytes("") == (3, 10)
-    writer.update("a/shard", lambda old: [b"other"] if old is None else [b"seen"], first=None)
+    writer.update("a/shard", Steps(lambda old: [b"other"] if old is None else [b"seen"], first=None))
     assert server.objects[f"{ROOT}/a/shard"].data == b"seen"
 
 

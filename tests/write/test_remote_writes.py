@@ -30,6 +30,7 @@ from tests.mount.distant import in_words
 from tests.waiting import wait_until
 from tests.write.mounts import writable
 from tests.write.object_store_gcs import gcs_options, gcs_store
+from tests.write.steps import Steps
 from tests.write.targets import TARGETS, Target
 from tests.write.test_object_writer import s3_store
 from tests.write.test_recreated_arrays import create
@@ -193,7 +194,7 @@ class Other:
         def make(old: Blob | None) -> Plan | None:
             return rewriting.plan(collection, shard, old, {coords: Put(self._target.shown(token))}, set())
 
-        self._writer.update(rewriting.key(collection, shard), make)
+        self._writer.update(rewriting.key(collection, shard), Steps(make))
 
 
 @pytest.mark.slow

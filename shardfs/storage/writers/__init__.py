@@ -10,7 +10,7 @@ from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import require_finished
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.writers.azure import AzureObjects
-from shardfs.storage.writers.common import Begun, Changed, Make, Writer
+from shardfs.storage.writers.common import Changed, Writer
 from shardfs.storage.writers.gcs import GcsObjects
 from shardfs.storage.writers.lease import Lease
 from shardfs.storage.writers.local import LocalWriter
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardfs.storage.store import Store
 
-__all__ = ["Begun", "Make", "Writer", "open_writer"]
+__all__ = ["Writer", "open_writer"]
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What all writers share: their interface, recovery notes of begun updates, and blobs of planned objects."""
+"""What all writers share: their interface, names of temporary files, and blobs of planned objects."""
 
 from __future__ import annotations
 
@@ -8,64 +8,30 @@ import re
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from shardfs.model.blobs import Blob, ByteRange, ByteRequest, FilePart, Piece, Plan, Stat, read_file
+from shardfs.model.blobs import ByteRange, FilePart, Stat, read_file
+from shardfs.model.changes import Whole
 from shardfs.model.errors import StaleShardError, UnsupportedError
-from shardfs.model.write_plan import piece_size, pieces_of
+from shardfs.model.write_plan import piece_size
 from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from shardfs.model.blobs import Content
+    from shardfs.model.blobs import Blob, ByteRequest, Content, Piece, Plan
+    from shardfs.model.changes import Begun, Change
 
-
-class Begun(NamedTuple):
-    """The recovery note of an update that is about to switch versions. Its fields can be stored as JSON.
-
-    Args:
-        key: the object.
-        base: the version that is replaced, in the writer's own notation; None if the object did not exist.
-        temp: the name of the temporary file beside the object, or the id of a multipart upload; "" if there is none.
-            After the switch, the temporary file holds the old version.
-        temp_ino: the inode number of the new version in the temporary file; 0 if the object is to be removed.
-        head: the number of bytes at the beginning that a change in place may rewrite; 0 if the object is replaced.
-    """
-
-    key: str
-    base: Any
-    temp: str = ""
-    temp_ino: int = 0
-    head: int = 0
-
-    @classmethod
-    def from_json(cls, meta: Mapping[str, Any]) -> Self:
-        """Rebuild a note from its `_asdict` form. Fields that an earlier version did not write get their defaults."""
-        return cls(**{name: meta[name] for name in cls._fields if name in meta})
-
-
-Make = Callable[[Blob | None], Plan | None]
-"""Gets the current object (None: absent) and returns the plan of the new one (None: remove the object)."""
-
-
-FIRST = ByteRange(0, 8 << 20)
-"""What the first request for an object fetches. Most shards are no larger, so one request fetches them whole."""
-
-
-UNREAD = ByteRange(0, 0)
-"""For updates that need no byte of the old object."""
 
 AT_A_TIME = 16
 """Objects that `create` writes at the same time: disks and stores take much longer for one than for one of many."""
 
 
-def nobody(_: Any) -> None:
+def nobody(_: object) -> None:
     """Ignore the argument: the default of optional callbacks."""
 
 
@@ -85,33 +51,8 @@ class Writer(Protocol):
     @property
     def local(self) -> bool: ...
 
-    def update(
-        self,
-        key: str,
-        make: Make,
-        begun: Callable[[Begun], None] = nobody,
-        check: Callable[[Blob], None] = nobody,
-        in_place: int = 0,
-        first: ByteRequest | None = FIRST,
-    ) -> Stat | None:
+    def update(self, key: str, change: Change) -> Stat | None:
         """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
-
-        Args:
-            make: gets the current object (None: absent) and returns the plan of the new one (None: remove). It is
-                called again with the current object when another writer changes the object, and when the object's
-                directory had to be created.
-            begun: called when everything is prepared, right before the switch. After a crash, pass its argument to
-                `recover`.
-            check: gets the new object before the switch. It raises ValueError if the object is invalid.
-            in_place: the size in bytes of the units in which a local file may be changed in place; 0 always replaces
-                the object.
-            first: what `make` will probably read of a remote object; `UNREAD` receives no byte of it. None: the object
-                is expected to be absent, and `make` returns a plan without it. An object that was expected wrongly
-                costs more requests.
-
-        A change in place needs a plan of three parts: new bytes for the beginning, the unchanged rest, and appended
-        pieces. The beginning is written last, one unit at a time in any order. A crash may leave a mix of old and new
-        units, and unused bytes at the end.
 
         Raise StaleShardError if other writers keep changing the object, OSError for errors of the store. After an error
         the object is unchanged, unless the store failed after the switch. A repeated update detects that case.
@@ -147,11 +88,11 @@ class Writer(Protocol):
 
     def _create(self, file: tuple[str, Content]) -> None:
         key, content = file
-        self.update(key, lambda _: pieces_of(content), first=None)
+        self.update(key, Whole(content, first=None))
 
     def put(self, key: str, data: bytes) -> Stat:
         """Replace or create the object without regard to its current version."""
-        return cast("Stat", self.update(key, lambda _: [data], first=UNREAD))
+        return cast("Stat", self.update(key, Whole(data)))
 
     def delete(self, key: str) -> None:
         """Remove the object. Raise FileNotFoundError if it does not exist."""

@@ -14,12 +14,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.blobs import ByteRange
+from shardfs.model.changes import Begun
 from shardfs.model.write_plan import size_of
 from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.regular_files import open_regular
-from shardfs.storage.writers.common import Begun, PlannedBlob
+from shardfs.storage.writers.common import PlannedBlob
 from shardfs.storage.writers.files import fill, identity_at, identity_in
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from shardfs.storage.writers.files import ObjectPlace
 
 
-class Change(NamedTuple):
+class Growth(NamedTuple):
     """A change of a file in place.
 
     `head` replaces the file's first `len(head)` bytes, in entries of `unit` bytes. `tail` is appended; it is never
@@ -48,7 +49,7 @@ class Change(NamedTuple):
                 yield at, entry
 
 
-def change_of(plan: Plan, old: LocalBlob, unit: int) -> Change | None:
+def growth_of(plan: Plan, old: LocalBlob, unit: int) -> Growth | None:
     """Return a plan as a change in place; None if the file must be replaced.
 
     A file with several hard links is replaced: backup programs make hard links to keep the old content.
@@ -64,31 +65,31 @@ def change_of(plan: Plan, old: LocalBlob, unit: int) -> Change | None:
     if os.fstat(old.fd).st_nlink != 1:
         return None
     # The tail is never empty: a larger size marks a new version even if the clock is too coarse to change the time.
-    return Change(head, tail or [bytes(unit)], unit)
+    return Growth(head, tail or [bytes(unit)], unit)
 
 
 def changed(
-    place: ObjectPlace, old: LocalBlob, change: Change, begun: Callable[[Begun], None], check: Callable[[Blob], None]
+    place: ObjectPlace, old: LocalBlob, growth: Growth, verify: Callable[[Blob], None], begun: Callable[[Begun], None]
 ) -> Stat | None:
     """Change the file and return its new `Stat`.
 
     Return None if another writer changed or replaced the file meanwhile.
     """
     base = [os.fstat(old.fd).st_ino, old.stat().size, old.stat().mtime_ns]
-    end, fd = old.stat().size + size_of(change.tail), _opened(place)
+    end, fd = old.stat().size + size_of(growth.tail), _opened(place)
     if fd is None:
         return None
     try:
-        head = os.pread(fd, len(change.head), 0)
+        head = os.pread(fd, len(growth.head), 0)
         if not base == identity_in(os.fstat(fd)) == identity_at(place.name, place.at):
             return None
         try:
-            grown = _append(fd, old, change, check)
+            grown = _append(fd, old, growth, verify)
             begun(Begun(place.key, base, head=len(head)))
             now, known = identity_at(place.name, place.at), identity_in(grown)
             if grown.st_size != end or known != now or os.pread(fd, len(head), 0) != head:
                 return None  # the file was changed since it has grown, or has lost its name
-            for at, entry in change.entries(head):
+            for at, entry in growth.entries(head):
                 syscalls.pwrite_all(fd, entry, at)
         except BaseException:
             _cut_off(fd, old, head, end)
@@ -113,13 +114,13 @@ def _opened(place: ObjectPlace) -> int | None:
     return None
 
 
-def _append(fd: int, old: LocalBlob, change: Change, check: Callable[[Blob], None]) -> os.stat_result:
+def _append(fd: int, old: LocalBlob, growth: Growth, verify: Callable[[Blob], None]) -> os.stat_result:
     """Append, check and fsync the tail; return the file's attributes afterwards."""
-    fill(fd, old, change.tail, old.stat().size)
+    fill(fd, old, growth.tail, old.stat().size)
     grown = LocalBlob(descriptors.dup(fd), os.fstat(fd), nothing)
-    new = PlannedBlob([change.head, ByteRange(len(change.head), grown.stat().size)], grown)
+    new = PlannedBlob([growth.head, ByteRange(len(growth.head), grown.stat().size)], grown)
     new.fd = grown.fd  # valid after the head only, where all chunks are
-    check(new)
+    verify(new)
     syscalls.fsync(fd)
     return os.fstat(fd)
 

@@ -13,24 +13,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange
+from shardfs.model.changes import Begun
 from shardfs.model.write_plan import is_same, pieces_of, size_of
 from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.regular_files import open_or_create, reopened
-from shardfs.storage.writers import in_place as in_its_place
-from shardfs.storage.writers.common import FIRST, Begun, Changed, Make, Writer, nobody, repeated, temporary_name
+from shardfs.storage.writers import in_place
+from shardfs.storage.writers.common import Changed, Writer, nobody, repeated, temporary_name
 from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, fill, identity_at, open_old
 from shardfs.storage.writers.lock_file import locked
 from shardfs.storage.writers.replace import name_new, settle, switch, synced, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from shardfs.model.blobs import Blob, ByteRequest, Content, Stat
+    from shardfs.model.blobs import Content, Stat
+    from shardfs.model.changes import Change
     from shardfs.storage.local import LocalStore
     from shardfs.storage.writers.files import ObjectPlace
+    from shardfs.storage.writers.in_place import Growth
 
 LOCK_S = 120.0
 """Seconds to wait for the lock of another writer."""
@@ -71,25 +74,10 @@ class LocalWriter(Writer):
 
     # ---- objects: replaced by one update after the other
 
-    def update(
-        self,
-        key: str,
-        make: Make,
-        begun: Callable[[Begun], None] = nobody,
-        check: Callable[[Blob], None] = nobody,
-        in_place: int = 0,
-        first: ByteRequest | None = FIRST,
-    ) -> Stat | None:
-        return repeated(key, self._race_s, partial(self._update, key, make, begun, check, in_place))
+    def update(self, key: str, change: Change) -> Stat | None:
+        return repeated(key, self._race_s, partial(self._update, key, change))
 
-    def _update(
-        self,
-        key: str,
-        make: Make,
-        begun: Callable[[Begun], None],
-        check: Callable[[Blob], None],
-        in_place: int,
-    ) -> Stat | None:
+    def _update(self, key: str, change: Change) -> Stat | None:
         """Update an object in the directory that has its path now.
 
         Raise Changed if another directory has taken that path meanwhile.
@@ -98,7 +86,7 @@ class LocalWriter(Writer):
             place = self._directories.locate(key)
         except FileNotFoundError:
             self._directories.require_source()
-            if make(None) is None:
+            if change.plan(None) is None:
                 return None
             place = self._directories.locate(key, make=True)
         with self._directories.changing(place):
@@ -110,7 +98,7 @@ class LocalWriter(Writer):
                 if key in self._unsettled:
                     settle(place, self._unsettled[key])
                     del self._unsettled[key]
-                attempt = partial(self._attempt, place, make, begun, check, in_place)
+                attempt = partial(self._attempt, place, change)
                 stat = repeated(key, self._race_s, attempt)
             if not self._directories.has_path(place):
                 raise Changed
@@ -128,65 +116,51 @@ class LocalWriter(Writer):
     def recovered(self) -> None:
         self.temporary_files.allow()
 
-    def _attempt(
-        self,
-        place: ObjectPlace,
-        make: Make,
-        begun: Callable[[Begun], None],
-        check: Callable[[Blob], None],
-        in_place: int,
-    ) -> Stat | None:
+    def _attempt(self, place: ObjectPlace, change: Change) -> Stat | None:
         old, base, linked = open_old(self._store, place, replace_links=self._replace_links)
-        plan = make(old)
+        plan = change.plan(old)
         if is_same(plan, None if old is None else old.stat().size):
             return synced(place, old)
         if old is not None and plan is not None and not linked:
-            change = in_its_place.change_of(plan, old, in_place)
-            if change is not None:
-                return self._changed(place, old, change, begun, check)
+            growth = in_place.growth_of(plan, old, change.in_place)
+            if growth is not None:
+                return self._changed(place, old, growth, change)
         note = Begun(place.key, base, temporary_name())
         if plan is None:
-            self._switch(place, note, begun)
+            self._switch(place, note, change)
             return None
         try:
-            fd = written(place, note.temp, old, plan, check, alike=not linked)
+            fd = written(place, note.temp, old, plan, change.verify, alike=not linked)
         except OSError as e:
             if identity_at(place.name, place.at) != base:  # another writer may have truncated the old file
                 raise Changed from e
             raise
         try:
             new = os.fstat(fd)
-            self._switch(place, note._replace(temp_ino=new.st_ino), begun)
+            self._switch(place, note._replace(temp_ino=new.st_ino), change)
             return stat_of(new)
         finally:
             os.close(fd)
 
-    def _changed(
-        self,
-        place: ObjectPlace,
-        old: LocalBlob,
-        change: in_its_place.Change,
-        begun: Callable[[Begun], None],
-        check: Callable[[Blob], None],
-    ) -> Stat:
+    def _changed(self, place: ObjectPlace, old: LocalBlob, growth: Growth, change: Change) -> Stat:
         """Call `in_place.changed`. If it fails after `begun`, the update stays in `_unsettled`."""
 
         def noted(note: Begun) -> None:
-            begun(note)
+            change.begun(note)
             self._unsettled[place.key] = note
 
-        stat = in_its_place.changed(place, old, change, noted, check)
+        stat = in_place.changed(place, old, growth, change.verify, noted)
         self._unsettled.pop(place.key, None)
         if stat is None:
             raise Changed
         return stat
 
-    def _switch(self, place: ObjectPlace, note: Begun, begun: Callable[[Begun], None]) -> None:
+    def _switch(self, place: ObjectPlace, note: Begun, change: Change) -> None:
         """Switch to the new version. If another writer was faster, raise Changed; nothing of this update remains."""
         try:
             is_current = identity_at(place.name, place.at) == note.base
             if is_current:
-                begun(note)
+                change.begun(note)
             switched = switch(place, note) if is_current else settle(place, note)
         except BaseException:
             try:

@@ -13,10 +13,10 @@ import threading
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
-from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.changes import FIRST, UNREAD, Begun, Removal
 from shardfs.model.write_plan import is_same
 from shardfs.storage import syscalls
 from shardfs.storage.blob_views import absolute
@@ -24,26 +24,15 @@ from shardfs.storage.cache import nothing
 from shardfs.storage.remote import store_errors, tagged
 from shardfs.storage.retry import RetryPolicy, http_status
 from shardfs.storage.store import read_merged
-from shardfs.storage.writers.common import (
-    FIRST,
-    UNREAD,
-    Begun,
-    Changed,
-    Make,
-    PlannedBlob,
-    Writer,
-    is_temporary,
-    nobody,
-    repeated,
-    require_inside,
-)
+from shardfs.storage.writers.common import Changed, PlannedBlob, Writer, is_temporary, nobody, repeated, require_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from shardfs.model.blobs import Blob, ByteRequest, Stat
+    from shardfs.model.blobs import ByteRequest, Stat
+    from shardfs.model.changes import Change
     from shardfs.storage.remote import FsspecStore
 
 PUT_S = 120.0
@@ -273,44 +262,35 @@ class ObjectWriter(Writer):
     def pins(self) -> bool:
         return self._objects.pins and self._objects.conditional
 
-    def update(
-        self,
-        key: str,
-        make: Make,
-        begun: Callable[[Begun], None] = nobody,
-        check: Callable[[Blob], None] = nobody,
-        in_place: int = 0,
-        first: ByteRequest | None = FIRST,
-    ) -> Stat | None:
-        # An expectation that proves wrong is given up.
-        parts = chain([first], repeat(UNREAD if first == UNREAD else FIRST))
+    def update(self, key: str, change: Change) -> Stat | None:
+        first = change.first
+
+        def attempt() -> Stat | None:
+            nonlocal first
+            part = first
+            first = UNREAD if part == UNREAD else FIRST  # an expectation that proves wrong is given up
+            return self._attempt(key, change, part)
+
         try:
-            return repeated(key, self._race_s, lambda: self._attempt(key, next(parts), make, begun, check), PAUSE_S)
+            return repeated(key, self._race_s, attempt, PAUSE_S)
         finally:
             self._store.reopen(key)
 
-    def _attempt(
-        self,
-        key: str,
-        first: ByteRequest | None,
-        make: Make,
-        begun: Callable[[Begun], None],
-        check: Callable[[Blob], None],
-    ) -> Stat | None:
+    def _attempt(self, key: str, change: Change, first: ByteRequest | None) -> Stat | None:
         path = self._path(key)
         old = None if first is None else self._pinned(path, first)
-        plan, base = make(old), None if old is None else old.known
+        plan, base = change.plan(old), None if old is None else old.known
         tag, size = (None, None) if base is None else (base.tag, base.size)
         if is_same(plan, size):
             return None if base is None else base.stat()
         if plan is None and base is not None:
-            begun(Begun(key, tag))
+            change.begun(Begun(key, tag))
             remove_once(self._objects, path, base)
             return None
         new = PlannedBlob(plan or [], old)
-        check(new)
+        change.verify(new)
         with self._holding(self._objects.held(new.size)):
-            return put_once(self._objects, path, base, new, lambda temp: begun(Begun(key, tag, temp))).stat()
+            return put_once(self._objects, path, base, new, lambda temp: change.begun(Begun(key, tag, temp))).stat()
 
     @contextmanager
     def _holding(self, nbytes: int) -> Iterator[None]:
@@ -341,9 +321,9 @@ class ObjectWriter(Writer):
         unlock()
 
     def delete(self, key: str) -> None:
-        existed = []
-        self.update(key, lambda old: existed.append(old is not None), first=UNREAD)
-        if not any(existed):
+        removal = Removal()
+        self.update(key, removal)
+        if not removal.existed:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._path(key))
 
     def remove_directory(self, key: str) -> None:

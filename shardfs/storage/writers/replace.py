@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.model.blobs import Blob, Plan, Stat
-    from shardfs.storage.writers.common import Begun
+    from shardfs.model.changes import Begun
     from shardfs.storage.writers.files import ObjectPlace
 
 log = logging.getLogger("shardfs")
@@ -41,7 +41,7 @@ def written(
     temp: str,
     old: LocalBlob | None,
     plan: Plan,
-    check: Callable[[Blob], None],
+    verify: Callable[[Blob], None],
     *,
     alike: bool = True,
 ) -> int:
@@ -57,7 +57,7 @@ def written(
         fill(fd, old, plan)
         if alike and old is not None:
             _copy_attributes(fd, old.fd)
-        check(LocalBlob(descriptors.dup(fd), os.fstat(fd), nothing))
+        verify(LocalBlob(descriptors.dup(fd), os.fstat(fd), nothing))
         syscalls.fsync(fd)
     except BaseException:
         with suppress(OSError):

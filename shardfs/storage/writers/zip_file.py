@@ -16,14 +16,15 @@ from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.model.write_plan import chunks_of, size_of
 from shardfs.storage import syscalls
 from shardfs.storage.store import OWN
-from shardfs.storage.writers.common import FIRST, Begun, Make, Writer, nobody, require_inside
+from shardfs.storage.writers.common import Writer, require_inside
 from shardfs.storage.writers.files import DIRECTORY, ObjectPlace, identity_at
 from shardfs.storage.writers.replace import name_new
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.model.blobs import Blob, ByteRequest, Plan
+    from shardfs.model.blobs import Plan
+    from shardfs.model.changes import Begun, Change
 
 _MODE = 0o100644 << 16
 """Mode of extracted files, in the attributes of an entry."""
@@ -61,17 +62,9 @@ class ZipWriter(Writer):
             self.close()
             raise FileExistsError(errno.EEXIST, "exists already; give a new name, or remove it", path)
 
-    def update(
-        self,
-        key: str,
-        make: Make,
-        begun: Callable[[Begun], None] = nobody,
-        check: Callable[[Blob], None] = nobody,
-        in_place: int = 0,
-        first: ByteRequest | None = FIRST,
-    ) -> Stat | None:
-        """Append an object. After the first error, call `make` only: the zip file cannot be completed any more."""
-        plan = make(None)
+    def update(self, key: str, change: Change) -> Stat | None:
+        """Append an object. After the first error, only call `plan`: the zip file cannot be completed any more."""
+        plan = change.plan(None)
         if plan is None:
             return None
         require_inside(key)
