@@ -24,7 +24,7 @@ from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
 from shardfs.storage.regular_files import parse_object
 from shardfs.storage.source_locks import canonical
 from shardfs.storage.writers import open_writer
-from shardfs.storage.writers.common import AT_A_TIME
+from shardfs.storage.writers.writer import AT_A_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

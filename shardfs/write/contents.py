@@ -18,7 +18,7 @@ from shardfs.write.stored import Stored, digest_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.storage.writers import Writer
+    from shardfs.storage.writers.local_directory import LocalDirectory
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Budget
     from shardfs.write.files import WritableFile
@@ -40,19 +40,19 @@ class FileContents:
     """Reads changed files from where their bytes are: a buffer, the journal, the disk or the tree. Thread-safe.
 
     Args:
-        local: writes to the source, if its objects are files of this machine: their sizes, modes and times are shown.
+        disk: the source, if it is a directory of this machine: its files' sizes, modes and times are shown.
         budget: memory limit of the buffers of files open for writing.
     """
 
-    def __init__(self, names: Names, pending: WriteBuffer, local: Writer | None, budget: Budget) -> None:
-        self.names, self.pending, self.local, self._budget = names, pending, local, budget
+    def __init__(self, names: Names, pending: WriteBuffer, disk: LocalDirectory | None, budget: Budget) -> None:
+        self.names, self.pending, self.disk, self._budget = names, pending, disk, budget
 
     def attributes(self, file: WritableFile) -> Attributes:
         """Return the attributes of a file. Raise OSError (ESTALE) if its bytes are gone."""
         if file.kind is NameKind.DIRECTORY:
             return Attributes(file.number, True, 0, file.mtime_ns, None, file.mode)
-        if file.kind is NameKind.PLAIN and self.local is not None:
-            return self._attributes_on_disk(file, self.local)
+        if file.kind is NameKind.PLAIN and self.disk is not None:
+            return self._attributes_on_disk(file, self.disk)
         if file.kind is NameKind.COMPRESSED and file.is_lost:
             raise stale(file.number)
         if self.names.base.expires and file.target is not None:
@@ -95,13 +95,13 @@ class FileContents:
             file.mtime_ns = shown.mtime_ns
         self.names.hooks.invalidate_content(file.number)
 
-    def _attributes_on_disk(self, file: WritableFile, local: Writer) -> Attributes:
+    def _attributes_on_disk(self, file: WritableFile, disk: LocalDirectory) -> Attributes:
         with self.names.lock:
             info = os.fstat(file.fd) if file.fd >= 0 else None
         if info is None:
             if file.path is None:
                 raise stale(file.number)
-            info = local.stat(file.path)
+            info = disk.stat(file.path)
         return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, shown_mode(info.st_mode))
 
     def whole(self, file: WritableFile) -> bytes:

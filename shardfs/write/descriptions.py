@@ -281,8 +281,8 @@ class Descriptions:
             file.kind, file.known_size, file.version = NameKind.PLAIN, len(data), None
             if self._pending.holds(path):
                 self._pending.drop(path, None)
-        if file.mtime_ns and self._writer.local:
-            self._writer.set_times(path, file.mtime_ns)
+        if file.mtime_ns and (disk := self._writer.disk) is not None:
+            disk.set_times(path, file.mtime_ns)
         self._base.changed(path)
 
     def pass_strays_through(self) -> None:
@@ -334,14 +334,15 @@ class Descriptions:
 
         A file of the store is about to be created in the directory, which was so far virtual or outside of the grid.
         """
-        if not path or not self._writer.local:
+        disk = self._writer.disk
+        if not path or disk is None:
             return
         number = self._names.base_number(path)
         if number is not None and not self._base.is_virtual(number):
             return
         self.make_stored_directory(path.rpartition("/")[0])
         with suppress(FileExistsError):
-            self._writer.make_directory(path)
+            disk.make_directory(path)
             self._base.changed(path)
 
 

@@ -231,15 +231,15 @@ class Entries:
         hidden = name.startswith(b".") and self._names.keeps_hidden(directory)
         if not hidden:
             require_passed_through(meaning.kind, path)
-        stored = self._writer.local and self._names.base_number(directory) is not None
-        if meaning.kind is not NameKind.PLAIN or hidden or not stored:
+        disk = self._writer.disk if self._names.base_number(directory) is not None else None
+        if meaning.kind is not NameKind.PLAIN or hidden or disk is None:
             with self._names.lock:
                 file = self._files.new(directory, name, NameKind.DIRECTORY)
                 file.mode, file.mtime_ns = shown_mode(mode, True), time.time_ns()
             return self._contents.attributes(file)
         self._names.waiting()
         self._descriptions.make_stored_directory(directory)
-        self._writer.make_directory(path, stat.S_IMODE(mode))
+        disk.make_directory(path, stat.S_IMODE(mode))
         self._directories.show(path)
         self._base.changed(path)
         return self._overlay.lookup(parent, name)
@@ -337,7 +337,8 @@ class Entries:
         self._names.waiting()
         self._pending.sync()
         path = self._names.path_of(number)
-        if self._writer.local and number < CREATED and not self._base.is_virtual(number):
+        disk = self._writer.disk
+        if disk is not None and number < CREATED and not self._base.is_virtual(number):
             # documents describe it, but the store does not have it yet, or it is a file that is shown as a directory
             with suppress(FileNotFoundError, NotADirectoryError):
-                self._writer.sync_directory(path)
+                disk.sync_directory(path)

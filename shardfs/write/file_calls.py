@@ -61,13 +61,13 @@ class FileCalls:
                 raise
         with self._names.gate.shared():
             meaning = self._open_files.classify_to_write(directory, name)
-            if meaning.kind is NameKind.PLAIN and self._writer.local:
+            if meaning.kind is NameKind.PLAIN and (disk := self._writer.disk) is not None:
                 self._names.waiting()
                 with self._names.renaming():
                     path = join(directory, name)
                     self._descriptions.make_stored_directory(directory)
                     how = flags & ~(os.O_ACCMODE | os.O_APPEND | os.O_TRUNC) | os.O_RDWR | os.O_CREAT
-                    fd = self._writer.open_file(path, how, mode)
+                    fd = disk.open_file(path, how, mode)
                     file, handle = self._created(directory, name, meaning, flags, mode, fd)
                     self._names.base.changed(path)
             else:

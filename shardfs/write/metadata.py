@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.kinds import NameKind
 from shardfs.storage import descriptors, syscalls
@@ -20,6 +20,7 @@ from shardfs.write.names import keep
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardfs.storage.writers.local_directory import LocalDirectory
     from shardfs.write.names import Names
     from shardfs.write.open_files import Backing, OpenFiles
     from shardfs.write.overlay import Overlay
@@ -30,6 +31,13 @@ USER, OURS = "user.", "user.shardfs."
 
 FLUSH = "user.shardfs.flush"
 """Extended attribute that publishes when it is set."""
+
+
+class _DiskFile(NamedTuple):
+    """A file or directory of a local source."""
+
+    disk: LocalDirectory
+    path: str
 
 
 class FileMetadata:
@@ -47,15 +55,15 @@ class FileMetadata:
         file, mode = self._files.by_number.get(number), stat.S_IMODE(mode)
         if file is not None and file.fd >= 0:
             syscalls.chmod(file.fd, mode)
-        elif (path := self._stored_path(number)) is not None:
-            self._writer.set_mode(path, mode)
+        elif (stored := self._disk_file(number)) is not None:
+            stored.disk.set_mode(stored.path, mode)
         elif file is not None:
             file.mode = shown_mode(mode, file.kind is NameKind.DIRECTORY)
         else:
             keep(self._names.modes, number, shown_mode(mode, self._base.attributes(number).directory))
-        if (path := self._stored_path(number, NameKind.DOCUMENT)) is not None:
+        if (document := self._disk_file(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
-                self._writer.set_mode(path, mode)
+                document.disk.set_mode(document.path, mode)
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
         """Set the modification time (None: now). That of a chunk is kept until the end of the mount."""
@@ -63,9 +71,9 @@ class FileMetadata:
         file = self._files.by_number.get(number)
         if file is not None and file.fd >= 0:
             syscalls.utime(file.fd, when, when)
-        elif (path := self._stored_path(number)) is not None:
-            self._writer.set_times(path, when)
-            self._base.changed(path)
+        elif (stored := self._disk_file(number)) is not None:
+            stored.disk.set_times(stored.path, when)
+            self._base.changed(stored.path)
         elif file is not None and file.kind is NameKind.DIRECTORY:
             file.mtime_ns = when
         elif file is None and self._base.attributes(number).directory:
@@ -76,18 +84,21 @@ class FileMetadata:
                 file.mtime_ns = when
                 if file.is_settled:
                     self._saving.rest(file)
-        if (path := self._stored_path(number, NameKind.DOCUMENT)) is not None:
+        if (document := self._disk_file(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
-                self._writer.set_times(path, when)
-                self._base.changed(path)
+                document.disk.set_times(document.path, when)
+                self._base.changed(document.path)
 
-    def _stored_path(self, number: int, kind: NameKind = NameKind.PLAIN) -> str | None:
-        """Return the path in a local store of a file of this kind, which keeps its mode and times; else None.
+    def _disk_file(self, number: int, kind: NameKind = NameKind.PLAIN) -> _DiskFile | None:
+        """Return where a local store has a file of this kind, which keeps its mode and times; else None.
 
         Directories that the store has count as `PLAIN`.
         """
-        if not self._writer.local:
-            return None
+        disk = self._writer.disk
+        path = None if disk is None else self._stored_path(number, kind)
+        return None if disk is None or path is None else _DiskFile(disk, path)
+
+    def _stored_path(self, number: int, kind: NameKind) -> str | None:
         file = self._files.by_number.get(number)
         if file is not None:
             return file.path if file.kind is kind else None
@@ -145,11 +156,12 @@ class FileMetadata:
         The kernel copies the bytes; no byte passes through shardfs.
         """
         with self._on_disk(number) as there:
-            if there is None:
+            disk = self._writer.disk
+            if there is None or disk is None:
                 return False
             fd = open_regular(there, follow=True)
         try:
-            self._writer.copy(fd, path)
+            disk.copy(fd, path)
         finally:
             os.close(fd)
         self._base.changed(path)
@@ -168,9 +180,9 @@ class FileMetadata:
                 fd = descriptors.dup(opened_fd) if opened_fd >= 0 else None
             if fd is not None:
                 opened.callback(os.close, fd)
-            elif (path := self._stored_path(number)) is not None:
+            elif (stored := self._disk_file(number)) is not None:
                 with suppress(FileNotFoundError):  # a directory may be shown for its documents but be absent on disk
-                    fd = opened.enter_context(self._writer.named(path))
+                    fd = opened.enter_context(stored.disk.named(stored.path))
             yield None if fd is None else f"/proc/self/fd/{fd}"
 
 

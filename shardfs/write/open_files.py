@@ -16,6 +16,7 @@ from shardfs.write.overlay import MAX_NAME
 
 if TYPE_CHECKING:
     from shardfs.storage.writers import Writer
+    from shardfs.storage.writers.local_directory import LocalDirectory
     from shardfs.write.contents import FileContents
     from shardfs.write.documents import Documents
     from shardfs.write.files import WritableFile
@@ -155,8 +156,8 @@ class OpenFiles:
         file = self._files.by_number.get(number) or self._adopt_from_tree(number)
         if file.kind is NameKind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file.path)
-        if file.kind is NameKind.PLAIN and self._writer.local and flags is not None:
-            self._open_on_disk(file, flags)
+        if file.kind is NameKind.PLAIN and flags is not None and (disk := self._writer.disk) is not None:
+            self._open_on_disk(disk, file, flags)
         return file
 
     def _adopt_from_tree(self, number: int) -> WritableFile:
@@ -180,13 +181,13 @@ class OpenFiles:
                 file.lookups = 1
         return file
 
-    def _open_on_disk(self, file: WritableFile, flags: int) -> None:
+    def _open_on_disk(self, disk: LocalDirectory, file: WritableFile, flags: int) -> None:
         with self._names.renaming():
             if file.fd >= 0 and (flags == os.O_RDONLY or _may_write(file.fd)):
                 return
             if file.path is None:
                 raise stale(file.number)
-            fd = self._writer.open_file(file.path, flags)
+            fd = disk.open_file(file.path, flags)
             with self._names.lock:
                 file.leave_disk()
                 file.fd = fd

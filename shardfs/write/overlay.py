@@ -39,7 +39,7 @@ class Overlay:
     def __init__(self, contents: FileContents, directories: Directories) -> None:
         self._contents = contents
         self._directories = directories
-        self._names, self._pending, self._local = contents.names, contents.pending, contents.local
+        self._names, self._pending, self._disk = contents.names, contents.pending, contents.disk
         self._files, self._base = self._names.files, self._names.base
         self.cut: set[str] = set()  # arrays that had another shape before
 
@@ -121,7 +121,7 @@ class Overlay:
 
     def _in_source(self, directory: str, number: int, name: bytes) -> Attributes | None:
         """Return the attributes of a name in the source; None if hidden. Raise FileNotFoundError if there is none."""
-        if self._local is None and self._is_scratch(directory, name):
+        if self._disk is None and self._is_scratch(directory, name):
             return None  # hidden even if a crashed program has left it in the store, so nothing needs to be asked
         path = join(directory, name)
         found = self._base.lookup(number, name)
@@ -166,9 +166,9 @@ class Overlay:
     def with_mode(self, found: Attributes, path: str) -> Attributes:
         """Return the attributes with the mode and time that were set on the mount, or that a local store has."""
         mode, when = self._names.modes.get(found.number, found.mode), self._names.times.get(found.number)
-        if not mode and path and self._local is not None and found.number < TABLE_END:
+        if not mode and path and self._disk is not None and found.number < TABLE_END:
             with suppress(OSError):
-                mode = shown_mode(self._local.stat(path).st_mode, found.directory)
+                mode = shown_mode(self._disk.stat(path).st_mode, found.directory)
         if not mode and when is None:
             return found
         return found._replace(mode=mode, mtime_ns=found.mtime_ns if when is None else when)
@@ -290,9 +290,9 @@ class Overlay:
         has_scratch = self._names.has_scratch(path)
         for batch in self._base.scan(base, max(cookie - OVERLAID, 0)):
             others = batch.cookies >= np.uint64(REST)
-            if self._local is not None and others.any():  # files on a disk have a mode each
+            if self._disk is not None and others.any():  # files on a disk have a mode each
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
-            batch = without(batch, names, has_scratch=has_scratch, local=self._local is not None)
+            batch = without(batch, names, has_scratch=has_scratch, local=self._disk is not None)
             shown = self._directories.only_shown(batch, base, path)
             if len(shown.names):
                 if self._names.modes or self._names.times:

@@ -134,10 +134,10 @@ class Saving:
 
     def copy_status(self, file: WritableFile, path: str) -> None:
         """Give a file in a local store the mode and time that were set on the mount."""
-        if self._writer.local:
+        if (disk := self._writer.disk) is not None:
             with suppress(FileNotFoundError):  # a document may be stored under another name
-                self._writer.set_mode(path, stat.S_IMODE(file.mode) or 0o644)
-                self._writer.set_times(path, file.mtime_ns)
+                disk.set_mode(path, stat.S_IMODE(file.mode) or 0o644)
+                disk.set_times(path, file.mtime_ns)
             self._base.changed(path)
 
     # ---- files that need no buffer any more ----

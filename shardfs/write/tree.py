@@ -61,7 +61,7 @@ class WriteTree:
         """`budget` limits the memory for files open for writing; `waiting` is called before a thread waits."""
         self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
         names, backing = Names(base, documents, waiting), Backing(writer, pending, documents)
-        contents = FileContents(names, pending, writer if writer.local else None, budget)
+        contents = FileContents(names, pending, writer.disk, budget)
         directories = Directories(names, local=writer.local)
         view = Overlay(contents, directories)
         opened = OpenFiles(contents, backing)

@@ -247,7 +247,7 @@ def test_special_files_in_a_source_are_not_opened(
     for call in (
         lambda: store.open("x"),
         lambda: store.documents("", ["x"], 10),
-        lambda: writer.open_file("x", os.O_RDWR),
+        lambda: writer.disk.open_file("x", os.O_RDWR),
         lambda: writer.put("x", b"new"),
         lambda: writer.create([("x", b"new")]),
     ):

@@ -613,14 +613,14 @@ def test_nothing_is_written_outside(tmp_path: Path, outside: Path) -> None:
         lambda: writer.put("nul\0", b"x"),
         lambda: writer.delete("link/secret"),
         lambda: writer.delete("../outside/secret"),
-        lambda: writer.make_directory("link/new"),
+        lambda: writer.disk.make_directory("link/new"),
         lambda: writer.remove_directory("../outside"),
         lambda: writer.rename("link/secret", "sub/secret"),
         lambda: writer.rename("file", "link/new"),
-        lambda: writer.open_file("file", os.O_WRONLY | os.O_TRUNC),
-        lambda: writer.open_file("dangling", create),
-        lambda: writer.open_file("link/new", create),
-        lambda: writer.open_file("link/new", create | os.O_EXCL),
+        lambda: writer.disk.open_file("file", os.O_WRONLY | os.O_TRUNC),
+        lambda: writer.disk.open_file("dangling", create),
+        lambda: writer.disk.open_file("link/new", create),
+        lambda: writer.disk.open_file("link/new", create | os.O_EXCL),
         lambda: writer.recover(Begun("link/secret", None, "secret", (outside / "secret").stat().st_ino)),
     ]
     for i, attempt in enumerate(tries):
@@ -639,9 +639,9 @@ def test_nothing_is_created_where_a_dangling_link_leads(tmp_path: Path, outside:
     writer = LocalWriter(LocalStore(str(tmp_path / "a")))
     for key in ("dangling", "near"):
         with pytest.raises(DanglingLinkError, match="leads nowhere"):
-            writer.open_file(key, os.O_WRONLY | os.O_CREAT)
+            writer.disk.open_file(key, os.O_WRONLY | os.O_CREAT)
         with pytest.raises(FileExistsError):
-            writer.open_file(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            writer.disk.open_file(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     assert os.listdir(tmp_path / "a/sub") == []
     assert os.listdir(outside) == ["secret"]
 
@@ -687,11 +687,11 @@ def test_a_directory_swapped_for_a_link_meanwhile(tmp_path: Path, outside: Path)
 
 def test_passing_through(writer: LocalWriter, tmp_path: Path) -> None:
     writer.put("README", b"text")
-    writer.make_directory("d")
+    writer.disk.make_directory("d")
     with pytest.raises(FileExistsError):
-        writer.make_directory("d")
+        writer.disk.make_directory("d")
     with pytest.raises(FileNotFoundError):
-        writer.make_directory("no/d")
+        writer.disk.make_directory("no/d")
     writer.rename("README", "d/README")
     with pytest.raises(OSError, match="not empty"):
         writer.remove_directory("d")
@@ -703,24 +703,24 @@ def test_passing_through(writer: LocalWriter, tmp_path: Path) -> None:
 
 def test_open_file(writer: LocalWriter, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        writer.open_file("f", os.O_RDWR)
-    fd = writer.open_file("f", os.O_RDWR | os.O_CREAT, 0o640)
+        writer.disk.open_file("f", os.O_RDWR)
+    fd = writer.disk.open_file("f", os.O_RDWR | os.O_CREAT, 0o640)
     os.write(fd, b"0123")
     os.close(fd)
     assert (tmp_path / "f").stat().st_mode & 0o7777 == 0o640
     with pytest.raises(FileExistsError):
-        writer.open_file("f", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    fd = writer.open_file("f", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        writer.disk.open_file("f", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    fd = writer.disk.open_file("f", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, b"45")
     os.close(fd)
     assert (tmp_path / "f").read_bytes() == b"012345"
-    os.close(writer.open_file("f", os.O_WRONLY | os.O_TRUNC))
+    os.close(writer.disk.open_file("f", os.O_WRONLY | os.O_TRUNC))
     assert (tmp_path / "f").read_bytes() == b""
     with pytest.raises(IsADirectoryError):
-        writer.open_file("a", os.O_RDONLY)
+        writer.disk.open_file("a", os.O_RDONLY)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(PermissionError):
-        writer.open_file("fifo", os.O_WRONLY)
+        writer.disk.open_file("fifo", os.O_WRONLY)
 
 
 def test_the_source_may_be_a_file(tmp_path: Path) -> None:

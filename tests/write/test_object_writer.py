@@ -316,8 +316,7 @@ def test_passing_through(bench: Bench) -> None:
     assert bench.get() == b"text"
     with pytest.raises(FileNotFoundError):
         writer.delete("d/README")
-    with pytest.raises(UnsupportedError):
-        writer.open_file(KEY, os.O_RDONLY)
+    assert writer.disk is None
     writer.delete(KEY)
 
 

@@ -10,7 +10,7 @@ from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import require_finished
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.writers.azure import AzureObjects
-from shardfs.storage.writers.common import Changed, Writer
+from shardfs.storage.writers.common import Changed
 from shardfs.storage.writers.gcs import GcsObjects
 from shardfs.storage.writers.lease import Lease
 from shardfs.storage.writers.local import LocalWriter
@@ -18,6 +18,7 @@ from shardfs.storage.writers.memory import MemoryObjects
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.plain import PlainObjects
 from shardfs.storage.writers.s3 import S3Objects
+from shardfs.storage.writers.writer import Writer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""What all writers share: their interface, names of temporary files, and blobs of planned objects."""
+"""What writers share: retries, names of temporary files, and blobs of planned objects."""
 
 from __future__ import annotations
 
@@ -8,155 +8,22 @@ import re
 import secrets
 import time
 from bisect import bisect_right
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange, FilePart, Stat, read_file
-from shardfs.model.changes import Whole
-from shardfs.model.errors import StaleShardError, UnsupportedError
+from shardfs.model.errors import StaleShardError
 from shardfs.model.write_plan import piece_size
 from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
-    from shardfs.model.blobs import Blob, ByteRequest, Content, Piece, Plan
-    from shardfs.model.changes import Begun, Change
-
-
-AT_A_TIME = 16
-"""Objects that `create` writes at the same time: disks and stores take much longer for one than for one of many."""
+    from shardfs.model.blobs import Blob, ByteRequest, Piece, Plan
 
 
 def nobody(_: object) -> None:
     """Ignore the argument: the default of optional callbacks."""
-
-
-class Writer(Protocol):
-    """Changes the objects of one store. Thread-safe. Keys are paths in the store.
-
-    The methods with a body here are those of a store whose objects are no files.
-
-    `local`: the objects are files of this machine.
-    `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
-    """
-
-    @property
-    def pins(self) -> bool:
-        return False
-
-    @property
-    def local(self) -> bool: ...
-
-    def update(self, key: str, change: Change) -> Stat | None:
-        """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
-
-        Raise StaleShardError if other writers keep changing the object, OSError for errors of the store. After an error
-        the object is unchanged, unless the store failed after the switch. A repeated update detects that case.
-        """
-
-    def require_writable(self, key: str) -> None:
-        """Raise OSError if every `update` of this object is certain to fail, such as for a write-protected file.
-
-        Only an attempt shows whether a remote store permits a write.
-        """
-        return
-
-    def recover(self, begun: Begun) -> None:
-        """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data."""
-
-    def recovered(self) -> None:
-        """Declare that `recover` was called for every begun update. Remaining temporary files may now be removed."""
-        return
-
-    def close(self) -> None:
-        """Release the source for other writable mounts. Afterwards only `close` may be called again."""
-        return
-
-    def create(self, files: Sequence[tuple[str, Content]]) -> None:
-        """Write objects that no other program uses yet, several at a time. All are on disk when this returns.
-
-        Before that, an object may be incomplete. Objects that exist are overwritten; two writers of the same bytes do
-        not disturb each other.
-        """
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
-            for _ in pool.map(self._create, files):
-                pass
-
-    def _create(self, file: tuple[str, Content]) -> None:
-        key, content = file
-        self.update(key, Whole(content, first=None))
-
-    def put(self, key: str, data: bytes) -> Stat:
-        """Replace or create the object without regard to its current version."""
-        return cast("Stat", self.update(key, Whole(data)))
-
-    def delete(self, key: str) -> None:
-        """Remove the object. Raise FileNotFoundError if it does not exist."""
-
-    def make_directory(self, key: str, mode: int | None = None) -> None:
-        """Create a directory. `mode` None applies the umask.
-
-        In an object store, a directory exists while an object is below it.
-
-        Raise FileExistsError if the name exists, FileNotFoundError if the parent directory does not.
-        """
-        return
-
-    def remove_directory(self, key: str) -> None:
-        """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file, or a directory with its contents.
-
-        On a local disk, raise PermissionError for a symbolic link.
-        """
-
-    def sync_directory(self, key: str) -> None:
-        """Flush a directory: names created, renamed or removed in it survive a power failure after the return.
-
-        An acknowledged change of an object store is durable.
-        """
-        return
-
-    def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
-        """Return a descriptor, as `os.open` does, but with exactly this `mode` whatever the umask is."""
-        raise _only_local(key)
-
-    def stat(self, key: str) -> os.stat_result:
-        """Return the attributes of a file or directory."""
-        raise _only_local(key)
-
-    def set_mode(self, key: str, mode: int) -> None:
-        """Set the permission bits of a file or directory."""
-        raise _only_local(key)
-
-    def set_times(self, key: str, mtime_ns: int) -> None:
-        """Set the modification time of a file or directory."""
-        raise _only_local(key)
-
-    def require_own_name(self, key: str) -> None:
-        """Raise OSError (EROFS) if `key` is below a symbolic link to a directory, so that its file has another name."""
-        return
-
-    def copy(self, fd: int, key: str) -> None:
-        """Create a file with the bytes, mode, times and extended attributes of the open file `fd`.
-
-        Raise FileExistsError.
-        """
-        raise _only_local(key)
-
-    def named(self, key: str) -> AbstractContextManager[int]:
-        """Open a file or directory with O_PATH (open(2)): to call `fstat`, or to use its path in /proc/self/fd."""
-        raise _only_local(key)
-
-
-def _only_local(key: str) -> UnsupportedError:
-    why = "an object of a remote store has no descriptor, mode or owner of its own"
-    return UnsupportedError(f"{key}: {why}; use a local copy of the source for this")
 
 
 class Changed(Exception):

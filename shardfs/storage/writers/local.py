@@ -1,4 +1,4 @@
-"""Write local files: replace whole objects without losing another writer's change, and change plain files directly.
+"""Write local files: replace whole objects without losing another writer's change.
 
 `replace` and `in_place` have the steps of an update.
 """
@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import errno
 import os
-import stat as stat_module
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardfs.model.blobs import ByteRange
 from shardfs.model.changes import Begun
 from shardfs.model.write_plan import is_same, pieces_of, size_of
-from shardfs.storage import descriptors, syscalls
-from shardfs.storage.cache import nothing
+from shardfs.storage import syscalls
 from shardfs.storage.local import LocalBlob, stat_of
-from shardfs.storage.regular_files import open_or_create, reopened
+from shardfs.storage.regular_files import open_or_create
 from shardfs.storage.writers import in_place
-from shardfs.storage.writers.common import Changed, Writer, nobody, repeated, temporary_name
-from shardfs.storage.writers.files import DIRECTORY, SourceDirectories, TemporaryFiles, fill, identity_at, open_old
+from shardfs.storage.writers.common import Changed, repeated, temporary_name
+from shardfs.storage.writers.files import SourceDirectories, TemporaryFiles, fill, identity_at, open_old
+from shardfs.storage.writers.local_directory import LocalDirectory
 from shardfs.storage.writers.lock_file import locked
-from shardfs.storage.writers.replace import name_new, settle, switch, synced, written
+from shardfs.storage.writers.replace import settle, switch, synced, written
+from shardfs.storage.writers.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
 
     from shardfs.model.blobs import Content, Stat
     from shardfs.model.changes import Change
@@ -52,12 +50,14 @@ class LocalWriter(Writer):
     """
 
     local = True
+    disk: LocalDirectory
 
     def __init__(
         self, store: LocalStore, *, replace_links: bool = False, lock_s: float = LOCK_S, race_s: float = RACE_S
     ) -> None:
         self._store, self._replace_links, self._lock_s, self._race_s = store, replace_links, lock_s, race_s
         self._directories = SourceDirectories(store)
+        self.disk = LocalDirectory(store, self._directories)
         self.temporary_files = TemporaryFiles(store)
         # Updates by key that failed after the switch, and whose cleanup failed, too.
         self._unsettled: dict[str, Begun] = {}
@@ -178,7 +178,7 @@ class LocalWriter(Writer):
         super().create(files)
         for directory in {key.rpartition("/")[0] for key, _ in files}:
             self._directories.make_durable(directory)
-            self.sync_directory(directory)
+            self.disk.sync_directory(directory)
 
     def _create(self, file: tuple[str, Content]) -> None:
         key, content = file
@@ -194,87 +194,14 @@ class LocalWriter(Writer):
 
     # ---- plain files and directories
 
-    def _place(self, key: str) -> AbstractContextManager[ObjectPlace]:
-        return self._directories.changing(self._directories.locate(key))
-
     def delete(self, key: str) -> None:
-        with self._place(key) as place:
-            syscalls.unlink(place.name, place.at)
-
-    def make_directory(self, key: str, mode: int | None = None) -> None:
-        with self._place(key) as place:
-            syscalls.mkdir(place.name, at=place.at)
-        if mode is not None:
-            self.set_mode(key, mode)
+        self.disk.delete(key)
 
     def remove_directory(self, key: str) -> None:
-        with self._place(key) as place:
-            syscalls.rmdir(place.name, place.at)
+        self.disk.remove_directory(key)
 
     def rename(self, old: str, new: str) -> None:
-        with self._place(old) as a, self._place(new) as b:
-            if stat_module.S_ISLNK(os.stat(a.name, dir_fd=a.at, follow_symlinks=False).st_mode):
-                why = "is a symbolic link, which may lead elsewhere from another directory; rename it in the source"
-                raise PermissionError(errno.EPERM, why, old)
-            syscalls.rename(a.name, b.name, a.at, b.at)
+        self.disk.rename(old, new)
 
     def require_own_name(self, key: str) -> None:
-        directory = key.rpartition("/")[0]
-        with suppress(FileNotFoundError), self.named(directory) as fd:
-            if (real := os.readlink(f"/proc/self/fd/{fd}")) != self._store.path(directory):
-                why = f"a symbolic link leads to {real}, so the file has another name; remove or rename it there"
-                raise OSError(errno.EROFS, why, key)
-
-    def sync_directory(self, key: str) -> None:
-        with self._store.opened(key, DIRECTORY) as at:
-            syscalls.fsync_directory(at)
-
-    def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
-        create = flags & os.O_CREAT
-        if not (create and flags & os.O_EXCL):
-            try:
-                return self._open_existing(key, flags & ~os.O_CREAT)
-            except FileNotFoundError:
-                if not create:
-                    raise
-        with self._place(key) as place:  # a dangling link counts as existing
-            fd = syscalls.open(place.name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, place.at)
-        # The caller has already applied its umask to `mode`, so undo the effect of this process's umask.
-        if stat_module.S_IMODE(os.fstat(fd).st_mode) != mode:
-            syscalls.chmod(fd, mode)
-        return fd
-
-    def _open_existing(self, key: str, flags: int) -> int:
-        with self.named(key) as fd:
-            return reopened(fd, flags & ~os.O_NOFOLLOW, key)
-
-    def named(self, key: str) -> AbstractContextManager[int]:
-        return self._store.opened(key, os.O_PATH)
-
-    def stat(self, key: str) -> os.stat_result:
-        with self.named(key) as fd:
-            return os.fstat(fd)
-
-    def set_mode(self, key: str, mode: int) -> None:
-        with self.named(key) as fd:
-            syscalls.chmod(f"/proc/self/fd/{fd}", mode)
-
-    def set_times(self, key: str, mtime_ns: int) -> None:
-        with self.named(key) as fd:
-            syscalls.utime(f"/proc/self/fd/{fd}", mtime_ns, mtime_ns)
-        self._store.reopen(key)
-
-    def copy(self, fd: int, key: str) -> None:
-        info, temp = os.fstat(fd), temporary_name()
-        old = LocalBlob(descriptors.dup(fd), info, nothing)
-        with self._place(key) as place:
-            new = written(place, temp, old, [ByteRange(0, info.st_size)], nobody)
-            try:
-                syscalls.utime(new, info.st_atime_ns, info.st_mtime_ns)
-                name_new(place, temp)
-            except BaseException:
-                with suppress(OSError):
-                    syscalls.unlink(temp, place.at)
-                raise
-            finally:
-                os.close(new)
+        self.disk.require_own_name(key)

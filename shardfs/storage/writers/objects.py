@@ -24,7 +24,8 @@ from shardfs.storage.cache import nothing
 from shardfs.storage.remote import store_errors, tagged
 from shardfs.storage.retry import RetryPolicy, http_status
 from shardfs.storage.store import read_merged
-from shardfs.storage.writers.common import Changed, PlannedBlob, Writer, is_temporary, nobody, repeated, require_inside
+from shardfs.storage.writers.common import Changed, PlannedBlob, is_temporary, nobody, repeated, require_inside
+from shardfs.storage.writers.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

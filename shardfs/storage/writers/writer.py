@@ -1,0 +1,96 @@
+"""The interface of all writers."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, cast
+
+from shardfs.model.changes import Whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shardfs.model.blobs import Content, Stat
+    from shardfs.model.changes import Begun, Change
+    from shardfs.storage.writers.local_directory import LocalDirectory
+
+AT_A_TIME = 16
+"""Objects that `create` writes at the same time: disks and stores take much longer for one than for one of many."""
+
+
+class Writer(Protocol):
+    """Changes the objects of one store. Thread-safe. Keys are paths in the store.
+
+    The methods with a body here are those of a store whose objects are no files.
+
+    `local`: the objects are files of this machine. `disk`: their directory; None if there is none.
+    `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
+    """
+
+    disk: LocalDirectory | None = None
+
+    @property
+    def pins(self) -> bool:
+        return False
+
+    @property
+    def local(self) -> bool: ...
+
+    def update(self, key: str, change: Change) -> Stat | None:
+        """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
+
+        Raise StaleShardError if other writers keep changing the object, OSError for errors of the store. After an error
+        the object is unchanged, unless the store failed after the switch. A repeated update detects that case.
+        """
+
+    def require_writable(self, key: str) -> None:
+        """Raise OSError if every `update` of this object is certain to fail, such as for a write-protected file.
+
+        Only an attempt shows whether a remote store permits a write.
+        """
+        return
+
+    def recover(self, begun: Begun) -> None:
+        """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data."""
+
+    def recovered(self) -> None:
+        """Declare that `recover` was called for every begun update. Remaining temporary files may now be removed."""
+        return
+
+    def close(self) -> None:
+        """Release the source for other writable mounts. Afterwards only `close` may be called again."""
+        return
+
+    def create(self, files: Sequence[tuple[str, Content]]) -> None:
+        """Write objects that no other program uses yet, several at a time. All are on disk when this returns.
+
+        Before that, an object may be incomplete. Objects that exist are overwritten; two writers of the same bytes do
+        not disturb each other.
+        """
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            for _ in pool.map(self._create, files):
+                pass
+
+    def _create(self, file: tuple[str, Content]) -> None:
+        key, content = file
+        self.update(key, Whole(content, first=None))
+
+    def put(self, key: str, data: bytes) -> Stat:
+        """Replace or create the object without regard to its current version."""
+        return cast("Stat", self.update(key, Whole(data)))
+
+    def delete(self, key: str) -> None:
+        """Remove the object. Raise FileNotFoundError if it does not exist."""
+
+    def remove_directory(self, key: str) -> None:
+        """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file, or a directory with its contents.
+
+        On a local disk, raise PermissionError for a symbolic link.
+        """
+
+    def require_own_name(self, key: str) -> None:
+        """Raise OSError (EROFS) if `key` is below a symbolic link to a directory, so that its file has another name."""
+        return
