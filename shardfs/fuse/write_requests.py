@@ -106,8 +106,8 @@ class WritableTree(FileTree, Protocol):
     def remove_xattr(self, number: int, name: str) -> None: ...
 
 
-class WriteRequests:
-    """Requests that open, change and close files: OPEN, WRITE, SETATTR and their like. For one thread."""
+class _TreeRequests:
+    """What requests to a writable tree need. For one thread."""
 
     def __init__(
         self,
@@ -117,8 +117,17 @@ class WriteRequests:
         nodes: WritableNodeRequests,
         waiting: Callable[[], None],
     ) -> None:
-        self._tree, self._cache, self._nodes, self._waiting = tree, cache, nodes, waiting
-        self._request, self._send, self._owner = device.request, device.send, device.encoder.owner
+        self._tree = tree
+        self._cache = cache
+        self._nodes = nodes
+        self._waiting = waiting
+        self._request = device.request
+        self._send = device.send
+        self._owner = device.encoder.owner
+
+
+class WriteRequests(_TreeRequests):
+    """Requests that open, change and close files: OPEN, WRITE, SETATTR and their like. For one thread."""
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -262,19 +271,8 @@ def _changeable_xattr(number: int, raw: bytes) -> str:
     return name
 
 
-class NameRequests:
+class NameRequests(_TreeRequests):
     """Requests that make, rename and remove names: CREATE, RENAME, UNLINK and their like. For one thread."""
-
-    def __init__(
-        self,
-        tree: WritableTree,
-        cache: AttributeCache,
-        device: Device,
-        nodes: WritableNodeRequests,
-        waiting: Callable[[], None],
-    ) -> None:
-        self._tree, self._cache, self._nodes, self._waiting = tree, cache, nodes, waiting
-        self._request, self._send = device.request, device.send
 
     def handlers(self) -> dict[int, Handler]:
         changes = {

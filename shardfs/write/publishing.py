@@ -108,7 +108,9 @@ class DirtyShard:
 
     def ask(self) -> None:
         """Make the shard due at once, even after a failure."""
-        self.due, self.failure, self.retry_at = True, None, 0.0
+        self.due = True
+        self.failure = None
+        self.retry_at = 0.0
 
 
 class PublishPlan(NamedTuple):
@@ -226,7 +228,10 @@ class Job(Change):
     def __init__(
         self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken], writer: Writer
     ) -> None:
-        self._backlog, self._settings, self._shard, self.taken = backlog, settings, shard, taken
+        self._backlog = backlog
+        self._settings = settings
+        self._shard = shard
+        self.taken = taken
         self._index = None if writer.local else rewriting.index_request(shard.tree.collection, shard.number)
         may_pack = writer.pins and settings.compact != "never"
         self._may_replace = may_pack and self._index is not None and self._may_be_all()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from shardfs.model.errors import UnsupportedError, errno_of, message
+from shardfs.model.errors import UnsupportedError
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import require_finished
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.writers.azure import AzureObjects
-from shardfs.storage.writers.common import Changed
 from shardfs.storage.writers.gcs import GcsObjects
 from shardfs.storage.writers.lease import Lease
 from shardfs.storage.writers.local import LocalWriter
@@ -58,8 +57,7 @@ def open_writer(
     protocols = {store.fs.protocol} if isinstance(store.fs.protocol, str) else set(store.fs.protocol)
     kind = next((kind for protocol, kind in _OBJECTS.items() if protocol in protocols), PlainObjects)
     objects, root = kind(store), store.path("")
-    if isinstance(objects, S3Objects):
-        _try_conditions(objects, alone=alone)
+    objects.prepare(root, alone=alone)
     if not objects.conditional and not alone:
         why = "this store has no conditional writes, so concurrent writers could overwrite each other's changes"
         raise UnsupportedError(
@@ -67,22 +65,6 @@ def open_writer(
         )
     if objects.conditional and not objects.removes:
         log.warning("this store does not heed conditional deletes: a delete may remove another writer's new version")
-    if isinstance(objects, PlainObjects):
-        objects.try_writing(root)
-    if journal is None or isinstance(objects, MemoryObjects):  # no other process can write to this process's memory
+    if journal is None or objects.private:
         return ObjectWriter(store, objects)
     return ObjectWriter(store, objects, Lease.take(objects, root, journal).free)
-
-
-def _try_conditions(objects: S3Objects, *, alone: bool) -> None:
-    try:
-        objects.try_conditions()
-    except (PermissionError, FileNotFoundError):
-        raise
-    except (Changed, OSError) as e:
-        why = "the store refuses to create a new object" if isinstance(e, Changed) else message(e)
-        if not alone:
-            problem = f"cannot find out whether the store heeds conditional requests: {why}"
-            raise OSError(errno_of(e), f"{problem}. Try again later") from e
-        log.warning("it is not known whether the store heeds conditional requests, so none are sent: %s", why)
-        objects.conditional = objects.removes = False

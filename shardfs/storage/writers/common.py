@@ -81,8 +81,10 @@ class PlannedBlob:
     __slots__ = ("__weakref__", "_old", "_stops", "base", "fd", "plan")
 
     def __init__(self, plan: Plan, old: Blob | None) -> None:
-        self.fd, self.base = -1, 0
-        self.plan, self._old = plan, old
+        self.fd = -1
+        self.base = 0
+        self.plan = plan
+        self._old = old
         self._stops = list(accumulate(map(piece_size, plan)))
 
     @property

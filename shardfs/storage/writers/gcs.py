@@ -35,7 +35,8 @@ class GcsObjects(Objects):
     def __init__(self, store: FsspecStore) -> None:
         from fsspec.asyn import sync_wrapper  # this import is slow, and local stores do not need it
 
-        self._fs, self._requests = store.fs, Requests(store)
+        self._fs = store.fs
+        self._requests = Requests(store)
         self._call = sync_wrapper(store.fs._call, obj=store.fs)
 
     def head(self, path: str) -> Known | None:

@@ -52,7 +52,9 @@ class Lease:
     """
 
     def __init__(self, objects: Objects, path: str, journal: Path) -> None:
-        self._objects, self._path, self._lock = objects, path, journal / LOCK
+        self._objects = objects
+        self._path = path
+        self._lock = journal / LOCK
         self._record = self._read_record()
         self._known: Known | None = None
         self._ended = threading.Event()

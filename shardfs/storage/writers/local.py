@@ -55,7 +55,10 @@ class LocalWriter(Writer):
     def __init__(
         self, store: LocalStore, *, replace_links: bool = False, lock_s: float = LOCK_S, race_s: float = RACE_S
     ) -> None:
-        self._store, self._replace_links, self._lock_s, self._race_s = store, replace_links, lock_s, race_s
+        self._store = store
+        self._replace_links = replace_links
+        self._lock_s = lock_s
+        self._race_s = race_s
         self._directories = SourceDirectories(store)
         self.disk = LocalDirectory(store, self._directories)
         self.temporary_files = TemporaryFiles(store)

@@ -27,6 +27,8 @@ _versions: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 class MemoryObjects(Objects):
     """Implements `Objects`. A lock makes each comparison and the change after it atomic."""
 
+    private = True
+
     def __init__(self, store: FsspecStore) -> None:
         self._fs = store.fs
 

@@ -103,7 +103,8 @@ class Requests:
     def __init__(
         self, store: FsspecStore, errors: Callable[[str], AbstractContextManager[None]] = conditional_errors
     ) -> None:
-        self.reading, self._errors = store.retry, errors
+        self.reading = store.retry
+        self._errors = errors
         self.writing = RetryPolicy(max(PUT_S, self.reading.timeout_s), self.reading.retries)
         self.writing.counters = self.reading.counters
 
@@ -122,12 +123,23 @@ class Objects(Protocol):
     """The requests to one kind of store. Paths are those of the store's fsspec file system.
 
     `conditional`, `removes`: whether the store enforces the conditions of `put` and of `remove`. `pins`: see `Writer`.
+    `private`: no other process can change the store.
     All methods raise OSError for errors of the store. `base` None requires that the object does not exist.
     """
 
     conditional: bool = True
     removes: bool = True
     pins: bool = False
+    private: bool = False
+
+    def prepare(self, root: str, *, alone: bool) -> None:
+        """Find out what the store can do, if that is not known.
+
+        `root` is the path of the source. `alone`: no other program changes the objects, so no conditions are needed.
+
+        Raise UnsupportedError if the store cannot be written, OSError if it gives no definite answer.
+        """
+        return
 
     def head(self, path: str) -> Known | None:
         """Return the current version; None if there is no object."""
@@ -187,8 +199,12 @@ class PinnedBlob:
     __slots__ = ("__weakref__", "_held", "_held_at", "_objects", "_path", "base", "fd", "known")
 
     def __init__(self, objects: Objects, path: str, known: Known, first: ByteRequest, data: bytes) -> None:
-        self.fd, self.base = -1, 0
-        self._objects, self._path, self.known, self._held = objects, path, known, data
+        self.fd = -1
+        self.base = 0
+        self._objects = objects
+        self._path = path
+        self.known = known
+        self._held = data
         self._held_at = known.size - len(data) if isinstance(first, Suffix) else first.start
 
     def stat(self) -> Stat:
@@ -256,8 +272,12 @@ class ObjectWriter(Writer):
     def __init__(
         self, store: FsspecStore, objects: Objects, unlock: Callable[[], None] = nothing, *, race_s: float = RACE_S
     ) -> None:
-        self._store, self._objects, self._unlock, self._race_s = store, objects, unlock, race_s
-        self._uploads, self._held = threading.Condition(), 0
+        self._store = store
+        self._objects = objects
+        self._unlock = unlock
+        self._race_s = race_s
+        self._uploads = threading.Condition()
+        self._held = 0
 
     @property
     def pins(self) -> bool:

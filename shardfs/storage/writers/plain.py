@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardfs.model.errors import UnsupportedError, errno_of, message
 from shardfs.storage import syscalls
@@ -35,22 +35,25 @@ class PlainObjects(Objects):
     def __init__(self, store: FsspecStore) -> None:
         from fsspec import AbstractFileSystem  # this import is slow, and local stores do not need it
 
-        requests = Requests(store, store_errors)
-        self._fs, self._requests, self._ask, self._write = store.fs, requests, requests.ask, requests.writing.run
+        self._fs = store.fs
+        self._requests = Requests(store, store_errors)
         # If the file system's `mv` only copies, a copy is visible while it is incomplete. Such stores get no temporary
         # object.
         self._moves = getattr(type(self._fs), "mv", None) is not AbstractFileSystem.mv
 
-    def try_writing(self, directory: str) -> None:
-        """Check that the store can be written, with a temporary object in `directory`.
+    def prepare(self, root: str, *, alone: bool) -> None:
+        """Check that the store can be written, with a temporary object. An archive or a web server is read-only."""
+        if alone:  # else the store is refused in any case
+            self._try_writing(root)
 
-        Raise UnsupportedError if the store is read-only, such as an archive or a web server. Raise OSError if a fault
-        of the store leaves this open.
-        """
+    def _write(self, method: Callable[..., Any], *args: Any, **words: Any) -> Any:
+        return self._requests.writing.run("write", method, *args, **words)
+
+    def _try_writing(self, directory: str) -> None:
         path = f"{directory}/{temporary_name()}"
         try:
             with store_errors(path):
-                self._write("write", self._fs.pipe_file, path, b"")
+                self._write(self._fs.pipe_file, path, b"")
                 self._clean(directory, path)
                 self._remove(path)
         except OSError as e:
@@ -65,7 +68,7 @@ class PlainObjects(Objects):
         """
         with suppress(OSError), store_errors(directory):
             self._fs.invalidate_cache(directory)
-            infos = self._ask("list", directory, self._fs.ls, directory, detail=True)
+            infos = self._requests.ask("list", directory, self._fs.ls, directory, detail=True)
             times = {info["name"]: stat_of_info(info).mtime_ns for info in infos if info.get("type") == "file"}
             now_ns = next((t for path, t in times.items() if path.endswith(probe.rpartition("/")[2])), 0)
             for path, mtime_ns in times.items():
@@ -75,7 +78,7 @@ class PlainObjects(Objects):
     def head(self, path: str) -> Known | None:
         with suppress(FileNotFoundError):
             self._fs.invalidate_cache(self._fs._parent(path))
-            info = self._ask("stat", path, self._fs.info, path)
+            info = self._requests.ask("stat", path, self._fs.info, path)
             if info.get("type") == "directory":
                 raise IsADirectoryError(errno.EISDIR, "is a directory", path)
             stat = stat_of_info(info)
@@ -83,7 +86,9 @@ class PlainObjects(Objects):
         return None
 
     def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
-        out = [bytes(self._ask("read", path, self._fs.cat_file, path, start=r.start, end=r.stop)) for r in ranges]
+        out = [
+            bytes(self._requests.ask("read", path, self._fs.cat_file, path, start=r.start, end=r.stop)) for r in ranges
+        ]
         self._requests.reading.counters.received(sum(map(len, out)))
         return out
 
@@ -96,9 +101,9 @@ class PlainObjects(Objects):
         with store_errors(path):
             if base is None:
                 with suppress(FileExistsError, NotImplementedError):
-                    self._write("write", self._fs.makedirs, directory, exist_ok=True)
-            syscalls.call("put_object", self._write, "write", self._fs.pipe_file, temp, data)
-            if self._ask("read", temp, self._fs.cat_file, temp) != data:
+                    self._write(self._fs.makedirs, directory, exist_ok=True)
+            syscalls.call("put_object", self._write, self._fs.pipe_file, temp, data)
+            if self._requests.ask("read", temp, self._fs.cat_file, temp) != data:
                 raise OSError(errno.EIO, "was written, but something else is there; look for other writers", path)
             if self._moves:
                 syscalls.call("rename_object", self._move, temp, path, data)
@@ -109,9 +114,9 @@ class PlainObjects(Objects):
 
     def _move(self, old: str, new: str, data: bytes) -> None:
         try:
-            self._write("write", self._fs.mv, old, new)
+            self._write(self._fs.mv, old, new)
         except FileNotFoundError:  # an earlier attempt may have succeeded without its answer arriving
-            if self._ask("read", new, self._fs.cat_file, new) != data:
+            if self._requests.ask("read", new, self._fs.cat_file, new) != data:
                 raise
 
     def remove(self, path: str, base: Known) -> None:
@@ -121,7 +126,7 @@ class PlainObjects(Objects):
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):  # an earlier attempt may have removed it
-            self._write("write", self._fs.rm_file, path)
+            self._write(self._fs.rm_file, path)
 
     def abandon(self, path: str, temp: str) -> None:
         """Remove the temporary object to which the new version was written."""

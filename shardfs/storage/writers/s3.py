@@ -16,6 +16,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.blobs import ByteRange, Piece, Plan
+from shardfs.model.errors import errno_of, message
 from shardfs.model.write_plan import joined, piece_size
 from shardfs.storage.remote import range_header
 from shardfs.storage.retry import http_status, is_transient
@@ -71,10 +72,27 @@ class S3Objects(Objects):
     pins = True
 
     def __init__(self, store: FsspecStore, limits: MultipartLimits = MultipartLimits()) -> None:  # noqa: B008 - a tuple
-        self._fs, self._requests, self._limits, self._root = store.fs, Requests(store), limits, store.path("")
+        self._fs = store.fs
+        self._requests = Requests(store)
+        self._limits = limits
+        self._root = store.path("")
         self.loop = store.fs.loop  # where `RetryPolicy` runs `_get`, and cancels it when it times out
         self._parts_hold: bool | None = None
         self._trying = threading.Lock()
+
+    def prepare(self, root: str, *, alone: bool) -> None:
+        try:
+            self.try_conditions()
+        except (PermissionError, FileNotFoundError):
+            raise
+        except (Changed, OSError) as e:
+            why = "the store refuses to create a new object" if isinstance(e, Changed) else message(e)
+            if not alone:
+                problem = f"cannot find out whether the store heeds conditional requests: {why}"
+                raise OSError(errno_of(e), f"{problem}. Try again later") from e
+            log.warning("it is not known whether the store heeds conditional requests, so none are sent: %s", why)
+            self.conditional = False
+            self.removes = False
 
     def try_conditions(self) -> None:
         """Test which conditions the store enforces. Many stores accept conditions and ignore them.

@@ -27,14 +27,12 @@ class Writer(Protocol):
     `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
     """
 
+    local: bool
     disk: LocalDirectory | None = None
 
     @property
     def pins(self) -> bool:
         return False
-
-    @property
-    def local(self) -> bool: ...
 
     def update(self, key: str, change: Change) -> Stat | None:
         """Replace the object `key` atomically; return its new `Stat`, None if it was removed.

@@ -51,13 +51,16 @@ class ZipWriter(Writer):
         directory, name = os.path.split(os.path.abspath(path))
         os.makedirs(directory, exist_ok=True)
         self._place = ObjectPlace(path, syscalls.open(directory, DIRECTORY), name)
-        self._temp, self._named, self._lock = f"{OWN}-{name}.tmp", False, threading.Lock()
+        self._temp = f"{OWN}-{name}.tmp"
+        self._named = False
+        self._lock = threading.Lock()
         try:
             self._file = _Appended(_opened(self._place, self._temp))
         except BaseException:
             os.close(self._place.at)
             raise
-        self._zip, self._time = ZipFile(self._file, "w"), time.localtime()[:6]  # type: ignore[call-overload]
+        self._zip = ZipFile(self._file, "w")  # type: ignore[call-overload]
+        self._time = time.localtime()[:6]
         self._broken = False
         if os.path.lexists(path):
             self.close()
@@ -182,7 +185,8 @@ class _Appended:
     """What `ZipFile` needs of a file. Writes to a closed file are ignored: `ZipFile.__del__` writes to it."""
 
     def __init__(self, fd: int) -> None:
-        self.fd, self._at = fd, 0
+        self.fd = fd
+        self._at = 0
 
     def write(self, data: bytes | memoryview) -> int:
         if self.fd >= 0:
