@@ -129,13 +129,13 @@ class PublishPlan(NamedTuple):
 
 def plan_change(
     shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, settings: Publishing,
-    content: Callable[[Target, Version], Bytes], *, may_replace: bool = False,
+    content: Callable[[str], Bytes], *, may_replace: bool = False,
 ) -> PublishPlan:  # fmt: skip
     """Return how to publish chunks, given the present shard object `old`.
 
     Args:
         taken: the chunks to publish, by path.
-        content: returns the bytes to store for a chunk. Raises ValueError, with the reason, if they do not fit.
+        content: returns the bytes to store for the chunk at a path. Raises ValueError if they do not fit, and why.
         may_replace: write the shard anew, without its old bytes, if all its chunks are changed.
     """
     changed = _conflicts(shard, taken, old, settings)
@@ -143,10 +143,10 @@ def plan_change(
     collection = shard.tree.collection
     refused = dict[Any, str]()
     puts = dict[Any, Put]()
-    for target, version in left.values():
+    for path, (target, version) in left.items():
         try:
             if version.data is not None:
-                puts[target.coords] = Put(content(target, version))
+                puts[target.coords] = Put(content(path))
         except ValueError as e:
             refused[target.coords] = str(e)
     drops = {target.coords for target, version in left.values() if version.data is None}
@@ -303,11 +303,12 @@ class Job(Change):
     def _digests_in(self, old: Blob, targets: Mapping[str, Target]) -> dict[str, str]:
         return dict(zip(targets, _digests(self._shard, old, list(targets.values())), strict=True))
 
-    def _content(self, target: Target, version: Version) -> Bytes:
+    def _content(self, path: str) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are.
 
         Note their digest for `verify`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
         """
+        target, version = self.taken[path]
         data, transform = cast("Position", version.data), _transform(target, version)
         part = self._pinned.enter_context(self._backlog.journal.using(data))
         try:
@@ -316,8 +317,7 @@ class Job(Change):
                 return part
             shown = read_part(part, data.crc)
         except OSError as e:
-            why = f"chunk {target.coords}: {e.strerror}"
-            raise CorruptShardError(self._shard.tree.path, self._shard.key, why) from e
+            raise CorruptShardError(self._shard.tree.path, path, e.strerror or str(e)) from e
         content = transform.store(target.coords, shown)
         self._wanted[target.coords] = digest_of_pieces([content])
         return content
