@@ -185,7 +185,8 @@ def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
     yield f"  to be published: {counted(w['dirty_chunks'], 'chunk')} of {counted(w['dirty_shards'], 'shard')}"
     yield f"  journal: {human_bytes(w['journal_bytes'])} of {human_bytes(w['journal_limit'])} in {w['journal']}"
     shards = f"{human_bytes(w['published_bytes'])} in {counted(w['published_shards'], 'shard')}"
-    per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if w["published_shards"] else ""
+    has_ratio = w["written_bytes"] and w["published_shards"]  # only deletions are published without written bytes
+    per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if has_ratio else ""
     yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
     files = [f"NOT PUBLISHED: {path}: {why}" for path, why in w["errors"].items()]
     files += [f"LOST, REFUSED AT CLOSE: {path or 'more files'}: {why}" for path, why in w["refused_paths"].items()]

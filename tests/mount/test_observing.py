@@ -193,6 +193,24 @@ def test_status(source: Path, mounted: Mounted) -> None:
     assert (done.returncode, done.stdout) == (5, f"{mount}: {why}\n")
 
 
+@fuse
+def test_status_tells_what_a_written_byte_costs_once_there_is_one(
+    source: Path, mounted: Mounted, tmp_path: Path
+) -> None:
+    with mounted(source, "--rw", "-o", f"journal={tmp_path / 'journals'}") as mount:
+        chunk = mount / "c/0/0/0"
+        data = chunk.read_bytes()
+        assert "written: 0 B; published: 0 B in 0 shards\n" in status(mount).stdout
+        chunk.unlink()
+        assert shardfs("flush", mount).returncode == 0
+        text = status(mount).stdout
+        assert "written: 0 B; published: " in text
+        assert " in 1 shard\n" in text
+        chunk.write_bytes(data)
+        assert shardfs("flush", mount).returncode == 0
+        assert " bytes for each\n" in status(mount).stdout
+
+
 def test_nothing_is_mounted_has_one_exit_code(source: Path, tmp_path: Path) -> None:
     """Also for a directory with files, which could be a source; the exit code 0 of `status` means: all is published."""
     (tmp_path / "notes.txt").write_text("x")
