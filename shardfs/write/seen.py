@@ -8,7 +8,9 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.json_text import alike
+from shardfs.model.bounded_json import load_json
 from shardfs.model.kinds import is_in
 
 if TYPE_CHECKING:
@@ -133,9 +135,12 @@ def _changes(old: bytes | None, new: bytes | None) -> frozenset[Change]:
 
 
 def _leaves(raw: bytes | None) -> dict[Path, str]:
-    """Return the JSON text of each string, number, boolean and null of a document by path; none if it is not JSON."""
+    """Return the JSON text of each value of a document that is no object and no list, by path.
+
+    None for what is not JSON, or is too large.
+    """
     try:
-        return dict(_texts(json.loads(raw or b""), ()))
+        return dict(_texts(load_json(raw or b"", MAX_DOCUMENT_BYTES), ()))
     except (ValueError, RecursionError):
         return {}
 
@@ -153,6 +158,6 @@ def same_document(a: bytes | None, b: bytes | None) -> bool:
     if a == b or a is None or b is None:
         return a == b
     try:
-        return alike(json.loads(a), json.loads(b))
+        return alike(*(load_json(raw, MAX_DOCUMENT_BYTES) for raw in (a, b)))
     except (ValueError, RecursionError):
         return False
