@@ -17,7 +17,7 @@ from shardfs.model.shard_format import Put
 from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
-from shardfs.write.journal.reading import pieces_of, read_part
+from shardfs.write.journal.reading import checked_pieces, read_part
 from shardfs.write.pending import SAME
 from shardfs.write.stored import ABSENT, Stored, conflicts, digest_of, digest_of_pieces
 
@@ -313,7 +313,7 @@ class Job(Change):
         part = self._pinned.enter_context(self._backlog.journal.using(data))
         try:
             if transform is None:
-                self._wanted[target.coords] = digest_of_pieces(pieces_of(part, data.crc))
+                self._wanted[target.coords] = digest_of_pieces(checked_pieces(part, data.crc))
                 return part
             shown = read_part(part, data.crc)
         except OSError as e:

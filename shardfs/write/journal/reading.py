@@ -169,7 +169,7 @@ def read_part(part: FilePart, crc: int, start: int = 0, size: int | None = None)
     return whole
 
 
-def pieces_of(part: FilePart, crc: int) -> Iterator[bytes]:
+def checked_pieces(part: FilePart, crc: int) -> Iterator[bytes]:
     """Yield all bytes of a part, at most `SPAN` at a time. Raise OSError (EIO) as `read_part`, perhaps at the end."""
     found = 0
     for start in range(0, part.size, SPAN):
