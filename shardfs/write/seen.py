@@ -137,7 +137,7 @@ def _changes(old: bytes | None, new: bytes | None) -> frozenset[Change]:
 def _leaves(raw: bytes | None) -> dict[Path, str]:
     """Return the JSON text of each value of a document that is no object and no list, by path.
 
-    None for what is not JSON, or is too large.
+    The result is empty for a document that is not JSON, or is too large.
     """
     try:
         return dict(_texts(load_json(raw or b"", MAX_DOCUMENT_BYTES), ()))
