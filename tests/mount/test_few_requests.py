@@ -193,10 +193,12 @@ def test_the_indices_of_a_row_are_loaded_together(over: str, arrays: Path, mount
 def test_nothing_is_loaded_twice_where_nothing_stays_cached(options: str, arrays: Path, mounted: Mounted) -> None:
     """With `index_ttl=1`, indices expire during the listing; the kernel has the listed names for a second after it.
 
-    On a busy machine `ls` may need longer than that second, so one of several new mounts must do it in time.
+    With `index_cache=1k`, a mount on a busy machine sometimes loads indices again, for a reason that is not known. Then
+    one of five new mounts must not.
     """
     loads = list[int]()
-    while len(loads) < 5 and (not loads or loads[-1] > SHARDS + 2):
+    most = 5 if options == "index_cache=1k" else 1
+    while len(loads) < most and (not loads or loads[-1] > SHARDS + 2):
         with listed("http", arrays, "wide", mounted, "-o", options) as (mount, source):
             assert len(lines("ls", "-l", mount / "c/0")) == 2 * SHARDS + 1
             loads.append(sum(r["method"] == "GET" and "/c/" in r["path"] for r in source.requests()))
