@@ -1,7 +1,8 @@
 """Reads chunks natively at random for a while, from an array that stays open, as readers have it.
 
-`read_tokens TOOL PATH GRID CHUNK SECONDS SEED` prints JSON: how many reads, how many wrong, and what was wrong. A
-token's last two digits are the chunk's number. Needs numpy and the tool only.
+`read_tokens TOOL PATH GRID CHUNK SECONDS SEED` prints JSON: how many reads, and what was wrong. On a slow machine it
+takes longer than SECONDS, for there are ten reads at least in each. A token's last two digits are the chunk's number.
+Needs numpy and the tool only.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def main(tool: str, path: str, grid: Coords, chunk: Coords, seconds: float, seed
     chunks = tokens.grid_of(grid)
     reads, wrong = 0, list[str]()
     end = time.monotonic() + seconds
-    while time.monotonic() < end and len(wrong) < 10:
+    while (time.monotonic() < end or reads < 10 * seconds) and len(wrong) < 10:
         number = chance.randrange(len(chunks))
         reads += 1
         try:

@@ -85,7 +85,7 @@ class Namespace:
         log = self.scratch / "unit.log"
         return log.read_text(errors="replace")[-6000:] if log.exists() else ""
 
-    def wait_until(self, condition: Callable[[], object], seconds: float = 40) -> None:
+    def wait_until(self, condition: Callable[[], object], seconds: float = 100) -> None:
         stop = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < stop, self.log()
@@ -144,8 +144,8 @@ def _write_programs(directory: Path) -> None:
 
 
 def _await_manager(inside: Namespace) -> None:
-    stop = time.monotonic() + 30
-    while inside.attempt("systemctl", "--user", "is-system-running", timeout=10).stdout.strip() != "running":
+    stop = time.monotonic() + 100
+    while inside.attempt("systemctl", "--user", "is-system-running", timeout=60).stdout.strip() != "running":
         if time.monotonic() > stop:
             pytest.skip(f"systemd --user does not run here: {inside.log()}")
         time.sleep(0.1)

@@ -143,7 +143,7 @@ def test_decoded_chunks_that_the_kernel_keeps_are_soon_forgotten(
     array[:] = values
     with mounted(tmp_path / "a.zarr", "--layout", "n5", *options) as mount:
         run("sh", "-c", f"cat {mount}/0/* | md5sum", timeout=60)
-        cache = json.loads(run("cat", mount / ".shardfs/status.json", timeout=10))["caches"]["chunk"]
+        cache = json.loads(run("cat", mount / ".shardfs/status.json", timeout=60))["caches"]["chunk"]
         assert least <= cache["bytes"] <= most
         assert cache["misses"] == len(values)
         block = subprocess.run(["cat", mount / "0/23"], stdout=subprocess.PIPE, timeout=60, check=True).stdout

@@ -56,12 +56,12 @@ def source(dataset: Get) -> Path:
 
 def cat(path: Path) -> str:
     """In another process: it might hang."""
-    return run("cat", path, timeout=10)
+    return run("cat", path, timeout=60)
 
 
 def touch(path: Path) -> None:
     """Read a chunk, likewise."""
-    run("md5sum", path, timeout=10)
+    run("md5sum", path, timeout=60)
 
 
 def told(mount: Path) -> dict[str, Any]:
@@ -287,11 +287,11 @@ def test_metrics(source: Path, mounted: Mounted) -> None:
             assert errno_of((mount / f"missing{number}").stat) == errno.ENOENT
         found = parsed(cat(mount / ".shardfs/metrics"))
         address = told(mount)["metrics_addr"]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as reply:
             assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             scraped = parsed(reply.read().decode())
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://{address}/other", timeout=10)
+            urllib.request.urlopen(f"http://{address}/other", timeout=60)
     assert found['shardfs_requests_total{op="lookup"}'] >= 100
     assert found['shardfs_request_seconds_bucket{op="lookup",le="+Inf"}'] >= 64
     assert found["shardfs_bytes_served_total"] > 0
@@ -325,7 +325,7 @@ def test_a_page_of_another_site_reads_nothing(server: tuple[str, int], page: str
     names |= {"": 421, "[::1": 421, "localhost": 200, "LOCALHOST:9100": 200, "127.0.0.1": 200, "10.1.2.3:9100": 200}
     names |= {"[fe80::1]:9100": 200, mine: 200}
     for name, code in names.items():
-        connection = http.client.HTTPConnection(*server, timeout=10)
+        connection = http.client.HTTPConnection(*server, timeout=60)
         connection.request("GET", page, headers={"Host": name})
         with connection.getresponse() as answer:
             assert answer.status == code, name
@@ -337,13 +337,13 @@ def test_the_host_of_the_address_is_a_name_of_the_server() -> None:
     server = StatusServer("127.1:0")  # another text for 127.0.0.1, which is no IP address to a browser
     server.start(lambda: b"")
     request = urllib.request.Request(f"http://{server.address}/metrics", headers={"Host": "127.1"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.status == 200
 
 
 def test_slow_clients_keep_no_threads(server: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "LONGEST_S", 1.0)
-    slow = [socket.create_connection(server, timeout=10) for _ in range(status_server.MOST_CONNECTIONS + 5)]
+    slow = [socket.create_connection(server, timeout=60) for _ in range(status_server.MOST_CONNECTIONS + 5)]
     try:
         for connection in slow:
             with suppress(OSError):  # refused already
@@ -363,7 +363,7 @@ def test_slow_clients_keep_no_threads(server: tuple[str, int], monkeypatch: pyte
     finally:
         for connection in slow:
             connection.close()
-    with urllib.request.urlopen(f"http://{server[0]}:{server[1]}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server[0]}:{server[1]}/metrics", timeout=60) as answer:
         assert answer.status == 200
 
 
@@ -422,11 +422,11 @@ def test_files_of_the_hidden_directory_can_be_copied(
 ) -> None:
     with mounted(source, "-o", words) as mount:
         names = ["log", "metrics", "status.json"]
-        run("cp", *(mount / ".shardfs" / name for name in names), tmp_path, timeout=10)
+        run("cp", *(mount / ".shardfs" / name for name in names), tmp_path, timeout=60)
         assert b"shardfs_info" in (tmp_path / "metrics").read_bytes()
-        numbers = [run("stat", "-c", "%i", mount / ".shardfs" / name, timeout=10) for name in [*names, *names]]
+        numbers = [run("stat", "-c", "%i", mount / ".shardfs" / name, timeout=60) for name in [*names, *names]]
         assert numbers[:3] == numbers[3:]
-        assert len({*numbers, run("stat", "-c", "%i", mount / ".shardfs", timeout=10)}) == 4
+        assert len({*numbers, run("stat", "-c", "%i", mount / ".shardfs", timeout=60)}) == 4
 
 
 # -------------------------------------------------------------------------------------------------------- logs

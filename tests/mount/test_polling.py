@@ -15,6 +15,7 @@ from shardfs.fuse.leadership import ErrorLog, RequestLoop
 from shardfs.fuse.polling import DENSE, Polling
 from shardfs.storage.counters import OPCODES, RequestTally
 from tests.conftest import daemon_pid
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,10 +180,13 @@ def test_an_idle_mount_wakes_nobody(mounted: Mounted, dataset: Callable[[str, st
             if file.is_file():
                 file.read_bytes()
         pid = daemon_pid(path)
-        time.sleep(0.5)  # the last replies are sent
-        before = _times_asleep(pid)
-        time.sleep(2)
-        assert _times_asleep(pid) == before
+        wait_until(lambda: _slept_for(pid, 2), 30)  # on a busy machine the last replies take some time
+
+
+def _slept_for(pid: int, seconds: float) -> bool:
+    before = _times_asleep(pid)
+    time.sleep(seconds)
+    return _times_asleep(pid) == before
 
 
 def _times_asleep(pid: int) -> dict[str, int]:

@@ -133,7 +133,7 @@ class Kernel:
         """The mount is gone; the server must notice."""
         with suppress(OSError):
             self._device.shutdown(socket.SHUT_RDWR)
-        assert self._ended.wait(10)
+        assert self._ended.wait(60)
 
     def send(self, opcode: int, node: int, body: bytes = b"") -> int:
         self._unique += 2
@@ -168,7 +168,7 @@ class Kernel:
         except TimeoutError:
             return True
         finally:
-            self._device.settimeout(10)
+            self._device.settimeout(60)
         return False
 
 
@@ -190,7 +190,7 @@ def serving(
 ) -> Iterator[Kernel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        ours.settimeout(10)
+        ours.settimeout(60)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 21)
         serves = Server(FuseSettings(**settings), access)
@@ -212,7 +212,7 @@ def serving(
             # one that tells the kernel of changes waits for ever, and only for us.
             for thread in {*threading.enumerate()} - before:
                 if thread.name != "shardfs-notices":
-                    thread.join(15)
+                    thread.join(60)
 
 
 @pytest.fixture
@@ -610,7 +610,7 @@ class Slow:
         self._kernel.waiting()
         self.threads.add(threading.get_ident())
         self.arrived.release()
-        assert self.answers.acquire(timeout=10)
+        assert self.answers.acquire(timeout=60)
         return b"%d" % offset
 
     def ask(self, offset: int) -> int:
@@ -621,7 +621,7 @@ def test_who_waits_for_the_store_holds_up_nobody_else(kernel: Kernel) -> None:
     slow = Slow(kernel)
     asked = {slow.ask(offset): offset for offset in range(1, 9)}
     for _ in asked:
-        assert slow.arrived.acquire(timeout=10)
+        assert slow.arrived.acquire(timeout=60)
     assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
     assert kernel.lookup(b"zarr.json").error == 0
     slow.answers.release(len(asked))
@@ -634,7 +634,7 @@ def test_threads_are_used_again(kernel: Kernel) -> None:
     slow = Slow(kernel)
     for offset in range(1, 30):
         slow.ask(offset)
-        assert slow.arrived.acquire(timeout=10)
+        assert slow.arrived.acquire(timeout=60)
         slow.answers.release()
         assert kernel.receive().body == b"%d" % offset
         wait_until(lambda: kernel.server.load()["waiting"] == 0)  # who has answered is there for the next one
@@ -645,7 +645,7 @@ def test_the_end_does_not_wait_for_the_store() -> None:
     with serving() as kernel:
         slow = Slow(kernel)
         slow.ask(1)
-        assert slow.arrived.acquire(timeout=10)
+        assert slow.arrived.acquire(timeout=60)
         kernel.hang_up()
         slow.answers.release()
 
@@ -655,7 +655,7 @@ def test_no_more_threads_than_allowed() -> None:
         slow = Slow(kernel)
         asked = {slow.ask(offset): offset for offset in range(1, 7)}
         for _ in range(2):
-            assert slow.arrived.acquire(timeout=10)
+            assert slow.arrived.acquire(timeout=60)
         assert not slow.arrived.acquire(timeout=0.2)
         # All that may wait do so, and others are still answered.
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
@@ -681,7 +681,7 @@ def test_requests_that_want_what_a_postponed_one_was_to_load() -> None:
         kernel.tree.read = read
         asked = {slow.ask(offset): offset for offset in range(1, 60)}
         for _ in range(2):
-            assert slow.arrived.acquire(timeout=10)
+            assert slow.arrived.acquire(timeout=60)
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
         slow.answers.release(len(asked))
         assert {r.unique: int(r.body) for r in (kernel.receive() for _ in asked)} == {
@@ -694,7 +694,7 @@ def test_a_postponed_request_has_one_line_in_the_access_log(tmp_path: Path) -> N
         slow = Slow(kernel)
         asked = {slow.ask(offset): offset for offset in range(1, 20)}
         for _ in range(2):
-            assert slow.arrived.acquire(timeout=10)
+            assert slow.arrived.acquire(timeout=60)
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
         assert kernel.server.load()["postponed"] > 0
         slow.answers.release(len(asked))
@@ -770,9 +770,9 @@ def test_without_another_thread_the_only_one_waits_itself(
         assert ["cannot start thread 2 of" in record.getMessage() for record in caplog.records] == [True]
         starts.fails = False
         unique = slow.ask(3)
-        assert slow.arrived.acquire(timeout=10)
-        assert slow.arrived.acquire(timeout=10)
-        assert slow.arrived.acquire(timeout=10)
+        assert slow.arrived.acquire(timeout=60)
+        assert slow.arrived.acquire(timeout=60)
+        assert slow.arrived.acquire(timeout=60)
         assert kernel.lookup(b"zarr.json").error == 0
         slow.answers.release()
         assert kernel.receive() == Reply(unique, 0, b"3")
@@ -782,7 +782,7 @@ def test_without_a_third_thread_requests_wait_for_the_second(monkeypatch: pytest
     with serving() as kernel:
         slow = Slow(kernel)
         asked = {slow.ask(1): 1}
-        assert slow.arrived.acquire(timeout=10)
+        assert slow.arrived.acquire(timeout=60)
         FailingStarts(monkeypatch)
         asked |= {slow.ask(offset): offset for offset in (2, 3)}
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"

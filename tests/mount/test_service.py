@@ -76,7 +76,7 @@ def drop_in(inside: Namespace, *lines: str) -> None:
 def test_start_is_done_when_the_mount_answers(inside: Namespace, source: Path, mountpoint: Path) -> None:
     inside.systemctl("start", UNIT)
     assert inside.mounts(mountpoint) == ["fuse.shardfs"]
-    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=60)
     assert inside.show(UNIT, "ActiveState") == "active"
     told = f"serving {source} on {mountpoint}: "
     inside.wait_until(lambda: inside.show(UNIT, "StatusText").startswith(told))
@@ -131,7 +131,7 @@ def test_a_crash_is_cleared_and_the_mount_comes_back(inside: Namespace, mountpoi
     inside.wait_until(lambda: inside.show(UNIT, "MainPID") not in ("0", first))
     inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "active")
     assert inside.mounts(mountpoint) == ["fuse.shardfs"]
-    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=60)
     assert inside.show(UNIT, "NRestarts") == "1"
     inside.systemctl("stop", UNIT)
     assert inside.mounts(mountpoint) == []
@@ -149,7 +149,7 @@ def test_a_crash_without_a_restart_leaves_the_dead_mount_until_the_next_start(
     assert "not connected" in inside.attempt("ls", mountpoint).stderr
     inside.systemctl("start", UNIT)
     assert inside.mounts(mountpoint) == ["fuse.shardfs"]
-    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=60)
 
 
 def test_a_corpse_of_others_is_cleared_by_the_start(inside: Namespace, source: Path, mountpoint: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_corpse_of_others_is_cleared_by_the_start(inside: Namespace, source: P
     inside.run("sh", "-c", f"kill -KILL $(getfattr --only-values -n user.shardfs.pid {mountpoint})")
     inside.wait_until(lambda: "not connected" in inside.attempt("ls", mountpoint).stderr)
     inside.systemctl("start", UNIT)
-    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=60)
 
 
 def test_what_cannot_be_mounted_fails_and_is_not_tried_again(
@@ -241,7 +241,7 @@ def test_the_watchdog_ends_a_daemon_that_is_stopped(inside: Namespace, mountpoin
     inside.run("kill", f"-{signal.SIGSTOP.value}", inside.show(UNIT, "MainPID"))
     inside.wait_until(lambda: inside.show(UNIT, "NRestarts") != "0")
     inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "active")
-    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=60)
 
 
 # ---- the units as they are shipped
@@ -257,7 +257,7 @@ def test_the_system_unit_serves_with_its_hardening(inside: Namespace, source: Pa
     unit.write_text(text)
     inside.systemctl("daemon-reload")
     inside.systemctl("start", UNIT)
-    assert inside.run("cat", mountpoint / "zarr.json", timeout=10)
+    assert inside.run("cat", mountpoint / "zarr.json", timeout=60)
     pid = inside.show(UNIT, "MainPID")
     assert {"NoNewPrivs:\t1", "Umask:\t0022"} <= {*inside.run("cat", f"/proc/{pid}/status").splitlines()}
     assert inside.show(UNIT, "DevicePolicy") == "closed"

@@ -85,9 +85,9 @@ class Web:
         """Ask for something that does not exist and wait for its line: the only worker logs one after the other."""
         path = f"/mark-{next(self._numbers)}"
         with suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(self.url(path[1:]), timeout=10).close()
+            urllib.request.urlopen(self.url(path[1:]), timeout=60).close()
         line = f"GET {path} 404 -"
-        stop = time.monotonic() + 10
+        stop = time.monotonic() + 60
         while line not in self.log.read_text().splitlines():
             assert time.monotonic() < stop
             time.sleep(0.01)
@@ -131,7 +131,7 @@ def _free_ports(number: int) -> list[int]:
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
-    stop = time.monotonic() + 10
+    stop = time.monotonic() + 60
     while time.monotonic() < stop and process.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return True

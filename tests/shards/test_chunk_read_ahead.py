@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +15,7 @@ from shardfs.storage.retry import RetryPolicy
 from shardfs.vfs.tree import Tree
 from tests import handmade, handmade_ids
 from tests.suites.walking import entries, read_all
+from tests.waiting import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ class DistantBlob:
         name = threading.current_thread().name
         self._store.requests.append((name, sum(map(len, found))))
         if name != AHEAD:
-            time.sleep(0.005)  # so that what is fetched ahead can arrive first, as from a distant store
+            settle(self._store.read_ahead, 0.1)  # what is fetched ahead arrives first, as from a distant store
         return found
 
 
@@ -87,7 +87,7 @@ class Distant(LocalStore):
         self.requests = list[tuple[str, int]]()
         self.retry = RetryPolicy()
         self.counters = self.retry.counters
-        self.read_ahead = ReadAhead(1 << 28, 8, self.retry)
+        self.read_ahead: ReadAhead = ReadAhead(1 << 28, 8, self.retry)
 
     def open(self, key: str) -> DistantBlob:  # type: ignore[override]
         return DistantBlob(super().open(key), self)

@@ -51,7 +51,7 @@ def test_a_key_is_loaded_once_however_many_threads_ask() -> None:
 
     def load() -> tuple[str, int, float]:
         loads.append(1)
-        begun.wait(5)
+        begun.wait(60)
         return "value", 5, math.inf
 
     with ThreadPoolExecutor(8) as pool:
@@ -90,7 +90,7 @@ def test_an_error_reaches_all_who_wait_and_is_not_kept() -> None:
     go = threading.Event()
 
     def fail() -> tuple[str, int, float]:
-        go.wait(5)
+        go.wait(60)
         raise OSError("no")
 
     with ThreadPoolExecutor(4) as pool:
@@ -182,12 +182,12 @@ def test_what_is_dropped_while_it_is_loaded_is_not_kept() -> None:
 
     def old() -> tuple[str, int, float]:
         begun.set()
-        go.wait(5)
+        go.wait(60)
         return "old", 1, math.inf
 
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(lru.get, "k", old)
-        begun.wait(5)
+        begun.wait(60)
         lru.drop("k")
         assert lru.get("k", lambda: ("new", 1, math.inf)) == "new"
         go.set()

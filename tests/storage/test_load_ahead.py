@@ -50,7 +50,7 @@ def test_items_and_results_come_in_order(shared: ReadAhead | None) -> None:
 
 def test_loads_run_at_the_same_time() -> None:
     together = threading.Barrier(4)
-    found = list(load_ahead(pool(), lambda _: together.wait(10), range(4), first=5))
+    found = list(load_ahead(pool(), lambda _: together.wait(60), range(4), first=5))
     assert sorted(result for _, result in found) == list(range(4))
 
 
@@ -104,7 +104,7 @@ def test_loads_do_not_wait_for_busy_threads() -> None:
 
     for _ in range(2):
         shared.start(occupy)
-    assert all(running.acquire(timeout=10) for _ in range(2))
+    assert all(running.acquire(timeout=60) for _ in range(2))
     try:
         assert [item for item, _ in load_ahead(shared, Loads(), range(20))] == list(range(20))
     finally:

@@ -6,7 +6,6 @@ import itertools
 import math
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -25,6 +24,7 @@ from shardfs.storage.read_ahead import Piece, ReadAhead
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.store import read_merged
 from tests.failing_starts import FailingStarts
+from tests.waiting import settle, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -150,6 +150,7 @@ def test_a_whole_array_needs_few_requests_and_no_byte_more() -> None:
     reader = Reader(Store())
     for coords in WHOLE:
         assert reader.read(coords) == reader.store.content(coords)
+        settle(reader.shared)
     assert reader.store.nbytes == len(WHOLE) * reader.store.size
     assert len(reader.store.requests) < len(WHOLE) / 4
     assert reader.shared.nbytes == 0
@@ -168,6 +169,7 @@ def test_what_a_disk_cache_has_is_not_fetched_ahead() -> None:
     warm = False
     for coords in WHOLE[half:]:
         assert reader.read(coords) == reader.store.content(coords)
+        settle(reader.shared)
     assert reader.own < half + 16
     assert reader.counters.ahead_wasted == 0
 
@@ -179,6 +181,7 @@ def test_a_chunk_is_read_in_parts() -> None:
         whole = reader.store.content((x,))
         assert reader.read((x,), ByteRange(0, half)) == whole[:half]
         assert reader.read((x,), ByteRange(half, 4 * half)) == whole[half:]
+        settle(reader.shared)
     assert reader.own < 16
     assert reader.shared.nbytes == 0
 
@@ -254,7 +257,7 @@ def test_an_overloaded_store_gets_fewer_connections_for_a_while(monkeypatch: pyt
         reader.shared.fetch(reader.ahead._owner, [(x,)], store.size, store.locate)
         reader.shared._held[reader.ahead._owner, (x,)].data.result(60)
         assert reader.read((x,)) == store.content((x,))
-        wait_until(lambda: reader.shared._free == reader.shared._threads)
+        settle(reader.shared)
 
     store.on_request = throttled
     for number, (at, allowed) in enumerate([(0, 4), (0.5, 4), (1, 2), (2, 1), (3, 1)]):
@@ -381,13 +384,6 @@ def test_any_order_of_accesses_gets_right_bytes_with_bounded_waste(runs: list[li
             needed += reader.store.size
         finish(reader.shared)
     assert reader.store.nbytes <= (1 + read_ahead.WASTE) * needed + free
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def finish(shared: ReadAhead) -> None:

@@ -272,7 +272,7 @@ def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more(monkeypatch: py
     began = time.monotonic()
     with pytest.raises(StoreTimeout, match="does not answer within") as e:
         read(store)
-    assert 0.3 < time.monotonic() - began < 10
+    assert 0.3 < time.monotonic() - began < 60
     assert (e.value.errno, e.value.filename) == (errno.ETIMEDOUT, "root/x")
     assert fs.begun == 2
     wait_until(lambda: fs.cancelled == 2)

@@ -43,7 +43,7 @@ class WritableMount:
     def kill(self) -> None:
         """As kill -9 does; what is mounted then answers ENOTCONN."""
         conftest._kill(self.pid, self._started)
-        if not conftest._wait_gone(self.pid, self._started, 10):
+        if not conftest._wait_gone(self.pid, self._started, 60):
             raise AssertionError(f"the daemon {self.pid} outlives kill -9")
 
     def clear(self) -> None:

@@ -102,14 +102,14 @@ def test_it_goes_on_as_long_as_something_is_published(monkeypatch: pytest.Monkey
 def test_it_does_not_wait_for_ever() -> None:
     left, seconds = drained(Engine(2, 0.01, stuck=3))
     assert left >= 3
-    assert 0.5 <= seconds < 30
+    assert 0.5 <= seconds < 100
 
 
 def test_after_a_signal_it_is_short() -> None:
     engine = Engine(1000, 0.1)
     left, seconds = drained(engine, hurried=True)
     assert left > 0
-    assert 0.3 <= seconds < 30
+    assert 0.3 <= seconds < 100
     assert engine.given == 0.3
 
 
@@ -117,7 +117,7 @@ def test_a_signal_meanwhile_makes_it_short() -> None:
     signals = iter([False, False, True])
     left, seconds = drained(Engine(1000, 0.1), signalled=lambda _: next(signals, False))
     assert left > 0
-    assert seconds < 30
+    assert seconds < 100
 
 
 @pytest.mark.usefixtures("stalls")

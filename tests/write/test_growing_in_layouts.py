@@ -247,7 +247,7 @@ def change(name, **members):
     path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
 
 def comes(wanted, *names):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 100
     for name in names:
         path = top / "a" / name
         while (path.read_bytes() if path.exists() else None) != wanted:

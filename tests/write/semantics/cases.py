@@ -151,7 +151,7 @@ def same(found: object, wanted: object) -> None:
         raise AssertionError(f"{found!r}, not {wanted!r}")
 
 
-def until(true: Callable[[], bool], seconds: float = 10) -> None:
+def until(true: Callable[[], bool], seconds: float = 100) -> None:
     """Some things are answered before the mount is told of them: unmapping, the last close."""
     end = time.monotonic() + seconds
     while not true():
