@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, settings
 from tests import data_precomputed_ids, datasets
 from tests.datasets import ROOT, Array, Client, Dataset
 from tests.datasets import client_python as client_python  # for tests to import from here
+from tests.sampling import sampled
 from tests.write.scale import times
 
 if TYPE_CHECKING:
@@ -137,16 +138,22 @@ def read_with(client: Client, dataset: Dataset, path: Path, member: str | None =
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whatever mounts is marked so, before `-m` chooses. What takes hours is left out unless SHARDFS_TORTURE is set."""
+    """Whatever mounts is marked so, before `-m` chooses. Unless SHARDFS_TORTURE is set, what takes hours is left out.
+
+    And of many cases only some are tried, unless the command line names a test.
+    """
     for item in items:
         if {"mounted", "fuse_requests"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.fuse)
     if "SHARDFS_TORTURE" in os.environ:
         return
-    left = [item for item in items if item.get_closest_marker("torture")]
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if not item.get_closest_marker("torture")]
+    quick = [item for item in items if item.get_closest_marker("torture") is None]
+    if not (config.option.keyword or any("::" in argument for argument in config.args)):
+        chosen = sampled(quick)
+        quick = [item for item in quick if item.nodeid in chosen]
+    tried = set(quick)
+    config.hook.pytest_deselected(items=[item for item in items if item not in tried])
+    items[:] = quick
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

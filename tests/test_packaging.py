@@ -176,6 +176,7 @@ def requirements_of(name: str) -> list[Requirement]:
     return extras_of([*build, *PROJECT["dependencies"], f"{PROJECT['name']}[{extras}]"])
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["image", "test", "cv", "zarr2", "bcolz", "blosc2"])
 @pytest.mark.parametrize("python", ["3.11.2", "3.12.0", "3.13.0", "3.14.0"])
 def test_a_lock_file_has_a_version_with_hashes_for_each_requirement(name: str, python: str) -> None:

@@ -96,6 +96,7 @@ def test_other_variables_of_the_environment_are_none_of_ours() -> None:
     assert from_environment({"SHARDFS_VENV": "x", "SHARDFS_DEBUG": "1", "SHARDFS_UID": "", "UID": "7"}) == {}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("word", "told"),
     [

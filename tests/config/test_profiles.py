@@ -128,6 +128,7 @@ def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> N
         profiles.read().profile("x")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -32,6 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.every_case
 @pytest.mark.fuse
 @pytest.mark.interop
 @pytest.mark.slow
@@ -43,6 +44,7 @@ def test_page(page: str, data: Path, tmp_path: Path) -> None:
         pytest.skip(f"the rest of the page ran, but not blocks that need {', '.join(missing)}")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_has_a_language_and_a_known_mark(page: str) -> None:
     found = blocks(page)
@@ -53,6 +55,7 @@ def test_every_block_has_a_language_and_a_known_mark(page: str) -> None:
     assert len(fences) == 2 * shown, "a fence is indented or not closed"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_are_in_blocks_that_run(page: str) -> None:
     """An indented block would not be run. The README's two commands for developers are run by CI."""
@@ -75,6 +78,7 @@ def shown_commands(page: Path) -> list[list[str]]:
 WRITTEN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/recipes").glob("*.md")]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda path: path.name)
 def test_every_command_that_a_page_shows_exists(page: Path) -> None:
     """Its verb and its options, also on pages whose blocks are not run."""

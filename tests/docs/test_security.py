@@ -11,6 +11,7 @@ from tests.datasets import ROOT
 PAGE = (ROOT / "docs" / "security.md").read_text()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("row", [line for line in PAGE.splitlines() if line.startswith("| ") and "`tests/" in line])
 def test_named_tests_exist(row: str) -> None:
     names = re.findall(r"`((?:tests/[\w/]+(?:\.py)?)?(?:::\w+)?)`", row.split(" | ")[-1])

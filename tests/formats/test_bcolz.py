@@ -179,6 +179,7 @@ def test_shapes_as_people_write_them(shape: Any) -> None:
     assert _shown(sizes, {**STORAGE, "chunkshape": 7})["meta/sizes"]["shape"] == [100]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("sizes", "storage", "why"),
     [

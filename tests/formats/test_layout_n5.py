@@ -827,6 +827,7 @@ def test_images_of_n5_are_described(group: Any, below: list[Any], axes: Any, lev
     assert walk(_n5(tmp_path)) == {"attributes.json": b'{\n  "n5": "2.0.0"\n}\n'} | read_tree(tmp_path)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("group", "below"),
     [

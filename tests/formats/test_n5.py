@@ -200,6 +200,7 @@ def _with(document: dict[str, Any], **configuration: Any) -> dict[str, Any]:
     return changed
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("document", "why"),
     [

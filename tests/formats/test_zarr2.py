@@ -84,6 +84,7 @@ def test_a_compressor_is_the_codec_that_is_shown_as_it(codec: Codec) -> None:
     assert found == Codec(codec.name, wanted)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("members", "why"),
     [

@@ -144,6 +144,7 @@ def test_keys(shape: Coords, separator: str, coords: Coords, key: str) -> None:
         assert fmt.shard_of(other) is None
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("document", "why"),
     [

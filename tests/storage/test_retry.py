@@ -64,11 +64,13 @@ FINAL = [
 ]  # fmt: skip
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("error", ACCIDENTS, ids=repr)
 def test_accidents_are_tried_again(error: BaseException) -> None:
     assert is_transient(error)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("error", FINAL, ids=repr)
 def test_what_would_only_be_said_again_is_not(error: BaseException) -> None:
     assert not is_transient(error)

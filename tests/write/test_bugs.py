@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_seeded_bug_fits_the_sources(bug: Bug, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "shardfs", tmp_path / "shardfs", ignore=shutil.ignore_patterns("__pycache__"))

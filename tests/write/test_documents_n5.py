@@ -108,6 +108,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("source", ["coded", "seed"])
 def test_what_contradicts_the_blocks_is_refused(name: str, source: str) -> None:

@@ -134,6 +134,7 @@ REFUSED: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_contradicts_the_chunks_is_refused(name: str) -> None:
     why, new = REFUSED[name]

@@ -36,6 +36,7 @@ def on_a_mount(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.fuse
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", cases.CASES)
 def test_on_a_mount(on_a_mount: dict[str, str], name: str) -> None:
     assert on_a_mount.get(name) is None
@@ -64,6 +65,7 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         store.rm(root, recursive=True)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", REMOTE)
 def test_in_memory(in_memory: dict[str, str], name: str) -> None:
     assert in_memory.get(name) is None

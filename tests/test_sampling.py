@@ -1,0 +1,50 @@
+"""The cases that the quick run tries."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+from tests.sampling import MOST, sampled
+
+
+def cases(test: str, *marks: str, **sizes: int) -> list[Any]:
+    """A test with parameters of so many values."""
+    return [
+        SimpleNamespace(
+            nodeid=f"{test}[{'-'.join(map(str, numbers))}]",
+            callspec=SimpleNamespace(indices=dict(zip(sizes, numbers, strict=True))),
+            get_closest_marker=lambda mark: mark if mark in marks else None,
+        )
+        for numbers in product(*map(range, sizes.values()))
+    ]
+
+
+def test_few_cases_are_tried_all() -> None:
+    assert len(sampled(cases("f", a=2, b=4))) == MOST == 8
+
+
+def test_each_value_is_tried_and_then_pairs() -> None:
+    found = [name[2:-1].split("-") for name in sampled(cases("f", a=7, b=2, c=3))]
+    assert len(found) == MOST
+    assert [len({case[axis] for case in found}) for axis in range(3)] == [7, 2, 3]
+    assert len({(case[1], case[2]) for case in found}) == 6
+
+
+def test_tests_take_others_of_the_same_values() -> None:
+    found = [name.partition("[")[2] for test in "abcdefghijklmnopqrst" for name in sampled(cases(test, form=59))]
+    assert len(found) == 20 * MOST
+    assert len(set(found)) > 45
+
+
+def test_the_order_does_not_matter() -> None:
+    items = cases("f", a=20, b=3)
+    wanted = sampled(items)
+    random.Random(0).shuffle(items)
+    assert sampled(items) == wanted
+
+
+def test_cases_that_are_all_promises_stay() -> None:
+    assert len(sampled(cases("f", "every_case", a=30))) == 30
