@@ -132,19 +132,19 @@ def help(verb: tuple[str, ...]) -> int:
 
 def exit_code(error: BaseException) -> int:
     """The exit code for an error that ended a verb."""
-    return ExitCode.USAGE if isinstance(error, click.UsageError | parsers.OptionError) else errors.exit_code(error)
+    return ExitCode.USAGE if isinstance(error, click.UsageError) else errors.exit_code(error)
 
 
 def message(error: BaseException) -> str:
     """The error as one line for the user."""
     if isinstance(error, click.ClickException):
         return " ".join(error.format_message().split())
-    return str(error) if isinstance(error, parsers.OptionError) else errors.message(error)
+    return errors.message(error)
 
 
 def is_bug(error: BaseException) -> bool:
     """Whether an error is a bug, which needs a traceback."""
-    return errors.is_bug(error) and not isinstance(error, click.ClickException | parsers.OptionError)
+    return errors.is_bug(error) and not isinstance(error, click.ClickException)
 
 
 def run(args: list[str]) -> int:

@@ -13,6 +13,7 @@ from shardfs.cli import Group
 from shardfs.cli.completing import profiles as complete_profile
 from shardfs.cli.printing import echo, write_json
 from shardfs.config import loading, options, parsers
+from shardfs.model.errors import OptionError
 from shardfs.model.redact import public_name, redacted_values
 from shardfs.model.text import counted
 
@@ -59,7 +60,7 @@ def _misfits(profiles: Iterable[Profile]) -> Iterator[ConfigFault]:
     for profile in profiles:
         try:
             check_options(loading.merged(profile.values))
-        except parsers.OptionError as e:
+        except OptionError as e:
             yield ConfigFault(profile.file, profile.name, str(e))
 
 

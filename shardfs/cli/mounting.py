@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import re
 import sys
 from contextlib import suppress
@@ -16,7 +15,6 @@ from shardfs.cli import completing
 from shardfs.cli.printing import echo, human_bytes, waiting
 from shardfs.cli.sources import (
     Given,
-    absolute,
     debug_option,
     decorated,
     given_options,
@@ -25,6 +23,7 @@ from shardfs.cli.sources import (
     warn,
 )
 from shardfs.config import options, parsers
+from shardfs.config.parsers import absolute
 from shardfs.model.errors import MountError
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import has_password, public_name
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     from shardfs.cli.sources import Function
     from shardfs.config.options import Options, Setting
-    from shardfs.fuse.settings import FuseSettings
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +100,10 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
 
     `announce`: print a line when the mount is ready.
     """
-    from shardfs.daemon import mount as daemon
-    from shardfs.daemon.logs import Logs
-    from shardfs.daemon.opening import check, open_mounted
+    from shardfs.daemon.mount import mount as mount_source
+    from shardfs.daemon.opening import check
 
     check(found)
-    path = absolute(source)
     if has_password(source) and source in sys.argv:
         warn("every user can read the password in the URL on the command line: use a profile instead")
     if not found.rw:
@@ -118,20 +114,8 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
         with suppress(OSError):  # standard output may be closed
             echo(f"{public_name(source)} is mounted on {mountpoint}; {how}")
 
-    arguments = daemon.MountArguments(
-        source=path,
-        mountpoint=mountpoint,
-        open_tree=lambda waiting: open_mounted(path, mountpoint, found, waiting),
-        fuse=_fuse_settings(found),
-        fsname=found.fsname,
-        layout=found.layout,
-        nonempty=found.nonempty,
-        logs=Logs(found.log_file, found.log_level, found.log_format),
-        access_log=found.access_log,
-        metrics_addr=found.metrics_addr,
-    )
     when_ready = ready if announce else lambda: None
-    return daemon.mount(arguments, foreground=foreground, ready_timeout=found.ready_timeout, ready=when_ready)
+    return mount_source(absolute(source), mountpoint, found, foreground=foreground, ready=when_ready)
 
 
 def _warn_of_unpublished(source: str, found: Options) -> None:
@@ -154,24 +138,6 @@ def _only_profile(word: str, given: str | None) -> str:
     if given is not None or not re.fullmatch(NAME, word):
         raise click.UsageError(f"{word!r} is not enough: {_NEEDED}")
     return word
-
-
-def _fuse_settings(found: Options) -> FuseSettings:
-    from shardfs.fuse.settings import FuseSettings
-
-    given = {name: getattr(found, name) for name in FuseSettings.__dataclass_fields__ if name != "keep_listings"}
-    given["keep_listings"] = found.index_ttl == math.inf
-    if found.allow_root:
-        # The kernel admits only the owner or, with allow_other, all users. The check of libfuse for allow_root misses
-        # requests that the kernel answers from its cache. But the kernel always checks owner and mode, and root passes.
-        given.update(allow_other=True, default_permissions=True, umask=found.umask | 0o077)
-    for name, mode in (("file_mode", 0o644), ("dir_mode", 0o755)):
-        if given[name] is None:
-            given[name] = mode if found.rw else mode & ~0o222
-    for name in ("attr_timeout", "entry_timeout", "negative_timeout"):
-        # For an entry in its cache, the kernel sends no request, so the daemon could not notice an expired index.
-        given[name] = min(given[name], found.index_ttl)
-    return FuseSettings(**given)
 
 
 @click.command()

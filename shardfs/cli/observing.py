@@ -14,7 +14,8 @@ import click
 
 from shardfs.cli.completing import profiles_and_files
 from shardfs.cli.printing import echo, human_bytes, write_json
-from shardfs.cli.sources import Given, absolute, is_source, profile_named, source_options
+from shardfs.cli.sources import Given, is_source, profile_named, source_options
+from shardfs.config.parsers import absolute
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
 from shardfs.storage.counters import ORDINARY

@@ -11,8 +11,10 @@ import click
 from shardfs.cli.jobs import executor_of, part_of, source_of_job, target_of_job
 from shardfs.cli.printing import ProgressDisplay, echo, human_bytes, write_json
 from shardfs.cli.repacking import repack
-from shardfs.cli.sources import Given, absolute, decorated, given_options, source_options
+from shardfs.cli.sources import Given, decorated, given_options, source_options
 from shardfs.config import loading, parsers
+from shardfs.config.parsers import absolute
+from shardfs.model.errors import OptionError
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
 from shardfs.storage.source_errors import opening
@@ -55,7 +57,7 @@ def _chunks_per_shard(_ctx: click.Context, _param: click.Parameter, text: str | 
 def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
     try:
         return None if text is None else parsers.size(text)
-    except parsers.OptionError as e:
+    except OptionError as e:
         raise click.BadParameter(str(e)) from None
 
 

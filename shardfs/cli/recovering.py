@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import echo, human_bytes, waiting, write_json
-from shardfs.cli.sources import Given, absolute, is_source, opened, source_options
+from shardfs.cli.sources import Given, is_source, opened, source_options
 from shardfs.config import loading, parsers
+from shardfs.config.parsers import absolute
 from shardfs.model.errors import ShardfsError, message
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted

@@ -12,13 +12,14 @@ import click
 
 from shardfs.cli.completing import mount_options
 from shardfs.cli.printing import echo
-from shardfs.config import loading
+from shardfs.config import layers
+from shardfs.config.parsers import absolute
 from shardfs.model import redact
 from shardfs.model.errors import NotADatasetError, ShardfsError
 
 if TYPE_CHECKING:
     from shardfs.config.options import Options
-    from shardfs.config.profiles import Configuration, Profile
+    from shardfs.config.profiles import Profile
     from shardfs.vfs.tree import Tree
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -77,29 +78,8 @@ _STORAGE_HELP = "Set an option of the source's fsspec file system."
 def given_options(
     words: Iterable[str], storage: Iterable[str], env: Iterable[str], flags: Mapping[str, Any]
 ) -> tuple[Options, Profile | None]:
-    """Merge environment, profile, `-o` words and flags into options; return these and the profile, if any.
-
-    Sets the environment variables of the option `env`.
-    """
-    given = (
-        loading.from_environment(os.environ),
-        loading.from_mount_options(words),
-        loading.from_flags(flags, storage, env),
-    )
-    found, profile = loading.merged(*given), None
-    os.environ.update(found.env)
-    if found.profile is not None:
-        profile = configured(found.config, found.profile).profile(found.profile)
-        found = loading.merged(profile.values, *given)
-        for name, value in found.env.items():  # existing variables take precedence over the profile
-            os.environ.setdefault(name, value)
-    redact.add_secrets("", found.storage_options, found.env)
-    visible = loading.merged(*given[1:])  # on the command line and in /etc/fstab, which all users can read
-    for kind, pairs in (("storage option", visible.storage_options), ("variable", visible.env)):
-        for name, value in pairs.items():
-            if any(redact.secrets_of("", {name: value})):
-                warn(f"every user can read the {kind} {name!r} on the command line: use a profile instead")
-    return found, profile
+    """The options as `layers.layered` merges them, and the profile, if any. Prints warnings."""
+    return layers.layered(words, storage, env, flags, warn)
 
 
 def warn(text: str) -> None:
@@ -107,27 +87,13 @@ def warn(text: str) -> None:
     echo(f"shardfs: warning: {text}", err=True)
 
 
-def configured(where: str | None, name: str) -> Configuration:
-    """Read the configuration files. Prints general warnings and those about the profile `name`."""
-    from shardfs.config import profiles
-
-    found = profiles.read(where)
-    for fault in found.faults:
-        if fault.warning and fault.profile in ("", name):
-            warn(str(fault))
-    return found
-
-
 def profile_named(word: str, where: str | None = None) -> Profile | None:
     """The profile with this name; None if there is none or the word contains a slash."""
-    return None if "/" in word else configured(where or os.environ.get("SHARDFS_CONFIG"), word).profiles.get(word)
-
-
-def absolute(source: str) -> str:
-    """Convert a local path to an absolute path, because daemons change the directory. Returns URLs unchanged."""
-    if not source:  # probably an unset shell variable; do not use the current directory
-        raise click.UsageError("the source is empty: give a path or a URL")
-    return os.path.abspath(source) if redact.is_path(source) else source
+    return (
+        None
+        if "/" in word
+        else layers.configuration(where or os.environ.get("SHARDFS_CONFIG"), word, warn).profiles.get(word)
+    )
 
 
 def is_source(name: str, found: Options) -> bool:

@@ -10,7 +10,8 @@ from itertools import chain
 from typing import Any
 
 from shardfs.config.options import BY_NAME, FILES, LAYOUT_CODECS, WRITING, Options, Setting, Values, settings
-from shardfs.config.parsers import OptionError, octal, suggestion, switch
+from shardfs.config.parsers import octal, suggestion, switch
+from shardfs.model.errors import OptionError
 
 FORWARDED = ("nodev", "nosuid", "noexec", "noatime", "sync", "dirsync")
 """Words of mount(8) that the kernel understands on a FUSE mount."""

@@ -8,15 +8,14 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from shardfs.model.errors import OptionError
+from shardfs.model.redact import is_path
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LONGEST_S = 10**9
 """The longest finite time of an option in seconds, within the limits of the system's timers."""
-
-
-class OptionError(ValueError):
-    """An unknown option, or an invalid value. The message is for the user."""
 
 
 def size(text: str) -> int:
@@ -104,6 +103,13 @@ def file_path(text: str) -> str:
     if not text:
         raise OptionError("needs a path")
     return os.path.abspath(os.path.expanduser(text))
+
+
+def absolute(source: str) -> str:
+    """Convert a local path to an absolute path, because daemons change the directory. Returns URLs unchanged."""
+    if not source:  # probably an unset shell variable; do not use the current directory
+        raise OptionError("the source is empty: give a path or a URL")
+    return os.path.abspath(source) if is_path(source) else source
 
 
 def cache_directory(text: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardfs.config import loading, parsers
-from shardfs.config.parsers import OptionError
+from shardfs.model.errors import OptionError
 from shardfs.model.own_places import is_own, is_private
 from shardfs.model.redact import secrets_of
 

@@ -4,62 +4,48 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
-import secrets
-import select
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from shardfs.config import parsers
-from shardfs.config.parsers import OptionError
+from shardfs.config import layers, parsers
 from shardfs.daemon import mount, unmount
+from shardfs.daemon.background import await_report, serve_and_report
+from shardfs.daemon.serving import LAST_ANSWERS_S
 from shardfs.daemon.shutdown import HURRIED_S
-from shardfs.model.errors import MountError, NotADatasetError
+from shardfs.model.errors import MountError, NotADatasetError, OptionError
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.redact import public_name
+from shardfs.model.redact import add_secrets, public_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from shardfs.daemon.serving import MountArguments
+
+log = logging.getLogger(__name__)
 
 ERRORS: dict[int, type[Exception]] = {
     ExitCode.USAGE: OptionError,
     ExitCode.UNSUPPORTED: NotADatasetError,
     ExitCode.NOT_MOUNTED: MountError,
 }
-"""Exit code of `shardfs mount` -> exception to raise. All other exit codes raise OSError."""
+"""Code that the daemon reports -> exception to raise. All other codes raise OSError."""
 
-END_S = mount.LAST_ANSWERS_S + HURRIED_S + 10
+END_S = LAST_ANSWERS_S + HURRIED_S + 10
 """Seconds to wait for the daemon to exit after SIGTERM, before SIGKILL."""
 
 PUBLISH_S = 60.0
 """Seconds that publishing may make no progress before `mounted` gives up."""
 
-# The arguments arrive through standard input because they may contain secrets, and every user can read a command line.
-# Standard input reaches its end when the mounting program exits or is killed. The daemon then unmounts.
-_DAEMON = """\
-import contextlib, json, os, signal, sys, threading
-
-def watch():
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-arguments = json.loads(sys.stdin.readline())
-threading.Thread(target=watch, daemon=True).start()
-from shardfs.cli import run
-code = run(arguments)
-for directory in (arguments[-1], os.path.dirname(arguments[-1])):
-    with contextlib.suppress(OSError):
-        os.rmdir(directory)
-os._exit(code)
-"""
+_DAEMON = "from shardfs.daemon.context import serve_program; serve_program()"
 
 
 @contextmanager
@@ -77,7 +63,8 @@ def mounted(
     mountpoint = os.path.join(os.path.realpath(base), name)
     try:
         os.mkdir(mountpoint)
-        with _serving([*_arguments(given), "--", os.fspath(source), mountpoint], storage_options or {}, ready_timeout):
+        words = [_word(name, value) for name, value in given.items()]
+        with _serving(os.fspath(source), mountpoint, words, storage_options or {}, ready_timeout):
             yield Path(mountpoint)
             if parsers.switch(str(given.get("rw", False))):
                 _publish(mountpoint)
@@ -93,65 +80,74 @@ def _publish(mountpoint: str) -> None:
         raise OSError(errno.EIO, f"not all is published: {why.get(code, 'nothing happens any more')}", mountpoint)
 
 
-def _arguments(given: Mapping[str, Any]) -> Iterator[str]:
-    yield from ("mount", "--foreground")
-    for name, value in given.items():
-        text = re.sub(r"([\\,])", r"\\\1", str(value))
-        yield from ("-o", f"{name}={text}")
+def _word(name: str, value: object) -> str:
+    """An option in the syntax of `-o`."""
+    text = re.sub(r"([\\,])", r"\\\1", str(value))
+    return f"{name}={text}"
 
 
 @contextmanager
-def _serving(arguments: list[str], storage_options: Mapping[str, Any], ready_timeout: float) -> Iterator[None]:
+def _serving(
+    source: str, mountpoint: str, words: list[str], storage_options: Mapping[str, Any], ready_timeout: float
+) -> Iterator[None]:
     """Context manager: start a daemon, wait until its mount answers, and end the daemon on exit."""
     environ = dict(os.environ)
     if storage_options:
         before = json.loads(environ.get("SHARDFS_STORAGE_OPTIONS") or "{}")
         environ["SHARDFS_STORAGE_OPTIONS"] = json.dumps({**before, **storage_options})
-    shown = [public_name(arguments[-2]), arguments[-1]]  # shown by `ps`; the daemon ignores these arguments
-    with tempfile.TemporaryFile() as errors, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
-        address = f"shardfs-{secrets.token_hex(16)}"
-        notices.bind(f"\0{address}")
-        environ["NOTIFY_SOCKET"] = f"@{address}"
+    receive, send = os.pipe()
+    with open(receive, "rb"), open(send, "wb") as pipe:
         daemon = subprocess.Popen(
-            [sys.executable, "-c", _DAEMON, *shown],
+            [sys.executable, "-c", _DAEMON, public_name(source), mountpoint],  # the last two for readers of `ps`
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=errors,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[send],
             start_new_session=True,  # Ctrl-C must reach the program that uses the mount, not the daemon
         )
         try:
+            pipe.close()
             if daemon.stdin is not None:
                 with suppress(BrokenPipeError):
-                    daemon.stdin.write(json.dumps(arguments).encode() + b"\n")
+                    daemon.stdin.write(json.dumps([source, mountpoint, words, send]).encode() + b"\n")
                     daemon.stdin.flush()
-            _await(daemon, notices, errors, time.monotonic() + ready_timeout)
-            notices.close()
+            report = await_report(receive, ready_timeout)
+            if report is None:
+                why = "the mount was not ready in time: a longer ready_timeout waits longer"
+                raise TimeoutError(errno.ETIMEDOUT, why)
+            if report.code:
+                raise ERRORS.get(report.code, OSError)(report.text)
             yield
         finally:
             _end(daemon)
 
 
-def _await(daemon: subprocess.Popen[bytes], notices: socket.socket, errors: IO[bytes], end: float) -> None:
-    """Return when the daemon reports that it is ready. If the daemon exits, raise the error that it printed.
+def serve_program() -> NoReturn:
+    """The daemon of `mounted`: serve the mount that a line of JSON on standard input describes, until its end.
 
-    `end` is a time of `time.monotonic`. Raises TimeoutError when that time has passed.
+    The arguments arrive through standard input because they may contain secrets, and every user can read a command
+    line. Standard input reaches its end when the mounting program exits or is killed. The daemon then unmounts.
     """
-    exited = os.pidfd_open(daemon.pid)
-    try:
-        while (left := end - time.monotonic()) > 0:
-            ready, _, _ = select.select([notices.fileno(), exited], [], [], left)
-            if notices.fileno() in ready and b"READY=1" in notices.recv(4096).split(b"\n"):
-                return
-            if exited in ready:
-                code = daemon.wait()
-                errors.seek(0)
-                lines = errors.read().decode(errors="replace").strip().splitlines()
-                text = lines[-1].removeprefix("shardfs: ") if lines else f"the daemon ended with status {code}"
-                raise ERRORS.get(code, OSError)(text)
-    finally:
-        os.close(exited)
-    raise TimeoutError(errno.ETIMEDOUT, "the mount was not ready in time: a longer ready_timeout waits longer")
+    source, mountpoint, words, report = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_after_input, daemon=True).start()
+
+    def arguments() -> MountArguments:
+        for word in (source, *words):  # first, since any error may print a URL
+            add_secrets(word)
+        options, _ = layers.layered(words, (), (), {}, log.warning)
+        return mount.checked(parsers.absolute(source), mountpoint, options)
+
+    code = serve_and_report(arguments, os.fdopen(report, "w"), daemon=False)
+    for directory in (mountpoint, os.path.dirname(mountpoint)):
+        with suppress(OSError):
+            os.rmdir(directory)
+    os._exit(code)
+
+
+def _end_after_input() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _end(daemon: subprocess.Popen[bytes]) -> None:

@@ -16,13 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardfs.config.parsers import OptionError
 from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis, examine_mount
-from shardfs.daemon.mount import DESCRIPTORS
 from shardfs.daemon.opening import check, open_for_mount
+from shardfs.daemon.tuning import DESCRIPTORS
 from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange, Suffix
-from shardfs.model.errors import NotADatasetError, ShardfsError, UnsupportedError, message
+from shardfs.model.errors import NotADatasetError, OptionError, ShardfsError, UnsupportedError, message
 from shardfs.model.redact import public_name, redacted
 from shardfs.storage import mount_table
 from shardfs.storage.open_store import open_store

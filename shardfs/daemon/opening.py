@@ -6,8 +6,9 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardfs.config import loading, parsers
+from shardfs.config import loading
 from shardfs.model import redact
+from shardfs.model.errors import OptionError
 from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def check(options: Options) -> None:
     try:
         parse(options.create or "")
     except ValueError as e:
-        raise parsers.OptionError(f"create: {e}") from None
+        raise OptionError(f"create: {e}") from None
 
 
 def open_source(source: str, options: Options, **hooks: Any) -> Tree:

@@ -1,7 +1,4 @@
-"""How a mount behaves towards the kernel and its users.
-
-`shardfs mount` makes the settings; only its daemon needs the modules of this room, which import numpy.
-"""
+"""How a mount behaves towards the kernel and its users."""
 
 from __future__ import annotations
 
@@ -11,8 +8,10 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardfs.fuse.protocol import Encoder
+
 if TYPE_CHECKING:
-    from shardfs.fuse import protocol
+    from shardfs.config.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +49,32 @@ class FuseSettings:
     rw: bool = False
     kernel: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, options: Options) -> FuseSettings:
+        """The settings that the options of a mount ask for."""
+        values = {name: getattr(options, name) for name in cls.__dataclass_fields__ if name != "keep_listings"}
+        values["keep_listings"] = options.index_ttl == math.inf
+        if options.allow_root:
+            # The kernel admits only the owner or, with allow_other, all users. The check of libfuse for allow_root
+            # misses requests that the kernel answers from its cache. But the kernel always checks owner and mode, and
+            # root passes.
+            values.update(allow_other=True, default_permissions=True, umask=options.umask | 0o077)
+        for name, mode in (("file_mode", 0o644), ("dir_mode", 0o755)):
+            if values[name] is None:
+                values[name] = mode if options.rw else mode & ~0o222
+        for name in ("attr_timeout", "entry_timeout", "negative_timeout"):
+            # For an entry in its cache, the kernel sends no request, so the daemon could not notice an expired index.
+            values[name] = min(values[name], options.index_ttl)
+        return cls(**values)
+
     def options(self) -> list[str]:
         """The mount options for libfuse. `ro` has the kernel itself refuse changes."""
         flags = ("allow_other", "default_permissions")
         access = ("nosuid", "nodev") if self.rw else ("ro",)
         return [*access, *(name for name in flags if getattr(self, name)), *self.kernel]
 
-    def encoder(self, *, most_s: float = math.inf) -> protocol.Encoder:
+    def encoder(self, *, most_s: float = math.inf) -> Encoder:
         """An encoder of replies for one thread. The kernel caches the replies for at most `most_s` seconds."""
-        from shardfs.fuse.protocol import Encoder
-
         return Encoder(
             file_mode=stat.S_IFREG | self.file_mode & ~self.umask,
             dir_mode=stat.S_IFDIR | self.dir_mode & ~self.umask,

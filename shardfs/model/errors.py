@@ -19,6 +19,10 @@ class ShardfsError(Exception):
     """Base class of shardfs's own exceptions. Errors about paths are the builtin `OSError` subclasses."""
 
 
+class OptionError(ShardfsError, ValueError):
+    """An unknown option, or an invalid value. The message is for the user."""
+
+
 class CorruptShardError(ShardfsError):
     """Stored bytes contradict the format: a bad index, checksum, range or document.
 
@@ -131,6 +135,8 @@ def is_bug(error: BaseException) -> bool:
 
 def exit_code(error: BaseException) -> ExitCode:
     """The exit code of a program that this error ended."""
+    if isinstance(error, OptionError):
+        return ExitCode.USAGE
     if isinstance(error, MountError):
         return ExitCode.NOT_MOUNTED
     if isinstance(error, UnsupportedError):

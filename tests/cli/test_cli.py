@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from shardfs import __version__, cli
 from shardfs.cli import looking
 from shardfs.config import options
+from shardfs.fuse.settings import FuseSettings
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.listing import Batch
 from shardfs.storage.disk_cache import DiskCache
@@ -30,8 +31,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.daemon.mount import MountArguments
-    from shardfs.fuse.settings import FuseSettings
+    from shardfs.config.options import Options
 
 zarr = pytest.importorskip("zarr")
 
@@ -193,12 +193,12 @@ def test_version() -> None:
 
 
 @pytest.fixture
-def mounted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MountArguments, dict[str, Any]]]:
-    """The arguments of each call of `mount.mount`."""
-    calls: list[tuple[MountArguments, dict[str, Any]]] = []
+def mounted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Options, bool]]:
+    """Source, mountpoint, options and whether it is in the foreground, of each call of `mount.mount`."""
+    calls: list[tuple[str, str, Options, bool]] = []
 
-    def mount(arguments: MountArguments, **kwargs: Any) -> int:
-        calls.append((arguments, kwargs))
+    def mount(source: str, place: str, options: Options, *, foreground: bool, ready: object) -> int:
+        calls.append((source, place, options, foreground))
         return 5
 
     monkeypatch.setattr("shardfs.daemon.mount.mount", mount)
@@ -217,10 +217,10 @@ def mounted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[MountArguments, dict[
 )
 def test_mount_and_its_short_forms(args: list[str], mounted: list[Any]) -> None:
     assert cli.run(args) == 5
-    ((where, how),) = mounted
-    assert (where.source, where.mountpoint) == ("/data/x", "/mnt")
-    settings: FuseSettings = where.fuse
-    assert (settings.allow_other, settings.uid, how["foreground"]) == (True, 7, False)
+    ((source, mountpoint, options, foreground),) = mounted
+    assert (source, mountpoint) == ("/data/x", "/mnt")
+    settings = FuseSettings.of(options)
+    assert (settings.allow_other, settings.uid, foreground) == (True, 7, False)
 
 
 def test_a_relative_source_does_not_depend_on_where_the_daemon_runs(
@@ -229,13 +229,13 @@ def test_a_relative_source_does_not_depend_on_where_the_daemon_runs(
     monkeypatch.chdir(tmp_path)
     cli.run(["mount", "-f", "x.zarr", "/mnt"])
     cli.run(["mount", "memory://x.zarr", "/mnt"])
-    assert [call[0].source for call in mounted] == [str(tmp_path / "x.zarr"), "memory://x.zarr"]
-    assert [call[1]["foreground"] for call in mounted] == [True, False]
+    assert [source for source, *_ in mounted] == [str(tmp_path / "x.zarr"), "memory://x.zarr"]
+    assert [foreground for *_, foreground in mounted] == [True, False]
 
 
 def test_the_kernel_remembers_no_longer_than_the_index_is_trusted(mounted: list[Any]) -> None:
     cli.run(["/x", "/mnt", "-o", "index_ttl=5,negative_timeout=2"])
-    settings: FuseSettings = mounted[0][0].fuse
+    settings = FuseSettings.of(mounted[0][2])
     assert (settings.attr_timeout, settings.entry_timeout, settings.negative_timeout) == (5, 5, 2)
 
 
@@ -355,7 +355,7 @@ def test_a_path_or_profile_may_resemble_a_verb(
     (tmp_path / "x.toml").write_text('[mount.mout]\nsource = "/x"\nmountpoint = "/y"\n')
     monkeypatch.setenv("SHARDFS_CONFIG", str(tmp_path / "x.toml"))
     assert cli.run(["mout"]) == 5
-    assert [(call[0].source, call[0].mountpoint) for call in mounted] == [
+    assert [call[:2] for call in mounted] == [
         (str(tmp_path / "infoo"), "/mnt"),
         ("/x", "/y"),
     ]

@@ -14,10 +14,10 @@ from shardfs.codecs import zlib_streams
 from shardfs.config import loading, options, parsers
 from shardfs.config.loading import from_environment, from_flags, from_mount_options, merged
 from shardfs.config.options import Options
-from shardfs.config.parsers import OptionError
 from shardfs.formats import documents, zarr3, zarr_arrays
 from shardfs.formats.precomputed import parts
 from shardfs.model.bounded_json import MAX_CONTAINERS, MAX_ITEMS
+from shardfs.model.errors import OptionError
 from shardfs.shards.byte_layouts import single_page
 from shardfs.vfs import chunk_trees
 

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from shardfs import cli
 from shardfs.cli import sources
-from shardfs.config import loading, options, profiles
-from shardfs.config.parsers import OptionError
+from shardfs.config import layers, loading, options, profiles
 from shardfs.model import redact
+from shardfs.model.errors import OptionError
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def test_files_that_other_users_can_change_are_warned_of(places: Path, capsys: p
     (places / "elsewhere/lab.toml").chmod(0o666)
     result = CliRunner().invoke(cli.commands, ["config", "check"], standalone_mode=False)
     assert (result.return_value, "can be changed by all users" in result.output) == (0, True)
-    sources.configured(None, "brain")
+    layers.configuration(None, "brain", sources.warn)
     assert "can be changed by all users" in capsys.readouterr().err
 
 

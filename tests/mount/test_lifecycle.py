@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.daemon import mount as mounts
+from shardfs.daemon import mountpoint as mountpoints
 from shardfs.daemon import systemd, unmount
 from shardfs.fuse import libfuse
 from shardfs.model.errors import MountError, exit_code
@@ -332,8 +332,9 @@ def test_a_signal_ends_a_mount_in_use(source: Path, mountpoint: Path) -> None:
 MOUNT = """
 import os, signal, sys, time
 from shardfs.fuse.libfuse import Session
-from shardfs.fuse.settings import FuseSettings
-from shardfs.daemon.mount import MountArguments, mount
+from shardfs.config.options import Options
+from shardfs.daemon import serving
+from shardfs.daemon.mount import mount
 from shardfs.vfs.tree import open_tree
 
 def followed_by(call, number):
@@ -345,8 +346,8 @@ def followed_by(call, number):
     return called
 
 def run(mountpoint, foreground, open_tree):
-    arguments = MountArguments(source="x", mountpoint=mountpoint, open_tree=open_tree, fuse=FuseSettings())
-    sys.exit(mount(arguments, foreground=foreground, ready_timeout=50))
+    serving.open_mounted = open_tree
+    sys.exit(mount("x", mountpoint, Options(), foreground=foreground))
 """
 
 
@@ -355,7 +356,7 @@ def run(mountpoint, foreground, open_tree):
 def test_ctrl_c_while_mounting_ends_the_daemon_too(mountpoint: Path, tmp_path: Path, at_once: bool) -> None:
     """Also right behind the fork."""
     code = f"{MOUNT}if {at_once}: os.fork = followed_by(os.fork, signal.SIGINT)\n"
-    code += f"run(sys.argv[1], False, lambda w: (open({str(tmp_path / 'up')!r}, 'w').close(), time.sleep(60)))"
+    code += f"run(sys.argv[1], False, lambda *_: (open({str(tmp_path / 'up')!r}, 'w').close(), time.sleep(60)))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, mountpoint], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -384,7 +385,7 @@ def in_session(number: int) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_right_behind_mounting_unmounts(number: signal.Signals, source: Path, mountpoint: Path) -> None:
     code = f"{MOUNT}Session.mount = followed_by(Session.mount, {int(number)})\n"
-    code += f"run(sys.argv[1], True, lambda w: (open_tree({str(source)!r}), None))"
+    code += f"run(sys.argv[1], True, lambda *_: (open_tree({str(source)!r}), None))"
     done = attempt(sys.executable, "-c", code, mountpoint, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert mount_entry(mountpoint) is None
@@ -394,13 +395,13 @@ def test_a_signal_right_behind_mounting_unmounts(number: signal.Signals, source:
 def test_a_daemon_that_hangs_holds_nobody_up(
     source: Path, mountpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mounts, "ANSWER_S", 0.5)
+    monkeypatch.setattr(mountpoints, "ANSWER_S", 0.5)
     monkeypatch.setattr(unmount, "ANSWER_S", 0.5)
     assert shardfs("mount", source, mountpoint).returncode == 0
     pid = daemon_pid(mountpoint)
     with stopped(pid):
         with pytest.raises(MountError, match="does not answer"):
-            mounts._check_mountpoint(str(mountpoint))
+            mountpoints.check(str(mountpoint), "warn")
         assert unmount.umount(str(mountpoint), timeout=1, lazy=False) == 0
         assert mount_entry(mountpoint) is None
     wait_until(lambda: _start_time(pid) is None)

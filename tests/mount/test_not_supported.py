@@ -283,13 +283,13 @@ def test_a_mount_beside_the_beginning_of_a_job_in_place_is_refused(tmp_path: Pat
     program = f"""\
 import sys
 from shardfs.cli import run
-from shardfs.daemon import mount
+from shardfs.daemon import mountpoint
 from shardfs.storage.pack_state import PACK, PackState, Stage
-attach = mount._attach
+attach = mountpoint.attach
 def begun(*arguments):
     open({str(source / STATE)!r}, "wb").write(PackState(PACK, PACK, Stage.BEGUN, [], ["zarr.json"], {{}}).raw())
     return attach(*arguments)
-mount._attach = begun
+mountpoint.attach = begun
 sys.exit(run(sys.argv[1:]))
 """
     done = attempt(sys.executable, "-c", program, "mount", source, mountpoint, cwd=ROOT)

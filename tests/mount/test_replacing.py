@@ -185,14 +185,14 @@ def refuse(path):
     raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
 
 libfuse.clone = refuse
-from shardfs.daemon import mount
-unmount = mount.unmount
+from shardfs.daemon import mountpoint as mountpoints
+unmount = mountpoints.unmount
 
 def unmounted(mountpoint, *, lazy):
     unmount(mountpoint, lazy=lazy)
     open(os.path.join(mountpoint, "written meanwhile"), "w").close()
 
-mount.unmount = unmounted
+mountpoints.unmount = unmounted
 from shardfs.cli import run
 sys.exit(run(sys.argv[1:]))
 """

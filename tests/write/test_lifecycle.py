@@ -132,12 +132,12 @@ def test_umount_publishes(mount: WritableMount, data: Dataset, source: Path) -> 
 _FAILING_AT_THE_END = """\
 import sys
 from shardfs.cli import main
-from shardfs.daemon import mount
+from shardfs.daemon import serving
 
 def failing(*_, **__):
     raise RuntimeError("a bug at the end of the mount")
 
-mount.drain = failing
+serving.drain = failing
 main()
 """
 
