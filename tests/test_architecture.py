@@ -41,3 +41,17 @@ def test_a_walk_names_functions_that_exist_goes_down_and_is_short(walk: list[tup
     heights = [floors()[file.partition("/")[0]] for file, _ in walk]
     assert heights == sorted(heights, reverse=True)
     assert len({file for file, _ in walk}) <= 6
+
+
+def test_no_program_in_a_string_calls_a_higher_room() -> None:
+    """Child programs are strings, whose imports `lint-imports` does not see."""
+    floor_of = floors()
+    calls = []
+    for path in (ROOT / "shardfs").rglob("*.py"):
+        room = path.relative_to(ROOT / "shardfs").parts[0].removesuffix(".py")
+        strings = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        for text in strings:
+            if room in floor_of and isinstance(text, str):
+                named = re.findall(r"(?:from|import|-m) shardfs\.(\w+)", text)
+                calls += [(str(path), name) for name in named if floor_of[name] > floor_of[room]]
+    assert calls == []

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import echo, human_bytes, waiting, write_json
-from shardfs.cli.sources import Given, is_source, opened, source_options
+from shardfs.cli.sources import Given, is_source, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import ShardfsError, message
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted
-from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,8 +182,8 @@ def _export(directory: Path, out: str) -> int:
 
 
 def _apply(source: str, directory: Path, found: Options) -> int:
+    from shardfs.daemon.opening import open_source, open_to_write
     from shardfs.write import recover as work
-    from shardfs.write.open_rw import open_writable
 
     # If the argument is a directory with a journal, the journal names the source.
     is_journal = os.path.realpath(source) == os.path.realpath(directory)
@@ -192,9 +191,9 @@ def _apply(source: str, directory: Path, found: Options) -> int:
     source = left.source if is_journal else absolute(source)
     words = loading.from_mount_options([left.layout or "layout=native"])
     found = replace(found, **{"chunk_codec": None, **words})
-    tree = opened(source, found)
-    with opening(source), waiting("publishing") as show_progress:
-        writable = open_writable(tree, source, found, directory=directory)
+    tree = open_source(source, found)
+    with waiting("publishing") as show_progress:
+        writable = open_to_write(tree, source, found, directory=directory)
         show_progress(counted(len(writable.left()), "file"))
         kept = writable.close(found.stall)
     for path in sorted(kept):

@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis, examine_mount
-from shardfs.daemon.opening import check, open_for_mount
+from shardfs.daemon.logs import require_appendable
+from shardfs.daemon.opening import check, open_for_mount, require_writable
+from shardfs.daemon.status_server import StatusServer
 from shardfs.daemon.tuning import DESCRIPTORS
 from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange, Suffix
-from shardfs.model.errors import NotADatasetError, OptionError, ShardfsError, UnsupportedError, message
+from shardfs.model.errors import MountError, NotADatasetError, OptionError, ShardfsError, UnsupportedError, message
 from shardfs.model.redact import public_name, redacted
 from shardfs.storage import mount_table
 from shardfs.storage.open_store import open_store
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
-from shardfs.storage.source_locks import LOCK, busy, journal_directory, read_owner
 from shardfs.storage.store import install_command, package_for
-from shardfs.storage.writers import open_writer
-from shardfs.write.journal.places import is_locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -206,6 +205,7 @@ def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
         yield Diagnosis("options", WRONG, str(e), "`shardfs help mount` describes the options")
         return
     store_timeout, store_retries = min(found.store_timeout, SECONDS), min(found.store_retries, 1)
+    yield from _outputs(found)
     found = replace(found, store_timeout=store_timeout, store_retries=store_retries)
     began = time.monotonic()
     try:
@@ -218,9 +218,7 @@ def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
     yield Diagnosis("store", OK, f"{shown}: answers within {milliseconds:.0f} ms")
     if store.remote:
         yield from _ranges(store, documents)
-    yield _dataset(source, shown, found)
-    if found.rw:
-        yield _writing(source, shown, found)
+    yield from _dataset(source, shown, found)
 
 
 def _store(source: str, options: Options) -> Store:
@@ -294,33 +292,44 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]
         yield Diagnosis("byte ranges", WRONG, f"{name}: the store returned other bytes than the range requested", fix)
 
 
-def _writing(source: str, shown: str, options: Options) -> Diagnosis:
-    """Check whether a writable mount would be refused. On object stores, sends the probes of a writable mount."""
-    from shardfs.write.open_rw import require_writable
-
-    directory = journal_directory(source, options.journal)
+def _outputs(options: Options) -> Iterator[Diagnosis]:
+    """Report files and addresses of the options that the daemon could not open."""
+    for name in ("log_file", "access_log"):
+        path = getattr(options, name)
+        try:
+            if path is not None:
+                require_appendable(path)
+        except OSError as e:
+            yield Diagnosis("options", WRONG, f"{name}: {message(e)}", f"give a file in a directory of yours as {name}")
     try:
-        store = _store(source, options)
-        require_writable(store, source)
-        if is_locked(str(directory / LOCK)):
-            raise busy(read_owner(str(directory / LOCK)), source)
-        open_writer(store, replace_links=options.linked_shards == "replace")
-    except (ShardfsError, OSError) as e:
-        return Diagnosis("writing", WRONG, f"{shown}: {message(e)}", "mount it without `writable`")
-    return Diagnosis("writing", OK, f"{shown}: can be mounted with `writable`")
+        if options.metrics_addr is not None:
+            StatusServer(options.metrics_addr).close()
+    except MountError as e:
+        yield Diagnosis("options", WRONG, f"metrics_addr: {message(e)}", "give another port, or 0 for any free port")
 
 
-def _dataset(source: str, shown: str, found: Options) -> Diagnosis:
+def _dataset(source: str, shown: str, options: Options) -> Iterator[Diagnosis]:
+    """Open the source as a mount does, and report whether it can be mounted, also for writing if the options say so."""
     try:
-        tree = open_for_mount(source, found)
+        tree = open_for_mount(source, options)
     except UnsupportedError as e:
         missing = isinstance(e, NotADatasetError)
         fix = "give the directory of an array or group" if missing else "`shardfs info` lists what is in it"
-        return Diagnosis("dataset", WRONG, message(e), fix)
+        yield Diagnosis("dataset", WRONG, message(e), fix)
+        return
     except (ShardfsError, OSError) as e:
-        return Diagnosis("dataset", WRONG, f"{shown}: {message(e)}", "repair or copy this part of the source")
-    problems = tree.problems()
-    if problems:
+        yield Diagnosis("dataset", WRONG, f"{shown}: {message(e)}", "repair or copy this part of the source")
+        return
+    if problems := tree.problems():
         reasons = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
-        return Diagnosis("dataset", NOTE, f"{shown}: some of it is shown as it is stored: {reasons}")
-    return Diagnosis("dataset", OK, f"{shown}: can be mounted")
+        yield Diagnosis("dataset", NOTE, f"{shown}: some of it is shown as it is stored: {reasons}")
+    else:
+        yield Diagnosis("dataset", OK, f"{shown}: can be mounted")
+    if not options.rw:
+        return
+    try:
+        require_writable(tree, source, options)
+    except (ShardfsError, OSError) as e:
+        yield Diagnosis("writing", WRONG, f"{shown}: {message(e)}", "mount it without `writable`")
+    else:
+        yield Diagnosis("writing", OK, f"{shown}: can be mounted with `writable`")

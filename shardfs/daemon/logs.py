@@ -63,6 +63,14 @@ def set_up(logs: Logs, *, daemon: bool) -> Tail:
     return tail
 
 
+def require_appendable(path: str) -> None:
+    """Raise OSError if a log cannot be appended to a file. Leaves no new file behind."""
+    existed = os.path.exists(path)
+    os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
+    if not existed:
+        os.unlink(os.path.realpath(path))
+
+
 def cycle() -> str:
     """Switch to the next more verbose level, or from the last to the first. Return the name of the new level."""
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""Opens a source as the options of a mount say. `mount` and `doctor` call the same functions, so that they agree."""
+"""Opens a source as options say. All of `mount`, `doctor`, `recover`, fsspec and the verbs that read call this."""
 
 from __future__ import annotations
 
@@ -35,12 +35,34 @@ def check(options: Options) -> None:
 
 
 def open_source(source: str, options: Options, **hooks: Any) -> Tree:
-    """Open the tree of a source. Errors of the store become errors that name the source."""
+    """The tree of a source, to be read. Errors of the store become errors that name the source.
+
+    `hooks` are further arguments of `open_tree`.
+    """
     from shardfs.vfs import tree
 
     redact.add_secrets(source)
     with opening(source):
         return tree.open_with_options(source, options, **hooks)
+
+
+def open_to_write(tree: Tree, source: str, options: Options, **hooks: Any) -> WriteTree:
+    """The writable tree on top of the tree that `open_source` returned. Locks the journal.
+
+    `hooks` are further arguments of `open_writable`.
+    """
+    from shardfs.write.open_rw import open_writable
+
+    with opening(source):
+        return open_writable(tree, source, options, **hooks)
+
+
+def require_writable(tree: Tree, source: str, options: Options) -> None:
+    """Raise the errors of `open_to_write`. Changes nothing, apart from probes on object stores."""
+    from shardfs.write import open_rw
+
+    with opening(source):
+        open_rw.require_writable(tree.store, source, options)
 
 
 def open_for_mount(source: str, options: Options, **hooks: Any) -> Tree:
@@ -64,10 +86,8 @@ def open_mounted(
     source: str, mountpoint: str, options: Options, waiting: Callable[[], None]
 ) -> tuple[ObservableTree, WriteTree | None]:
     """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount."""
-    opened = open_for_mount(source, options, waiting=waiting)
+    tree = open_for_mount(source, options, waiting=waiting)
     if not options.rw:
-        return opened, None
-    from shardfs.write.open_rw import open_writable
-
-    writable = open_writable(opened, source, options, mountpoint=os.path.realpath(mountpoint), waiting=waiting)
+        return tree, None
+    writable = open_to_write(tree, source, options, mountpoint=mountpoint, waiting=waiting)
     return writable, writable

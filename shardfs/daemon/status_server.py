@@ -62,6 +62,10 @@ class StatusServer:
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
+    def close(self) -> None:
+        """Close the socket of a server that was not started."""
+        self._server.server_close()
+
     def start(self, metrics: Callable[[], bytes]) -> None:
         """Answer requests in a daemon thread that runs until the process exits. `metrics` makes `/metrics`."""
         page = resources.files(__package__).joinpath("status_page.html")

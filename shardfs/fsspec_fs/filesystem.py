@@ -17,10 +17,11 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import tokenize
 
 from shardfs.config import loading
+from shardfs.daemon.opening import check, open_source, open_to_write
 from shardfs.fsspec_fs.files import WrittenFile, make_directories, place, remove_tree
 from shardfs.model.attributes import Attributes
 from shardfs.model.errors import ShardfsError
-from shardfs.vfs.tree import Tree, open_with_options
+from shardfs.vfs.tree import Tree
 
 if TYPE_CHECKING:
     from shardfs.write.tree import WriteTree
@@ -107,7 +108,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
         given |= {"rw": str(rw), "index_ttl": _duration(index_ttl), **(write_options or {})}
         options = loading.merged(loading.from_flags(given))
-        loading.check(options)
+        check(options)
         self.source = _source(source, fo, target_protocol)
         for_source = storage_options if storage_options is not None else target_options
         self.options = replace(options, storage_options=for_source or {})
@@ -116,13 +117,11 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def _open_tree(self) -> tuple[int, Tree | WriteTree]:
         if not self.options.rw:
-            return os.getpid(), open_with_options(self.source, self.options)
-        from shardfs.write.open_rw import open_writable
-
+            return os.getpid(), open_source(self.source, self.options)
         with _writing:
             if self._arguments not in _trees:
-                tree = open_with_options(self.source, self.options)
-                _trees[self._arguments] = open_writable(tree, self.source, self.options)
+                tree = open_source(self.source, self.options)
+                _trees[self._arguments] = open_to_write(tree, self.source, self.options)
             return os.getpid(), _trees[self._arguments]
 
     @property

@@ -18,6 +18,7 @@ from shardfs.model.errors import BusyError, message
 from shardfs.storage.cache import nothing
 from shardfs.storage.mount_table import FS_TYPE, mount_type
 from shardfs.storage.source_locks import journal_directory
+from shardfs.storage.writers import open_writer
 from shardfs.write.journal import Journal
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
@@ -106,7 +107,14 @@ def _half_of_free(directory: Path) -> int:
     return min(MOST_BYTES, free.f_bavail * free.f_frsize // 2)
 
 
-def require_writable(store: Store, source: str) -> None:
+def require_writable(store: Store, source: str, options: Options) -> None:
+    """Raise the errors of `open_writable`. Changes nothing, apart from the probes that a writer sends to a store."""
+    _require_write_access(store, source)
+    Journal.rehearse(journal_directory(source, options.journal), source)
+    open_writer(store, replace_links=options.linked_shards == "replace").close()
+
+
+def _require_write_access(store: Store, source: str) -> None:
     """Raise OSError (EROFS) if the store is read-only."""
     stored = store.statvfs()
     if stored is not None and stored.f_flag & os.ST_RDONLY:
@@ -127,7 +135,7 @@ def open_writable(
     Raise UnsupportedError if the store cannot be written safely, OSError (EROFS) if the store is read-only, and the
     errors of `open_journal`.
     """
-    require_writable(tree.store, source)
+    _require_write_access(tree.store, source)
     journal = open_journal(source, found, directory=directory, mountpoint=mountpoint, waiting=waiting)
     publishing = Publishing(
         idle_s=found.idle,

@@ -9,26 +9,33 @@ import os
 import resource
 import shutil
 import socket
+import tempfile
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardfs import cli
-from shardfs.config.options import Options
+from shardfs.config.options import LAYOUTS, Options
 from shardfs.daemon import doctor
 from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis
+from shardfs.daemon.opening import check, open_mounted
+from shardfs.daemon.status_server import StatusServer
+from shardfs.model.errors import ShardfsError, message
 from shardfs.storage import mount_table
 from shardfs.storage.mount_table import Mount
+from tests.handmade import zarr_metadata
 from tests.mount.programs import copy_tree, shardfs
 from tests.storage.test_store import WithoutRanges, http_server
 from tests.write.mounts import writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.datasets import Dataset
 
@@ -259,6 +266,10 @@ def test_a_proxy_that_answers_wrongly() -> None:
         ("empty", "writable", 4),
         ("other", "", 4),
         ("missing", "writable,create=zarr3", 3),
+        ("sharded", "log_file=/nonexistent/log", 3),
+        ("sharded", "access_log=/nonexistent/log", 3),
+        ("sharded", "metrics_addr=nowhere.invalid:1", 5),
+        ("sharded", "writable,journal=/proc/journals", 3),
         ("web", "", 0),
         ("web", "writable", 4),
     ],
@@ -277,6 +288,85 @@ def test_doctor_and_mount_agree(kind: str, words: str, code: int, source: Path, 
     wrong = [finding for finding in told if finding["check"] in checks and finding["state"] == WRONG]
     assert (done.returncode, bool(wrong)) == (code, code != 0), (done, told)
     assert "shardfs info" not in "".join(finding["fix"] for finding in wrong), "`info` would repeat the error"
+
+
+def options_of_mounts() -> st.SearchStrategy[dict[str, Any]]:
+    """Values of options that can prevent a mount, alone or together. `{}` in a path is a temporary directory."""
+    files = st.sampled_from([None, None, "{}/log", "{}/missing/log", "{}", "{}/public/log"])
+    choices: dict[str, st.SearchStrategy[Any]] = {
+        "rw": st.sampled_from([True, True, False]),
+        "layout": st.sampled_from([*LAYOUTS, "native", "native", "native"]),
+        "chunk_codec": st.sampled_from([None, None, "raw", "gzip"]),
+        "unsupported": st.sampled_from(["fail", "skip"]),
+        "create": st.sampled_from([None, None, "zarr3", "nonsense", "zarr3:chunks_per_shard=0"]),
+        "journal": st.sampled_from(
+            ["{}/new/journals", "{}/journals", "{}/journals", "{}/public", "{}/link", "{}/file", "{}/source/inside"]
+        ),
+        "journal_limit": st.sampled_from([None, 0, 1, 1 << 20]),
+        "linked_shards": st.sampled_from(["refuse", "replace"]),
+        "inplace": st.sampled_from(["never", "uint64"]),
+        "log_file": files,
+        "access_log": files,
+        "metrics_addr": st.sampled_from([None, None, "localhost:0", "nowhere.invalid:1", "localhost:TAKEN"]),
+        "allow_other": st.sampled_from([False, False, True]),
+        "default_permissions": st.booleans(),
+        "allow_root": st.sampled_from([False, False, True]),
+        "bare_rw": st.sampled_from([False, False, True]),
+        "offline": st.sampled_from([False, False, True]),
+        "cache_dir": st.sampled_from([None, None, "{}/cache", "{}/file/cache"]),
+    }
+    return st.fixed_dictionaries({}, optional=choices)
+
+
+def mount_opens(source: str, options: Options) -> str:
+    """Open all that a mount opens, in its order, and close it; the error, or an empty text."""
+    opened: list[Any] = []
+    try:
+        check(options)
+        for path in filter(None, (options.log_file, options.access_log)):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+        if options.metrics_addr is not None:
+            opened.append(StatusServer(options.metrics_addr))
+        _, writing = open_mounted(source, "/mnt", options, lambda: None)
+        if writing is not None:
+            assert writing.close(60) == []
+    except (OSError, ShardfsError) as e:
+        return message(e)
+    finally:
+        for one in opened:
+            one.close()
+    return ""
+
+
+@given(kind=st.sampled_from(["source", "source", "empty", "other", "missing", "file"]), options=options_of_mounts())
+@settings(max_examples=150, deadline=None)
+def test_doctor_and_mount_agree_on_all_options(kind: str, options: dict[str, Any]) -> None:
+    """By the function that opens the source of a mount; the test above asks real mounts."""
+    with tempfile.TemporaryDirectory() as place, socket.create_server(("localhost", 0)) as taken:
+        for name, mode in (
+            ("source", 0o755),
+            ("empty", 0o755),
+            ("other", 0o755),
+            ("journals", 0o700),
+            ("public", 0o777),
+        ):
+            Path(place, name).mkdir()
+            Path(place, name).chmod(mode)
+        Path(place, "source/zarr.json").write_text(json.dumps(zarr_metadata((4, 4), (4, 4), (2, 2))))
+        Path(place, "other/notes.txt").write_text("x")
+        Path(place, "file").write_text("x")
+        Path(place, "link").symlink_to(f"{place}/journals")
+        texts = {"{}": place, "TAKEN": str(taken.getsockname()[1])}
+        for name, value in options.items():
+            for mark, text in texts.items() if isinstance(value, str) else ():
+                value = value.replace(mark, text)
+            options[name] = value
+        source, chosen = f"{place}/{kind}", Options(**{"journal": f"{place}/journals", **options})
+        before = sorted(map(str, Path(place).rglob("*")))
+        wrong = [finding for finding in doctor.examine_source(source, chosen) if finding.state == WRONG]
+        assert sorted(map(str, Path(place).rglob("*"))) == before, "doctor changes nothing"
+        error = mount_opens(source, chosen)
+        assert bool(wrong) == bool(error), (error, wrong)
 
 
 @pytest.mark.fuse

@@ -124,6 +124,14 @@ class Journal:
             journal._committer.start()
         return journal
 
+    @classmethod
+    def rehearse(cls, directory: Path, source: str) -> None:
+        """Raise the errors of `open`. Lock and change nothing."""
+        places.rehearse(directory, source)
+        overlaps.refuse(source)
+        if directory.exists():
+            cls.peek(directory, source)
+
     @staticmethod
     def peek(directory: str | Path, source: str | None = None) -> Reading:
         """Read and verify a whole journal, even while a mount writes to it. Lock and change nothing.

@@ -45,8 +45,10 @@ FAR = frozenset(
 """File systems that no journal may use: another host (or another program) decides whether fdatasync and locks work."""
 
 
-def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
+def prepare(directory: Path, source: str, mountpoint: str, *, create: bool = True) -> list[str]:
     """Create the directory if it is missing, and check it. Return warnings for the user.
+
+    Without `create`, only check whether the directory could be created.
 
     Raise OSError if the directory cannot hold a journal: it belongs to another user, other users may access it, it is a
     symbolic link, it is on a network or FUSE file system, or it is inside the source or the mount.
@@ -59,6 +61,8 @@ def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
             raise OSError(errno.EINVAL, why, str(directory))
     if directory.parent.is_dir():
         require_own_place(str(directory.parent), "use chmod, or -o journal=DIRECTORY")
+    if not create and not directory.exists():
+        return _of_file_system(os.path.realpath(_require_creatable(directory)))
     for path in (directory.parent, directory):
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -66,6 +70,26 @@ def prepare(directory: Path, source: str, mountpoint: str) -> list[str]:
             syscalls.fsync_directory(str(path.parent))
     own_directory(directory)
     return _of_file_system(here)
+
+
+def _require_creatable(directory: Path) -> Path:
+    """The nearest directory above that exists. Raise OSError if this user cannot create directories in it."""
+    above = next(path for path in directory.parents if path.exists())
+    trial = str(above / f"{directory.name}.{os.getpid()}")  # os.access does not know what root may do in /proc or /sys
+    syscalls.mkdir(trial, 0o700)
+    syscalls.rmdir(trial)
+    return above
+
+
+def rehearse(directory: Path, source: str) -> None:
+    """Raise the errors of `take` and of `lock_source`. Locks nothing, and leaves nothing behind."""
+    prepare(directory, source, "", create=False)
+    root = canonical(source)
+    with suppress(PermissionError):
+        if os.path.isdir(root) and is_locked(lock := os.path.join(root, SOURCE_LOCK)):
+            raise busy(read_owner(lock), source)
+    if is_locked(lock := str(directory / LOCK)):
+        raise busy(read_owner(lock), source)
 
 
 def take(directory: Path, source: str, mountpoint: str) -> tuple[list[str], list[Lock]]:
