@@ -180,6 +180,7 @@ def flush(path: str, timeout: str) -> int:
     PATH is a mount, or a file or directory on a mount. Exit code 3 if publishing fails, with the first error; 5 if it
     takes longer than the time-out, or if PATH is not on a mount.
     """
+    from shardfs.daemon import asking
     from shardfs.storage import mount_table
 
     mountpoint = mount_table.mount_of(path)
@@ -187,13 +188,13 @@ def flush(path: str, timeout: str) -> int:
         raise MountError(errno.EINVAL, "is not on a mount of shardfs: `shardfs status` lists the mounts", path)
 
     def look() -> None:
-        for mount in mount_table.mounts(mountpoint) if sys.stderr.isatty() else ():
-            if mount.status and mount.status["writing"]:
-                show_progress(f"{counted(mount.status['writing']['dirty_chunks'], 'chunk')} left")
+        for mount in asking.mounts(mountpoint) if sys.stderr.isatty() else ():
+            if mount.writing:
+                show_progress(f"{counted(mount.writing['dirty_chunks'], 'chunk')} left")
 
     try:
         with waiting("publishing") as show_progress:
-            mount_table.flush(path, parsers.positive_seconds(timeout), look)
+            asking.flush(path, parsers.positive_seconds(timeout), look)
     except OSError as e:
         if e.errno in (errno.EROFS, errno.ENOTSUP):
             raise click.UsageError(f"{mountpoint} is mounted read-only: mount it with --rw to write") from None

@@ -23,7 +23,7 @@ from shardfs.storage.counters import ORDINARY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardfs.storage.mount_table import Mount
+    from shardfs.daemon.asking import Mount
     from shardfs.write.recover import Left
 
 LOOK_S = 0.5
@@ -45,22 +45,22 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: 
     or cannot publish, or if files wait in the journal and no process publishes them; 5 if nothing is mounted on
     MOUNTPOINT.
     """
-    from shardfs.storage import mount_table
+    from shardfs.daemon.asking import mounts
 
     source = argument
     mountpoint = None if argument is None else os.path.abspath(argument)
     if again:
         return _watch(mountpoint, alone=not (wait or as_json))
-    found = mount_table.mounts(mountpoint)
+    found = mounts(mountpoint)
     if not found and argument is not None and (profile := profile_named(argument)) is not None:
         mountpoint, source = os.path.realpath(profile.mountpoint), profile.source
         given = given.with_profile(profile.name)
-        found = mount_table.mounts(mountpoint)
+        found = mounts(mountpoint)
     if not found and source is not None:
         return _status_of_source(source, wait=wait, as_json=as_json, given=given)
-    while wait and any((w := _writing(mount)) and w["dirty_chunks"] and not w["errors"] for mount in found):
+    while wait and any((w := mount.writing) and w["dirty_chunks"] and not w["errors"] for mount in found):
         time.sleep(LOOK_S)
-        found = mount_table.mounts(mountpoint)
+        found = mounts(mountpoint)
     for mount in found:
         if as_json:
             snapshot = mount.status or {}
@@ -69,8 +69,8 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: 
             echo(*_lines(mount))
     if not found and not as_json:
         echo("nothing is mounted")
-    failing = any((w := _writing(mount)) and (w["errors"] or w["refused"] or w["read_only"]) for mount in found)
-    return int(failing or any(mount.state in (mount_table.DEAD, mount_table.HANGS) for mount in found))
+    failing = any((w := mount.writing) and (w["errors"] or w["refused"] or w["read_only"]) for mount in found)
+    return int(failing or any(mount.is_wrong for mount in found))
 
 
 def _watch(mountpoint: str | None, *, alone: bool) -> int:
@@ -83,11 +83,6 @@ def _watch(mountpoint: str | None, *, alone: bool) -> int:
     with suppress(KeyboardInterrupt):
         watch(mountpoint)
     return 0
-
-
-def _writing(mount: Mount) -> Mapping[str, Any]:
-    """What a mount reports about publishing; empty for a read-only mount."""
-    return (mount.status and mount.status["writing"]) or {}
 
 
 def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -> int:
@@ -128,18 +123,10 @@ def _left_lines(source: str, left: Left | None) -> Iterator[str]:
         yield f"  and {len(waiting) - NAMED} more"
 
 
-_STATES = {
-    "dead": "its daemon has died; `shardfs umount --lazy {0}` removes the mount",
-    "hangs": "does not answer; `shardfs umount --lazy {0}` removes the mount",
-    "closed": "belongs to another user, and is not open to others",
-    "old": "reports no status that this version of shardfs can read; `shardfs umount {0}` unmounts it",
-}
-
-
 def _lines(mount: Mount) -> Iterator[str]:
     s = mount.status
     if s is None:
-        yield f"{mount.mountpoint}: {mount.source}: {_STATES[mount.state].format(mount.mountpoint)}"
+        yield f"{mount.mountpoint}: {mount.source}: {mount.finding}{f'; {mount.fix}' if mount.fix else ''}"
         return
     yield f"{mount.mountpoint}: {mount.source}"
     memory = f"{human_bytes(s['resident_bytes'])} of memory"
@@ -232,12 +219,12 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
     problem.
     """
     from shardfs.daemon import doctor as work
+    from shardfs.daemon.asking import mounts
     from shardfs.daemon.health import WRONG
     from shardfs.model import redact
-    from shardfs.storage import mount_table
 
     found, source = given.options(), argument
-    if argument is not None and mount_table.mounts(os.path.abspath(argument)):
+    if argument is not None and mounts(os.path.abspath(argument)):
         source = None  # `examine_machine` checks all mounts
     elif argument is not None and (profile := profile_named(argument, found.config)) is not None:
         source, found = profile.source, given.with_profile(argument).options()

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardfs.daemon.asking import mounts
 from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis, examine_mount
 from shardfs.daemon.logs import require_appendable
 from shardfs.daemon.opening import check, open_for_mount, require_writable
@@ -25,7 +26,6 @@ from shardfs.formats.registry import formats
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import MountError, NotADatasetError, OptionError, ShardfsError, UnsupportedError, message
 from shardfs.model.redact import public_name, redacted
-from shardfs.storage import mount_table
 from shardfs.storage.open_store import open_store
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status
 from shardfs.storage.store import install_command, package_for
@@ -189,7 +189,7 @@ def _available_bytes() -> int:
 
 
 def _mounts() -> Iterator[Diagnosis]:
-    for mount in mount_table.mounts():
+    for mount in mounts():
         yield from examine_mount(mount)
 
 

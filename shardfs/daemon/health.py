@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.storage import mount_table
+from shardfs.daemon.asking import Mount, mounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,14 +31,11 @@ class Diagnosis(NamedTuple):
     fix: str = ""
 
 
-def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
+def examine_mount(mount: Mount) -> Iterator[Diagnosis]:
     """Check one mount: whether its daemon answers, and whether its store answers."""
     point = mount.mountpoint
-    if mount.state in _STATES:
-        state, finding, fix = _STATES[mount.state]
-        yield Diagnosis("mount", state, f"{point}: {finding}", fix.format(point))
-    elif mount.status is None:
-        yield Diagnosis("mount", NOTE, f"{point}: reports no status, as mounts of old versions")
+    if mount.status is None:
+        yield Diagnosis("mount", WRONG if mount.is_wrong else NOTE, f"{point}: {mount.finding}", mount.fix)
     elif (store := mount.status["store"]) and store["silent"]:
         fix = "check the network and the store; the mount recovers by itself"
         yield Diagnosis("mount", WRONG, f"{point}: its store does not answer", fix)
@@ -46,8 +43,8 @@ def examine_mount(mount: mount_table.Mount) -> Iterator[Diagnosis]:
         failed = sum(store["errors"].values()) - store["errors"].get("ENOENT", 0) if store else 0
         note = f"; its store has failed {failed} times, see {point}/.shardfs/log" if failed else ""
         yield Diagnosis("mount", NOTE if failed else OK, f"{point}: answers{note}")
-    if mount.status is not None and (writing := mount.status.get("writing")):
-        yield from _writing(point, writing)
+    if mount.writing:
+        yield from _writing(point, mount.writing)
 
 
 def _writing(point: str, w: Mapping[str, Any]) -> Iterator[Diagnosis]:
@@ -68,23 +65,16 @@ def _writing(point: str, w: Mapping[str, Any]) -> Iterator[Diagnosis]:
         yield Diagnosis("writing", NOTE, f"{point}: the journal is almost full", fix)
 
 
-_STATES = {
-    mount_table.DEAD: (WRONG, "its daemon has died, and the mount remains", "shardfs umount --lazy {}"),
-    mount_table.HANGS: (WRONG, "does not answer", "shardfs umount --lazy {}, and mount it again"),
-    mount_table.CLOSED: (NOTE, "belongs to another user", ""),
-}
-
-
 class MountView(NamedTuple):
     """A mount and its problems, each with a remedy."""
 
-    mount: mount_table.Mount
+    mount: Mount
     problems: list[Diagnosis]
 
 
 def mount_views() -> list[MountView]:
     """Return the mounts that `shardfs status` shows to this user. Takes less than a second."""
-    return [MountView(m, [d for d in examine_mount(m) if d.state != OK]) for m in mount_table.mounts()]
+    return [MountView(m, [d for d in examine_mount(m) if d.state != OK]) for m in mounts()]
 
 
 class MountsReport:

@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardfs.daemon.unmount import ANSWER_S, daemon_of, unmount
+from shardfs.daemon.asking import MountState, ask
+from shardfs.daemon.unmount import ANSWER_S, unmount
 from shardfs.model.errors import MountError
 from shardfs.model.redact import is_path
 from shardfs.model.text import counted
@@ -34,10 +35,10 @@ COUNTED = 1000
 def check(mountpoint: str, nonempty: str) -> MountInfo | None:
     """The mount of a dead daemon to replace, or None. Raise MountError if the path cannot be a mountpoint."""
     while (top := mounted_at(mountpoint)) is not None and top.type == FS_TYPE:
-        daemon = daemon_of(mountpoint, ANSWER_S)
-        if daemon is None:
+        mount = ask(top, ANSWER_S)
+        if mount.state is MountState.HANGS:
             raise MountError(errno.EBUSY, "shardfs is mounted here, and does not answer: shardfs umount -l", mountpoint)
-        if daemon.pid:
+        if mount.state is not MountState.DEAD:
             raise MountError(errno.EBUSY, "shardfs is mounted here already", mountpoint)
         below = covered_by(top)
         if below is None or below.type != FS_TYPE:

@@ -1,19 +1,14 @@
-"""Notifications to the service manager with sd_notify(3): readiness, status, watchdog.
-
-A separate probe process checks through the mount whether the daemon answers. A thread of the daemon would be unsafe:
-an unanswered FUSE request cannot be interrupted, not even by SIGKILL, and a process with such a thread never exits.
-"""
+"""Notifications to the service manager with sd_notify(3): readiness, status, watchdog."""
 
 from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from shardfs.daemon.asking import Probe
 from shardfs.model.text import counted
 
 if TYPE_CHECKING:
@@ -28,8 +23,6 @@ EXTEND_S = 20.0
 FIRST_S = 0.05
 """Seconds between probes until the mount answers for the first time."""
 
-_PROBE = "import os, sys; sys.exit(os.getxattr(sys.argv[1], 'user.shardfs.pid').decode() != sys.argv[2])"
-
 _SILENT = {"STATUS": "the mount does not answer"}
 
 
@@ -43,7 +36,6 @@ class Notifier:
         self._alive = {"WATCHDOG": "1"} if watchdog_s else {}
         self._over = threading.Event()
         self._extended = -EXTEND_S
-        self._probe: subprocess.Popen[bytes] | None = None
 
     def tell(self, **fields: str) -> bool:
         """Send fields such as `STATUS`. Never blocks. Return False if the service manager has closed its socket."""
@@ -76,28 +68,16 @@ class Notifier:
 
     def _watch(self, mountpoint: str, status: Callable[[], str]) -> None:
         first = {"READY": "1"}
+        probe = Probe(mountpoint)
         while not self._over.is_set():
-            answers = self._answers(mountpoint)
+            answers = probe.answers(self._every_s)
             if not self._over.is_set():
                 fields = {**first, **self._alive, "STATUS": status()} if answers else _SILENT
                 if not self.tell(**fields) and not self._alive:
                     return
             first = {} if answers else first
-            if self._probe is None:  # else a probe is running, and the next `_answers` waits for its result
+            if not probe.is_waiting:
                 self._over.wait(FIRST_S if first else self._every_s)
-
-    def _answers(self, mountpoint: str) -> bool:
-        """Whether the mount answers a probe within one notification interval."""
-        if self._probe is None:
-            command = [sys.executable, "-IS", "-c", _PROBE, mountpoint, str(os.getpid())]
-            null = subprocess.DEVNULL
-            self._probe = subprocess.Popen(command, stdin=null, stdout=null, stderr=null)
-        try:
-            code = self._probe.wait(self._every_s)
-        except subprocess.TimeoutExpired:
-            return False  # start no second probe until this one exits; SIGKILL cannot end a probe that waits for FUSE
-        self._probe = None
-        return code == 0
 
 
 def from_environment(environ: MutableMapping[str, str]) -> Notifier | None:

@@ -11,19 +11,20 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from shardfs.daemon.asking import MountState, ask
 from shardfs.model.errors import MountError
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.kinds import is_in
 from shardfs.model.text import counted, printable
 from shardfs.storage import descriptors, mount_calls
-from shardfs.storage.mount_status import MAX_STATUS, parse_status
 from shardfs.storage.mount_table import FS_TYPE, elsewhere, mount_type, mounted_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from shardfs.daemon.asking import Mount
     from shardfs.storage.mount_table import MountInfo
 
 ANSWER_S = 10.0
@@ -32,30 +33,6 @@ ANSWER_S = 10.0
 LOOK_S = 0.2
 NAMED = 20
 """At most this many files or processes are named in a message."""
-
-_ASK = """\
-import os, sys
-try:
-    print(int(os.getxattr(sys.argv[1], 'user.shardfs.pid')), flush=True)
-    with open(sys.argv[1] + '/.shardfs/status.json', 'rb') as file:
-        sys.stdout.buffer.write(file.read(int(sys.argv[2])))
-except OSError as e:
-    sys.exit(e.errno)
-"""
-
-
-class Daemon(NamedTuple):
-    """The daemon of a mount.
-
-    Args:
-        pid: 0 if the daemon is dead, -1 if the mount does not report it, for example the mount of another user.
-        journal: directory of the journal; None for a read-only mount.
-        refused: path of each file whose last version was refused at close -> reason.
-    """
-
-    pid: int
-    journal: str | None = None
-    refused: Mapping[str, str] = {}
 
 
 def is_mounted(mountpoint: str) -> bool:
@@ -89,14 +66,14 @@ def umount(
     mounted = mounted_at(mountpoint)
     if mounted is None or mounted.type != FS_TYPE:
         raise MountError(errno.EINVAL, "is not a mount of shardfs: `shardfs status` lists the mounts", mountpoint)
-    daemon = None if lazy else daemon_of(mountpoint, ANSWER_S)
-    with _process(daemon.pid if daemon else 0) as process:
-        return _unmount_and_wait(mounted, daemon, process, timeout, progress, lazy=lazy, patient=patient)
+    mount = None if lazy else ask(mounted, ANSWER_S)
+    with _process(mount and mount.pid) as process:
+        return _unmount_and_wait(mounted, mount, process, timeout, progress, lazy=lazy, patient=patient)
 
 
 def _unmount_and_wait(
     mounted: MountInfo,
-    daemon: Daemon | None,
+    mount: Mount | None,
     process: int | None,
     timeout: float,
     progress: Callable[[int], object],
@@ -104,34 +81,36 @@ def _unmount_and_wait(
     lazy: bool,
     patient: bool,
 ) -> int:
-    """`umount` of a mount whose daemon was asked. `process` is a pidfd of the daemon, if it has not ended."""
+    """`umount` of a mount that was asked, unless `lazy`. `process` is a pidfd of the daemon, if it has not ended."""
     mountpoint = mounted.mountpoint
-    had_journal = daemon is not None and daemon.journal is not None and os.path.isdir(daemon.journal)
+    state = None if mount is None else mount.state
+    journal = None if mount is None else mount.writing.get("journal")
+    had_journal = journal is not None and os.path.isdir(journal)
     try:
-        _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or (daemon is not None and not daemon.pid))
+        _unmount_within(timeout if patient else 0.0, mountpoint, lazy=lazy or state is MountState.DEAD)
     except OSError as e:
         if e.errno != errno.EBUSY:
             raise
-        hangs = "" if daemon is not None else "does not answer (--lazy detaches it), and is "
+        hangs = "" if state is not MountState.HANGS else "does not answer (--lazy detaches it), and is "
         _print(f"{mountpoint}: {hangs}busy: {_users(mountpoint)}")
         return ExitCode.BUSY
     _detach_dead(mountpoint)
-    if not lazy and (daemon is None or daemon.pid < 0) and "rw" in mounted.options:
+    if state in (MountState.HANGS, MountState.CLOSED, MountState.OLD) and "rw" in mounted.options:
         _print(f"{mountpoint}: unmounted, but its daemon does not say whether all is published{_who_knows(mounted)}")
         return ExitCode.LATE
-    if daemon is None or process is None:
-        return 0
-    if daemon.journal:
+    if mount is None or process is None:
+        return ExitCode.OK
+    if journal:
         import shardfs.write.recover  # noqa: F401  # import while the daemon exits, which takes longer
-    if not _await_end(process, timeout, daemon.journal, progress):
-        doing = "still publishes what was written" if daemon.journal else "has not ended"
+    if not _await_end(process, timeout, journal, progress):
+        doing = "still publishes what was written" if journal else "has not ended"
         if (other := elsewhere(mounted)) is not None:
             doing = f"serves it at {other[1]} for process {other[0]}, too"
-        _print(f"{mountpoint}: unmounted, but process {daemon.pid} {doing}; waited {timeout:g} s for it")
+        _print(f"{mountpoint}: unmounted, but process {mount.pid} {doing}; waited {timeout:g} s for it")
         return ExitCode.LATE
-    code = _print_left(daemon.journal, had_journal) if daemon.journal else 0
-    if daemon.refused:
-        _print_refused(daemon.refused)
+    code = _print_left(journal, had_journal) if journal else ExitCode.OK
+    if refused := mount.writing.get("refused_paths"):
+        _print_refused(refused)
         return ExitCode.LEFT
     return code
 
@@ -179,7 +158,7 @@ def _segments(journal: str) -> dict[str, int]:
     return {}
 
 
-def _print_left(journal: str, was_there: bool) -> int:
+def _print_left(journal: str, was_there: bool) -> ExitCode:
     """Print the files left in the journal; return the exit code.
 
     `was_there`: whether the journal existed before the unmount. The daemon removes an empty journal.
@@ -189,12 +168,12 @@ def _print_left(journal: str, was_there: bool) -> int:
     found = look_if_there(journal)
     if found is None:
         if was_there:
-            return 0
+            return ExitCode.OK
         _print(f"another program has removed the journal {journal}; the log of the mount says more")
         return ExitCode.LEFT
     left = [entry.path for entry in found.waiting]
     if not left and not found.problems:
-        return 0
+        return ExitCode.OK
     more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
     problems = [f"problem: {problem}" for problem in found.problems[:NAMED]]
     lines = [f"  {line}" for line in [*left[:NAMED], *more, *problems]]
@@ -214,7 +193,9 @@ def _print_refused(refused: Mapping[str, str]) -> None:
 
 def _detach_dead(mountpoint: str) -> None:
     """Detach dead mounts of shardfs that the removed mount covered, topmost first."""
-    while mount_type(mountpoint) == FS_TYPE and daemon_of(mountpoint, ANSWER_S) == Daemon(0):
+    while (top := mounted_at(mountpoint)) is not None and top.type == FS_TYPE:
+        if ask(top, ANSWER_S).state is not MountState.DEAD:
+            return
         try:
             unmount(mountpoint, lazy=True)
         except MountError:  # the daemon of the covering mount has detached it already, or another user owns the mount
@@ -256,36 +237,12 @@ def _paths(process: str) -> Iterator[str]:
             yield "/" + line.rstrip("\n").partition("/")[2]
 
 
-def daemon_of(mountpoint: str, seconds: float) -> Daemon | None:
-    """The daemon that serves a mount; None if it does not answer within `seconds`.
-
-    A child process sends the request, because a request that the daemon has read but does not answer cannot be
-    interrupted, not even by SIGKILL. `stat` proves nothing: the kernel answers it from its cache.
-    """
-    command, null = [sys.executable, "-IS", "-c", _ASK, mountpoint, str(MAX_STATUS + 1)], subprocess.DEVNULL
-    asker = subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, stderr=null)
-    try:
-        answer, _ = asker.communicate(timeout=seconds)
-        pid, _, status = answer.partition(b"\n")
-        writing = (parse_status(status) or {}).get("writing") or {}
-        dead = asker.returncode in (errno.ENOTCONN, errno.ECONNABORTED)
-        return Daemon(int(pid or (0 if dead else -1)), writing.get("journal"), writing.get("refused_paths", {}))
-    except subprocess.TimeoutExpired:
-        asker.kill()
-        with suppress(subprocess.TimeoutExpired):
-            asker.wait(1)  # the mount stays busy until the child has ended
-        return None
-    finally:
-        if asker.stdout is not None:
-            asker.stdout.close()
-
-
 @contextmanager
-def _process(pid: int) -> Iterator[int | None]:
+def _process(pid: int | None) -> Iterator[int | None]:
     """Yield a pidfd, which becomes readable when the process ends; None if there is no such process."""
     fd = None
     with suppress(ProcessLookupError):
-        fd = descriptors.obtain(lambda: os.pidfd_open(pid)) if pid > 0 else None
+        fd = descriptors.obtain(lambda: os.pidfd_open(pid)) if pid else None
     try:
         yield fd
     finally:

@@ -1,37 +1,16 @@
-"""The mounts of shardfs on this machine and their states. No function waits without limit for a mount."""
+"""The mounts of this machine, as /proc/PID/mountinfo lists them. No function accesses a mount of shardfs."""
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import subprocess
-import sys
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from shardfs.storage.mount_status import MAX_STATUS, parse_status
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 FS_TYPE = "fuse.shardfs"
-
-ANSWERS, DEAD, HANGS, CLOSED, OLD = "answers", "dead", "hangs", "closed", "old"
-"""States of a mount.
-
-- `answers`: the daemon answers with its status.
-- `dead`: the daemon has ended.
-- `hangs`: the daemon does not answer in time.
-- `closed`: the mount belongs to another user and denies access.
-- `old`: the mount answers without a status that this version can read, as other versions of shardfs do.
-"""
-
-LOOK_S = 0.5
-
-PATIENCE_S = 0.7
-"""Seconds to wait for the answers of all mounts together."""
 
 
 class MountInfo(NamedTuple):
@@ -52,15 +31,6 @@ class MountInfo(NamedTuple):
     root: str = "/"
     number: int = 0
     parent: int = 0
-
-
-class Mount(NamedTuple):
-    """A mount of shardfs. `status` is the content of its `status.json`, None if the mount does not answer."""
-
-    mountpoint: str
-    source: str
-    state: str
-    status: dict[str, Any] | None
 
 
 def entries(process: int | str = "self") -> Iterator[MountInfo]:
@@ -130,78 +100,6 @@ def _unescaped(path: str) -> str:
     return path
 
 
-def mounts(mountpoint: str | None = None) -> list[Mount]:
-    """Return the mounts of shardfs on this machine, or only the one at `mountpoint`. Takes less than a second."""
-    wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
-    asking = [_asking(e) for e in wanted]
-    end = time.monotonic() + PATIENCE_S
-    asked = [(e, Mount(e.mountpoint, e.source, *_answer(e, p, end))) for e, p in zip(wanted, asking, strict=True)]
-    if all(mount.state == ANSWERS for _, mount in asked):
-        return [mount for _, mount in asked]
-    numbers = {e.number for e in entries()}  # the others may have been unmounted: then the directory below has answered
-    return [mount for e, mount in asked if mount.state == ANSWERS or e.number in numbers]
-
-
-_stuck: dict[MountInfo, subprocess.Popen[bytes]] = {}
-"""Mounts that did not answer, with the process that still waits for them although it was killed."""
-
-
-def _asking(mount: MountInfo) -> subprocess.Popen[bytes] | None:
-    """Start a process that asks a mount for its status; None while an earlier one waits for this mount."""
-    if mount in _stuck:
-        if _stuck[mount].poll() is None:
-            return None
-        del _stuck[mount]
-    return _started(_ASK, mount.mountpoint, str(MAX_STATUS + 1), output=subprocess.PIPE)
-
-
-# Subprocesses run these programs: a process that waits for a hanging mount may be unkillable.
-_ASK = """\
-import os, sys
-try:
-    with open(sys.argv[1] + "/.shardfs/status.json", "rb") as file:
-        sys.stdout.buffer.write(file.read(int(sys.argv[2])))
-except OSError as e:
-    sys.exit(e.errno)
-"""
-
-_FLUSH = """\
-import os, sys
-try:
-    os.setxattr(sys.argv[1], 'user.shardfs.flush', sys.argv[2].encode())
-except OSError as e:
-    sys.exit(e.errno)
-"""
-
-
-def _started(program: str, *arguments: str, output: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    command, null = [sys.executable, "-IS", "-c", program, *arguments], subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=null, stdout=output, stderr=null, start_new_session=True)
-
-
-GRACE_S = 10.0
-"""Seconds after the time limit of a flush in which the mount may still report its time-out."""
-
-
-def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) -> None:
-    """Make a mount publish all data written at or below `path`. Calls `look` regularly while waiting.
-
-    Raise OSError with the first failure. Raise TimeoutError after `seconds`, also if the mount does not answer at all.
-    """
-    asking = _started(_FLUSH, path, f"{seconds:g}")
-    end, code = time.monotonic() + seconds + GRACE_S, None
-    while code is None and time.monotonic() < end:
-        with suppress(subprocess.TimeoutExpired):
-            code = asking.wait(LOOK_S)
-        look()
-    if code is None:
-        asking.kill()  # no effect while the process waits uninterruptibly
-        why = f"the mount does not answer within {seconds + GRACE_S:g} s; see `shardfs doctor`"
-        raise TimeoutError(errno.ETIMEDOUT, why, path)
-    if code:
-        raise OSError(code, os.strerror(code), path)
-
-
 def mount_of(path: str) -> str | None:
     """Return the mountpoint of the shardfs mount that contains a path; None if there is none.
 
@@ -215,24 +113,3 @@ def mount_of(path: str) -> str | None:
         if types.get(found) == FS_TYPE:
             return found
     return None
-
-
-_BY_ERRNO = {errno.ENOTCONN: DEAD, errno.ECONNABORTED: DEAD, errno.EACCES: CLOSED, errno.EPERM: CLOSED}
-
-
-def _answer(mount: MountInfo, process: subprocess.Popen[bytes] | None, end: float) -> tuple[str, dict[str, Any] | None]:
-    """Return the state of a mount, and its status, from the process that asks the mount."""
-    if process is None:
-        return HANGS, None
-    try:
-        data, _ = process.communicate(timeout=max(end - time.monotonic(), 0.01))
-    except subprocess.TimeoutExpired:
-        process.kill()  # no effect while the process waits uninterruptibly
-        _stuck[mount] = process
-        return HANGS, None
-    finally:
-        if process.stdout is not None:
-            process.stdout.close()
-    if (status := parse_status(data)) is not None:
-        return ANSWERS, status
-    return _BY_ERRNO.get(process.returncode, OLD), None

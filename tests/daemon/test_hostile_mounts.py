@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.storage.mount_status import MAX_STATUS, parse_status
+from shardfs.daemon.mount_status import MAX_STATUS, parse_status
 from tests.conftest import mount_entry, need_fuse, unmount
 from tests.datasets import ROOT
 from tests.waiting import wait_until

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.daemon.unmount import Daemon, daemon_of
+from shardfs.daemon.asking import MountState, ask
 from shardfs.storage import mount_calls
-from shardfs.storage.mount_table import mounted_at
+from shardfs.storage.mount_table import MountInfo, mounted_at
 from tests.conftest import _kill, _start_time, _wait_gone, daemon_pid, mount_entries, mount_entry
 from tests.conftest import unmount as clear
 from tests.datasets import ROOT
@@ -61,7 +61,8 @@ def kill(mountpoint: Path) -> None:
 
 
 def is_dead(mountpoint: Path) -> bool:
-    return daemon_of(str(mountpoint), 20) == Daemon(0)
+    mount = mounted_at(str(mountpoint))
+    return mount is not None and ask(mount, 20).state is MountState.DEAD
 
 
 def mounts_there(mountpoint: Path) -> int:
@@ -210,8 +211,8 @@ def test_without_privileges_files_written_meanwhile_are_named(source: Path, moun
 
 
 def test_who_does_not_answer_is_not_dead(tmp_path: Path) -> None:
-    """Another user's mount refuses with EACCES; a directory that is no mount has no such attribute."""
-    assert daemon_of(str(tmp_path), 20) == Daemon(-1)
+    """Another user's mount refuses with EACCES; a directory that is no mount has no such file."""
+    assert ask(MountInfo(str(tmp_path), "ext4", "x"), 20).state is MountState.OLD
 
 
 @root

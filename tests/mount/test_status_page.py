@@ -19,8 +19,8 @@ from rich.console import Console
 
 from shardfs.cli import watching
 from shardfs.daemon import health
+from shardfs.daemon.asking import Mount, MountState
 from shardfs.daemon.health import MountsReport, MountView
-from shardfs.storage.mount_table import DEAD, Mount
 from tests.mount.programs import shardfs
 from tests.waiting import read_terminal, wait_until
 
@@ -139,8 +139,11 @@ def snapshot(uptime: float, **members: Any) -> dict[str, Any]:
 def test_what_is_watched() -> None:
     before = snapshot(10, bytes_served=1 << 20, requests={"read": 10})
     now = snapshot(12, bytes_served=5 << 20, requests={"read": 30})
-    dead = Mount("/mnt/\x1b[31mold", "x", DEAD, None)
-    views = [MountView(Mount("/mnt/a", "x", "answers", now), []), MountView(dead, [*health.examine_mount(dead)])]
+    dead = Mount("/mnt/\x1b[31mold", "x", MountState.DEAD, None)
+    views = [
+        MountView(Mount("/mnt/a", "x", MountState.ANSWERS, now), []),
+        MountView(dead, [*health.examine_mount(dead)]),
+    ]
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(watching.shown(views, {"/mnt/a": before}))
     text = console.export_text()

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardfs import cli
+from shardfs.daemon import asking
 from shardfs.storage import mount_table
 from shardfs.storage.mount_table import MountInfo
 from tests.mount.programs import shardfs
@@ -49,7 +50,7 @@ def test_exit_codes(number: int, code: int, told: str, monkeypatch: pytest.Monke
             raise OSError(number, os.strerror(number), path)
 
     monkeypatch.setattr(mount_table, "mount_of", lambda path: "/")
-    monkeypatch.setattr(mount_table, "flush", flush)
+    monkeypatch.setattr(asking, "flush", flush)
     runner = CliRunner()
     with runner.isolation() as (_, err, *_):
         assert cli.run(["flush", "/x", "--timeout", "1m"]) == code
