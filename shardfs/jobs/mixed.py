@@ -6,6 +6,7 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -17,14 +18,14 @@ from shardfs.jobs.pack import OpenedFile, PackReport, failure
 from shardfs.jobs.packed_arrays import PackedArray
 from shardfs.jobs.packing import PLAIN as PLAIN_FORM
 from shardfs.jobs.packing import FileForm, Packing, PackJob, PlainChunks
+from shardfs.jobs.replacing import ChunksPut
 from shardfs.jobs.shared_work import CACHE, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.model.blobs import ByteRange
-from shardfs.model.changes import Edit
+from shardfs.model.changes import Change
 from shardfs.model.errors import BusyError
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of, unchanged
-from shardfs.shards import rewriting
 from shardfs.shards.shard_sources import StoreShards
 from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage import syscalls
@@ -57,6 +58,22 @@ LOCK_S = 120.0
 
 KEPT = {errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM}
 """Errors of `rmdir` for directories that stay: they have other files, or this user may not remove them."""
+
+
+@dataclass
+class _ChunkFile(Change):
+    """Write a chunk file, unless it exists. Raise FileExistsError if it exists and differs."""
+
+    key: str
+    data: bytes
+
+    def plan(self, old: Blob | None) -> Plan:
+        if old is None:
+            return [self.data]
+        if bytes_of([ByteRange(0, old.stat().size)], old) != self.data:
+            why = "differs from its shard: delete it to get back the packed chunk, or pack it with pack --in-place"
+            raise FileExistsError(errno.EEXIST, why, self.key)
+        return unchanged(len(self.data))
 
 
 class MixedDataset(Packing):
@@ -147,17 +164,11 @@ class MixedDataset(Packing):
 
     def _write_shard(self, array: PackedArray, shard: int, cells: Mapping[str, Coords]) -> int:
         """Put these files into a shard and sync it; return their size."""
-        opened: dict[Coords, OpenedFile] = {}
-
-        def make(old: Blob | None) -> Plan | None:
-            if not opened:
-                for key, found in load_ahead(self.source.read_ahead, partial(OpenedFile.of, self), cells, first=4):
-                    opened[cells[key]] = found
-            puts = {cell: Put(_stored(array, cell, found.content)) for cell, found in opened.items()}
-            return rewriting.plan(array.target, shard, old, puts, set())
-
-        self.target.writer.update(array.shard_key(shard), Edit(make, first=None))
-        return sum(size_of(found.content) for found in opened.values())
+        files = load_ahead(self.source.read_ahead, partial(OpenedFile.of, self), cells, first=4)
+        opened = {cells[key]: file for key, file in files}
+        puts = {cell: Put(_stored(array, cell, file.content)) for cell, file in opened.items()}
+        self.target.writer.update(array.shard_key(shard), ChunksPut(array.target, shard, puts))
+        return sum(size_of(file.content) for file in opened.values())
 
     def _stored_chunks(self, array: PackedArray, shard: int) -> ChunkStore:
         """The chunks of a stored shard, read from the disk as readers do."""
@@ -228,16 +239,7 @@ class MixedDataset(Packing):
     def _write_chunk(self, file: tuple[str, bytes]) -> int:
         """Write a chunk file, unless it exists; return its size. Raise FileExistsError if it exists and differs."""
         key, data = file
-
-        def make(old: Blob | None) -> Plan:
-            if old is None:
-                return [data]
-            if bytes_of([ByteRange(0, old.stat().size)], old) != data:
-                why = "differs from its shard: delete it to get back the packed chunk, or pack it with pack --in-place"
-                raise FileExistsError(errno.EEXIST, why, key)
-            return unchanged(len(data))
-
-        self._chunk_writer.update(key, Edit(make))
+        self._chunk_writer.update(key, _ChunkFile(key, data))
         return len(data)
 
     # ---- the whole source ----

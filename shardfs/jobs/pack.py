@@ -28,7 +28,7 @@ from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource, Task, run
 from shardfs.jobs.target import is_of, is_zip, require_room
 from shardfs.model import redact
 from shardfs.model.blobs import ByteRange, FilePart, read_file
-from shardfs.model.changes import FIRST, Edit
+from shardfs.model.changes import FIRST, Change, Whole
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.kinds import is_in
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from shardfs.jobs.target import JobState, JobTarget
     from shardfs.jobs.zip_target import ZipTarget
     from shardfs.model.blobs import Blob, Bytes, Plan
-    from shardfs.model.values import Coords
 
 BATCH = 64
 """Other files that one task copies."""
@@ -223,34 +222,19 @@ class ShardTask:
             return report
         array = packing.arrays[self.array]
         key = array.shard_key(self.shard)
-        opened = list[OpenedFile]()
-        contents: dict[Coords, Bytes] = {}
-
-        def make(_: Blob | None) -> Plan | None:
-            if not contents:  # the writer asks twice if it had to create a directory
-                numbers = np.frombuffer(self.chunks, np.uint64)
-                found, report.problems = array.packed(numbers, self._open(packing, array.files(numbers), opened))
-                contents.update(found)
-            if any(problem.damaged for problem in report.problems):
-                return None
-            puts = {cell: Put(content) for cell, content in contents.items()}
-            report.nbytes = sum(size_of(put.data) for put in puts.values())
-            return rewriting.plan(array.target, self.shard, None, puts, set())
-
-        packing.target.writer.update(key, Edit(make, first=None))
-        if any(p.damaged for p in report.problems):
+        numbers = np.frombuffer(self.chunks, np.uint64)
+        load, names = partial(OpenedFile.of, packing), array.files(numbers)
+        opened = [file for _, file in load_ahead(packing.store.read_ahead, load, names, first=FIRST_LOADS)]
+        contents, report.problems = array.packed(numbers, [file.content for file in opened])
+        if any(problem.damaged for problem in report.problems):
             return PackReport(problems=report.problems)
+        puts = {cell: Put(content) for cell, content in contents.items()}
+        report.nbytes = sum(size_of(put.data) for put in puts.values())
+        plan = rewriting.plan(array.target, self.shard, None, puts, set())
+        if plan is not None:
+            packing.target.writer.update(key, Whole(plan, first=None))
         packing.target.note_task(note, 1, key)
         return report
-
-    def _open(self, packing: Packing, files: Sequence[str], opened: list[OpenedFile]) -> list[Bytes]:
-        """Open or read all chunk files. Add those to `opened` that must stay open."""
-        contents = []
-        for _, found in load_ahead(packing.store.read_ahead, partial(OpenedFile.of, packing), files, first=FIRST_LOADS):
-            contents.append(found.content)
-            if found.blob is not None:
-                opened.append(found)
-        return contents
 
     def split(self) -> Sequence[ShardTask]:
         return [self]
@@ -293,21 +277,31 @@ class CopyTask:
         return PackReport(problems=[failure(self.keys[0], error)])
 
 
-def _copy(packing: OpenedJob, key: str) -> int:
-    """Copy one file unless the target has it; return its size."""
-    opened, writer = list[OpenedFile](), packing.target.writer
-    if not writer.local and packing.target.is_stored(key):
-        return 0
+@dataclass
+class _Copy(Change):
+    """Copy a file of the source unless the target has it. `file`: the copied file."""
 
-    def make(old: Blob | None) -> Plan:
+    job: OpenedJob
+    key: str
+    file: OpenedFile | None = None
+    first = None
+
+    def plan(self, old: Blob | None) -> Plan:
         if old is not None:  # the update removes what a killed process has left beside the file
             return unchanged(old.stat().size)
-        if not opened:  # the writer asks twice if it had to create a directory
-            opened.append(OpenedFile.of(packing, key))
-        return [opened[0].content]
+        if self.file is None:  # the writer asks twice if it had to create a directory
+            self.file = OpenedFile.of(self.job, self.key)
+        return [self.file.content]
 
-    writer.update(key, Edit(make, first=None))
-    return sum(size_of(found.content) for found in opened)
+
+def _copy(packing: OpenedJob, key: str) -> int:
+    """Copy one file unless the target has it; return its size."""
+    writer = packing.target.writer
+    if not writer.local and packing.target.is_stored(key):
+        return 0
+    copy = _Copy(packing, key)
+    writer.update(key, copy)
+    return 0 if copy.file is None else size_of(copy.file.content)
 
 
 def reason(error: BaseException) -> str:

@@ -16,9 +16,8 @@ import numpy as np
 from shardfs.config.options import Options
 from shardfs.jobs.pack import PackReport, failure, read_whole, require_idle
 from shardfs.jobs.regions import Box, ChunkRegions, read_expected
-from shardfs.jobs.replacing import ShardReplacer
+from shardfs.jobs.replacing import ChunksPut, ShardReplacer
 from shardfs.jobs.shared_work import WHOLE
-from shardfs.model.changes import Change
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import CorruptShardError, ShardfsError, UnsupportedError
 from shardfs.model.grid import ravel, ravel_many, unravel, unravel_many
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from shardfs.jobs.packed_arrays import PackedArray
     from shardfs.jobs.packing import PackJob
     from shardfs.model.arrays import Array
-    from shardfs.model.blobs import Blob, Bytes, Plan
+    from shardfs.model.blobs import Bytes
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Bool, Coords
 
@@ -93,29 +92,6 @@ class NamedChunks:
         where = f"from {row.start} to {row.stop}" if row.start else "of the file of regions"
         why = f"the source has files for {found} of the {math.prod(box.dims)} chunks {where}; the others were left"
         return Problem(row.collection, f"{why} unchanged", damaged=True)
-
-
-@dataclass
-class _ChunksPut(Change):
-    """Put chunks, by their coordinates, into a shard."""
-
-    collection: Collection
-    shard: int
-    puts: Mapping[Coords, Put]
-
-    def plan(self, old: Blob | None) -> Plan | None:
-        try:
-            return rewriting.plan(self.collection, self.shard, old, self.puts, set())
-        except CorruptShardError:
-            if old is None or len(self.puts) != rewriting.slots(self.collection, self.shard):
-                raise
-            # No chunk of the old shard is needed.
-            return rewriting.plan(self.collection, self.shard, None, self.puts, set())
-
-    def verify(self, new: Blob) -> None:
-        for coords, entry in zip(self.puts, rewriting.entries(self.collection, new, list(self.puts)), strict=True):
-            if entry is None or entry[1] != size_of(self.puts[coords].data):
-                raise ValueError(f"the new shard would not have the chunk {coords}")
 
 
 class Repacking:
@@ -211,7 +187,7 @@ class Repacking:
             puts, problems = self._puts(array, collection, files)
             if not puts:
                 return PackReport(problems=problems)
-            replacer.update(key, _ChunksPut(collection, shard, puts))
+            replacer.update(key, ChunksPut(collection, shard, puts))
         except CorruptShardError as e:
             why = f"{e.why}; its other chunks would be lost, so files for all of its chunks are needed"
             return PackReport(problems=[Problem(key, why, damaged=True)])

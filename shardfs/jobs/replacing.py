@@ -8,19 +8,48 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from shardfs.model.changes import Begun, Change
+from shardfs.model.errors import CorruptShardError
+from shardfs.model.write_plan import size_of
+from shardfs.shards import rewriting
 from shardfs.storage.writers import open_writer
 from shardfs.write.journal import RecordKind
 from shardfs.write.open_rw import open_journal
 from shardfs.write.pending import Backlog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shardfs.config.options import Options
     from shardfs.model.blobs import Blob, Plan, Stat
+    from shardfs.model.collection import Collection
+    from shardfs.model.shard_format import Put
+    from shardfs.model.values import Coords
     from shardfs.storage.writers import Writer
     from shardfs.vfs.tree import Tree
     from shardfs.write.journal import Journal
+
+
+@dataclass
+class ChunksPut(Change):
+    """Put chunks, by their coordinates, into a shard."""
+
+    collection: Collection
+    shard: int
+    puts: Mapping[Coords, Put]
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        try:
+            return rewriting.plan(self.collection, self.shard, old, self.puts, set())
+        except CorruptShardError:
+            if old is None or len(self.puts) != rewriting.slots(self.collection, self.shard):
+                raise
+            # No chunk of the old shard is needed.
+            return rewriting.plan(self.collection, self.shard, None, self.puts, set())
+
+    def verify(self, new: Blob) -> None:
+        for coords, entry in zip(self.puts, rewriting.entries(self.collection, new, list(self.puts)), strict=True):
+            if entry is None or entry[1] != size_of(self.puts[coords].data):
+                raise ValueError(f"the new shard would not have the chunk {coords}")
 
 
 @dataclass

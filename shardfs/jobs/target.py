@@ -16,7 +16,7 @@ from shardfs.jobs import finished
 from shardfs.jobs.finished import fingerprint
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
-from shardfs.model.changes import Edit
+from shardfs.model.changes import Change
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.redact import public_name
 from shardfs.model.write_plan import bytes_of, unchanged
@@ -127,6 +127,32 @@ def is_of(part: JobPart, key: str) -> bool:
     return part == WHOLE or zlib.crc32(key.encode(errors="surrogateescape")) % part.of == part.number - 1
 
 
+@dataclass
+class _Begin(Change):
+    """Write the state of a job into an empty target, or continue the job: see `JobTarget.begin`."""
+
+    url: str
+    store: Store
+    state: JobState
+    new: bool
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        if old is None:
+            if next(self.store.scan(""), None) is not None:
+                return None
+            if not self.new:
+                why = "is empty here; the target must have the same path or URL for all workers"
+                raise FileNotFoundError(errno.ENOENT, why, self.url)
+            return [self.state.raw()]
+        size = old.stat().size
+        stored = b"" if size > MAX_STATE else bytes_of([ByteRange(0, size)], old)
+        if difference := self.state.difference(JobState.parse(stored)):
+            advice = "repeat that job with its own source and options, or delete the target and start anew"
+            why = f"has an unfinished job {difference}; {advice}"
+            raise FileExistsError(errno.EEXIST, why, public_name(self.url))
+        return unchanged(size)
+
+
 class JobTarget(NamedTuple):
     """The target of a job, open for writing."""
 
@@ -152,23 +178,7 @@ class JobTarget(NamedTuple):
         writer = open_writer(store, alone=True)  # an object written twice has the same bytes
         writer.recovered()
 
-        def begin(old: Blob | None) -> Plan | None:
-            if old is None:
-                if next(store.scan(""), None) is not None:
-                    return None
-                if not new:
-                    why = "is empty here; the target must have the same path or URL for all workers"
-                    raise FileNotFoundError(errno.ENOENT, why, target.url)
-                return [state.raw()]
-            size = old.stat().size
-            stored = b"" if size > MAX_STATE else bytes_of([ByteRange(0, size)], old)
-            if difference := state.difference(JobState.parse(stored)):
-                advice = "repeat that job with its own source and options, or delete the target and start anew"
-                why = f"has an unfinished job {difference}; {advice}"
-                raise FileExistsError(errno.EEXIST, why, public_name(target.url))
-            return unchanged(size)
-
-        writer.update(STATE, Edit(begin))
+        writer.update(STATE, _Begin(target.url, store, state, new))
         return cls(target.url, store, writer, state)
 
     @contextmanager

@@ -9,7 +9,7 @@ from shardfs.model.blobs import Blob, ByteRange, Plan
 from shardfs.model.write_plan import pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from shardfs.model.blobs import ByteRequest, Content
 
@@ -100,14 +100,3 @@ class Removal(Change):
 
     def plan(self, old: Blob | None) -> None:
         self.existed |= old is not None
-
-
-@dataclass
-class Edit(Change):
-    """Change the object as the function `make` plans it. `make` is called as `Change.plan`."""
-
-    make: Callable[[Blob | None], Plan | None]
-    first: ByteRequest | None = FIRST
-
-    def plan(self, old: Blob | None) -> Plan | None:
-        return self.make(old)

@@ -9,6 +9,7 @@ import os
 import posixpath
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import Rule
@@ -17,14 +18,14 @@ from shardfs.formats.json_text import REMOVED
 from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.model.blobs import whole
-from shardfs.model.changes import Edit, Removal
+from shardfs.model.changes import Change, Removal
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.files import join
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
 from shardfs.write.seen import Seen, same_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from shardfs.formats.format import Format
     from shardfs.model.blobs import Blob, Plan
@@ -173,14 +174,8 @@ class Documents:
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
         for below in edit.made:
-
-            def make(old: Blob | None, below: str = below) -> Plan | None:
-                edit.look(below, None if old is None else whole(old))
-                content = edit.made.get(below, edit.stored.get(below))
-                return None if content is None else [content]
-
             if edit.made[below] != edit.stored.get(below):
-                self._writer.update(join(edit.document.directory, below), Edit(make))
+                self._writer.update(join(edit.document.directory, below), _Replacement(edit, below))
 
     def is_changed(self, directory: str, name: str, shown: bytes | None) -> bool:
         """Return whether another program has given the source a version that the mount does not show.
@@ -276,26 +271,14 @@ class Documents:
         Such a group may have repeated the document before the array was sharded. Programs that know only a layout never
         write these groups' documents, so that copies of any document are updated, added, or (None) removed for them.
         """
-        form, directory, name = document
-        above = directory
+        above = document.directory
         while above:
             above = above.rpartition("/")[0]
-            below = join(directory.removeprefix(above).lstrip("/"), name)
-
-            def repeat(raw: bytes, above: str = above, below: str = below) -> bytes:
-                if through_layout:
-                    return form.with_copy(raw, below, made)
-                if made is None or below not in form.references(above, name, raw):
-                    return raw
-                return form.edit(above, {name: raw, below: made}, name, raw)[name]
-
-            def update(old: Blob | None, repeat: Callable[[bytes], bytes] = repeat) -> Plan | None:
-                return None if old is None else [repeat(whole(old))]
-
-            raw = self._base.stored_documents(above).get(name)
+            repetition = _Repetition(document, made, above, through_layout)
+            raw = self._base.stored_documents(above).get(document.name)
             with suppress(ValueError):  # the document above is invalid, so there is nothing to update
-                if raw is not None and repeat(raw) != raw:
-                    self._writer.update(join(above, name), Edit(update))
+                if raw is not None and repetition.of(raw) != raw:
+                    self._writer.update(join(above, document.name), repetition)
                     yield above
 
     def made(self, document: Document, stored: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
@@ -385,17 +368,18 @@ class Documents:
         if isinstance(document.form, Translation):
             return self._remove_shown(document, document.form)
 
-        def delete(old: Blob | None) -> None:
-            stored = {n: raw for n, raw in self.stored(document).items() if n != document.name}
-            stored |= {} if old is None else {document.name: whole(old)}
-            self._require_known(document, stored)
-            if document.name in stored:
-                self.expected.remember(document, {document.name: stored[document.name]})
-
         with self._base.datasets.forms.removing(document.path):
-            self._writer.update(document.path, Edit(delete))
+            self._writer.update(document.path, _Deletion(self, document))
         self.seen.wrote(document.path, None)
         return set()
+
+    def before_deletion(self, document: Document, raw: bytes | None) -> None:
+        """Remember the sharding that a document has, whose stored bytes are `raw`. Raise as `require_known`."""
+        stored = {n: other for n, other in self.stored(document).items() if n != document.name}
+        stored |= {} if raw is None else {document.name: raw}
+        self._require_known(document, stored)
+        if raw is not None:
+            self.expected.remember(document, {document.name: raw})
 
     def _remove_shown(self, document: Document, form: Translation) -> set[str]:
         """Delete the stored documents of what a layout shows, or remove from them what the document has."""
@@ -458,6 +442,53 @@ class _Edit:
         self.made = self._documents.made(self.document, self.stored, self._data)
         if why:
             log.warning("%s: %s; the document written here replaces it (conflict=ours)", self.document.path, why)
+
+
+@dataclass
+class _Replacement(Change):
+    """Replace one document of an edit, at `below`. If it has changed in the source meanwhile, redo the edit."""
+
+    edit: _Edit
+    below: str
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        self.edit.look(self.below, None if old is None else whole(old))
+        content = self.edit.made.get(self.below, self.edit.stored.get(self.below))
+        return None if content is None else [content]
+
+
+@dataclass
+class _Repetition(Change):
+    """Update the document of the group `above`, which repeats another document: see `Documents._repeated`."""
+
+    document: Document
+    made: bytes | None
+    above: str
+    through_layout: bool
+
+    def of(self, raw: bytes) -> bytes:
+        """Return the group's document, whose bytes are `raw`, with the new copy."""
+        form, directory, name = self.document
+        below = join(directory.removeprefix(self.above).lstrip("/"), name)
+        if self.through_layout:
+            return form.with_copy(raw, below, self.made)
+        if self.made is None or below not in form.references(self.above, name, raw):
+            return raw
+        return form.edit(self.above, {name: raw, below: self.made}, name, raw)[name]
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        return None if old is None else [self.of(whole(old))]
+
+
+@dataclass
+class _Deletion(Change):
+    """Remove a document unless another program has changed it."""
+
+    documents: Documents
+    document: Document
+
+    def plan(self, old: Blob | None) -> None:
+        self.documents.before_deletion(self.document, None if old is None else whole(old))
 
 
 def _has_members(data: bytes) -> bool:

@@ -549,15 +549,16 @@ def test_a_lock_file_that_another_program_took_over_from_a_killed_shardfs_is_lef
 COUNT = """
 import json, sys
 from shardfs.model.blobs import Suffix
-from shardfs.model.changes import Edit
+from shardfs.model.changes import Change
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
 writer = LocalWriter(LocalStore(sys.argv[1]))
-def make(old):
-    n = json.loads(old.read([Suffix(99)])[0])["n"] if old is not None else 0
-    return [json.dumps({"n": n + 1}).encode()]
+class Increment(Change):
+    def plan(self, old):
+        n = json.loads(old.read([Suffix(99)])[0])["n"] if old is not None else 0
+        return [json.dumps({"n": n + 1}).encode()]
 for _ in range(int(sys.argv[2])):
-    writer.update("a/shard", Edit(make))
+    writer.update("a/shard", Increment())
 """
 
 

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.storage.remote import store_errors
 from shardfs.storage.writers.common import Changed
-from shardfs.storage.writers.objects import Known, Objects, Requests
+from shardfs.storage.writers.objects import Objects, ObjectVersion, Requests, Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
     from shardfs.model.blobs import ByteRange
     from shardfs.storage.remote import FsspecStore
-    from shardfs.storage.writers.common import PlannedBlob
 
 MARK = "shardfs_put"
 """As `objects.MARK`: names of metadata are identifiers in Azure."""
@@ -39,29 +38,28 @@ class AzureObjects(Objects):
         self._fs = store.fs
         self._requests = Requests(store, _errors)
 
-    def head(self, path: str) -> Known | None:
+    def head(self, path: str) -> ObjectVersion | None:
         try:
             properties = self._requests.ask("stat", path, self._properties, path)
         except FileNotFoundError:
             return None
-        return _known(properties)
+        return _version_of(properties)
 
-    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
         try:
-            parts = [bytes(self._requests.ask("read", path, self._range, path, known, part)) for part in ranges]
+            parts = [bytes(self._requests.ask("read", path, self._range, path, version, part)) for part in ranges]
         except FileNotFoundError as e:
             raise Changed from e
         self._requests.reading.counters.received(sum(map(len, parts)))
         return parts
 
-    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
-        data = new.bytes(new.plan)
-        begun("")
-        answer = self._requests.change("put_object", path, self._upload, path, base, data, mark)
-        facts = {**(base.facts if base is not None else {}), "metadata": _metadata(base, mark)}
+    def put(self, path: str, base: ObjectVersion | None, upload: Upload) -> ObjectVersion:
+        data = upload.whole()
+        answer = self._requests.change("put_object", path, self._upload, path, base, data, upload.mark)
+        facts = {**(base.facts if base is not None else {}), "metadata": _metadata(base, upload.mark)}
         return _version(answer["etag"], len(data), answer["last_modified"], facts, answer.get("date"))
 
-    def remove(self, path: str, base: Known) -> None:
+    def remove(self, path: str, base: ObjectVersion) -> None:
         self._requests.change("delete_object", path, self._delete, path, base)
 
     # ---- the requests, as coroutines of the client ----
@@ -73,12 +71,12 @@ class AzureObjects(Objects):
     async def _properties(self, path: str) -> Any:
         return await self._blob(path).get_blob_properties()
 
-    async def _range(self, path: str, known: Known, part: ByteRange) -> bytes:
-        stream = await self._blob(path).download_blob(part.start, part.stop - part.start, **_only(known))
+    async def _range(self, path: str, version: ObjectVersion, part: ByteRange) -> bytes:
+        stream = await self._blob(path).download_blob(part.start, part.stop - part.start, **_only(version))
         data: bytes = await stream.readall()
         return data
 
-    async def _upload(self, path: str, base: Known | None, data: bytes, mark: str) -> Mapping[str, Any]:
+    async def _upload(self, path: str, base: ObjectVersion | None, data: bytes, mark: str) -> Mapping[str, Any]:
         condition = {"overwrite": False} if base is None else {"overwrite": True, **_only(base)}
         settings = base.facts.get("content_settings") if base is not None else None
         answer: Mapping[str, Any] = await self._blob(path).upload_blob(
@@ -86,32 +84,34 @@ class AzureObjects(Objects):
         )
         return answer
 
-    async def _delete(self, path: str, base: Known) -> None:
+    async def _delete(self, path: str, base: ObjectVersion) -> None:
         await self._blob(path).delete_blob(**_only(base))
 
 
-def _only(known: Known) -> dict[str, Any]:
-    """Return the arguments that make a request fail unless `known` is the current version."""
+def _only(version: ObjectVersion) -> dict[str, Any]:
+    """Return the arguments that make a request fail unless `version` is the current one."""
     from azure.core import MatchConditions
 
-    return {"etag": known.tag, "match_condition": MatchConditions.IfNotModified}
+    return {"etag": version.tag, "match_condition": MatchConditions.IfNotModified}
 
 
-def _metadata(base: Known | None, mark: str) -> dict[str, str]:
+def _metadata(base: ObjectVersion | None, mark: str) -> dict[str, str]:
     return {**(base.facts["metadata"] if base is not None else {}), MARK: mark}
 
 
-def _known(properties: Any) -> Known:
+def _version_of(properties: Any) -> ObjectVersion:
     settings = properties.content_settings
     settings.content_md5 = None  # that of the next version differs
     facts = {"content_settings": settings, "metadata": dict(properties.metadata or {})}
     return _version(properties.etag, properties.size, properties.last_modified, facts, None)
 
 
-def _version(tag: str, size: int, modified: datetime, facts: Mapping[str, Any], answered: datetime | None) -> Known:
+def _version(
+    tag: str, size: int, modified: datetime, facts: Mapping[str, Any], answered: datetime | None
+) -> ObjectVersion:
     age_s = 0.0 if answered is None else (answered - modified).total_seconds()
     mark = facts["metadata"].get(MARK, "")
-    return Known(tag, size, int(modified.timestamp() * 1e9), mark, facts, age_s, tag)
+    return ObjectVersion(tag, size, int(modified.timestamp() * 1e9), mark, facts, age_s, tag)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class SourceDirectories:
         with suppress(FileNotFoundError, NotADirectoryError), self._store.opened(directory, DIRECTORY) as at:
             if os.path.samestat(os.fstat(at), os.fstat(place.at)):
                 return True
-        self._durable -= {known for known in self._durable if known and is_in(known, directory)}
+        self._durable -= {name for name in self._durable if name and is_in(name, directory)}
         return False
 
     @contextmanager
@@ -246,14 +246,14 @@ def identity_in(info: os.stat_result) -> list[int]:
 
 def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:
     """Write the pieces of a plan in sequence, beginning at `position`."""
-    joined, waiting, begun = list[bytes | memoryview](), 0, position
+    joined, waiting, flushed = list[bytes | memoryview](), 0, position
     for piece in plan:
         if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:
             syscalls.pwrite_all(fd, b"".join(joined), position - waiting)
             joined, waiting = [], 0
-            if position - begun >= WRITEBACK:
-                syscalls.start_writeback(fd, begun, position - begun)
-                begun = position
+            if position - flushed >= WRITEBACK:
+                syscalls.start_writeback(fd, flushed, position - flushed)
+                flushed = position
         if isinstance(piece, FilePart):
             syscalls.copy_range(piece.fd, fd, piece.start, piece.size, position)
         elif isinstance(piece, ByteRange):

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.remote import generation_tag
 from shardfs.storage.writers.common import Changed
-from shardfs.storage.writers.objects import MARK, Known, Objects, Requests, age_s
+from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Requests, Upload, age_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shardfs.model.blobs import ByteRange, ByteRequest
     from shardfs.storage.remote import FsspecStore
-    from shardfs.storage.writers.common import PlannedBlob
 
 _KEPT = ("contentType", "contentLanguage", "contentDisposition", "cacheControl", "contentEncoding", "metadata")
 
@@ -39,30 +38,30 @@ class GcsObjects(Objects):
         self._requests = Requests(store)
         self._call = sync_wrapper(store.fs._call, obj=store.fs)
 
-    def head(self, path: str) -> Known | None:
+    def head(self, path: str) -> ObjectVersion | None:
         bucket, key, _ = self._fs.split_path(path)
         try:
             headers, raw = self._requests.ask("stat", path, self._call, "GET", _OBJECT, bucket, key)
         except FileNotFoundError:
             return None
-        return _known(raw, headers)
+        return _version_of(raw, headers)
 
-    def look(self, path: str, part: ByteRequest) -> tuple[Known, bytes] | None:
-        known = self.head(path)
-        if known is None:
+    def look(self, path: str, part: ByteRequest) -> tuple[ObjectVersion, bytes] | None:
+        version = self.head(path)
+        if version is None:
             return None
-        if known.facts.get("contentEncoding"):
+        if version.facts.get("contentEncoding"):
             why = "is stored compressed, and the store decompresses it when it is read; store it without an encoding"
             raise OSError(errno.EOPNOTSUPP, why, path)
-        return known, self._range(path, known, *absolute(part, known.size)) if known.size else b""
+        return version, self._range(path, version, *absolute(part, version.size)) if version.size else b""
 
-    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
-        return [self._range(path, known, *r) for r in ranges]
+    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
+        return [self._range(path, version, *r) for r in ranges]
 
-    def _range(self, path: str, known: Known, start: int, stop: int) -> bytes:
+    def _range(self, path: str, version: ObjectVersion, start: int, stop: int) -> bytes:
         bucket, key, _ = self._fs.split_path(path)
         url = f"{self._fs._location}/download/storage/v1/{_OBJECT}"
-        words = {"alt": "media", "generation": known.tag, "headers": {"Range": f"bytes={start}-{stop - 1}"}}
+        words = {"alt": "media", "generation": version.tag, "headers": {"Range": f"bytes={start}-{stop - 1}"}}
         try:
             _, data = self._requests.ask("read", path, self._call, "GET", url, bucket, key, **words)
         except FileNotFoundError as e:  # this generation no longer exists
@@ -70,28 +69,27 @@ class GcsObjects(Objects):
         self._requests.reading.counters.received(len(data))
         return bytes(data)
 
-    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
+    def put(self, path: str, base: ObjectVersion | None, upload: Upload) -> ObjectVersion:
         bucket, key, _ = self._fs.split_path(path)
         facts = {"contentType": "application/octet-stream", **(base.facts if base is not None else {})}
-        resource = {**facts, "name": key, "metadata": {**facts.get("metadata", {}), MARK: mark}}
-        data, boundary = new.bytes(new.plan), secrets.token_hex(16)
+        resource = {**facts, "name": key, "metadata": {**facts.get("metadata", {}), MARK: upload.mark}}
+        boundary = secrets.token_hex(16)
         head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
         middle = f"--{boundary}\r\nContent-Type: {facts['contentType']}\r\n\r\n"
-        body = b"".join([head.encode(), middle.encode(), data, f"\r\n--{boundary}--".encode()])
+        body = b"".join([head.encode(), middle.encode(), upload.whole(), f"\r\n--{boundary}--".encode()])
         url = f"{self._fs._location}/upload/storage/v1/b/{{}}/o"
         words = {"uploadType": "multipart", "ifGenerationMatch": "0" if base is None else base.tag}
         words |= {"headers": {"Content-Type": f'multipart/related; boundary="{boundary}"'}, "data": body}
-        begun("")
         headers, raw = self._requests.change("put_object", path, self._call, "POST", url, bucket, **words)
-        return _known(raw, headers)
+        return _version_of(raw, headers)
 
-    def remove(self, path: str, base: Known) -> None:
+    def remove(self, path: str, base: ObjectVersion) -> None:
         bucket, key, _ = self._fs.split_path(path)
         words = {"ifGenerationMatch": base.tag}
         self._requests.change("delete_object", path, self._call, "DELETE", _OBJECT, bucket, key, **words)
 
 
-def _known(raw: bytes, headers: Mapping[str, str]) -> Known:
+def _version_of(raw: bytes, headers: Mapping[str, str]) -> ObjectVersion:
     """Return the version that an object resource describes."""
     resource: dict[str, Any] = json.loads(raw)
     facts = {name: resource[name] for name in _KEPT if name in resource}
@@ -99,4 +97,4 @@ def _known(raw: bytes, headers: Mapping[str, str]) -> Known:
     mark, age = facts.get("metadata", {}).get(MARK, ""), age_s(headers.get("Date"), updated)
     size, mtime_ns = int(resource["size"]), int(updated.timestamp() * 1e9)
     generation = str(resource["generation"])
-    return Known(generation, size, mtime_ns, mark, facts, age, generation_tag(generation))
+    return ObjectVersion(generation, size, mtime_ns, mark, facts, age, generation_tag(generation))

@@ -69,14 +69,19 @@ def growth_of(plan: Plan, old: LocalBlob, unit: int) -> Growth | None:
 
 
 def changed(
-    place: ObjectPlace, old: LocalBlob, growth: Growth, verify: Callable[[Blob], None], begun: Callable[[Begun], None]
+    place: ObjectPlace,
+    old: LocalBlob,
+    growth: Growth,
+    verify: Callable[[Blob], None],
+    on_switch: Callable[[Begun], None],
 ) -> Stat | None:
     """Change the file and return its new `Stat`.
 
     Return None if another writer changed or replaced the file meanwhile.
     """
     base = [os.fstat(old.fd).st_ino, old.stat().size, old.stat().mtime_ns]
-    end, fd = old.stat().size + size_of(growth.tail), _opened(place)
+    end = old.stat().size + size_of(growth.tail)
+    fd = _opened(place)
     if fd is None:
         return None
     try:
@@ -85,9 +90,9 @@ def changed(
             return None
         try:
             grown = _append(fd, old, growth, verify)
-            begun(Begun(place.key, base, head=len(head)))
-            now, known = identity_at(place.name, place.at), identity_in(grown)
-            if grown.st_size != end or known != now or os.pread(fd, len(head), 0) != head:
+            on_switch(Begun(place.key, base, head=len(head)))
+            is_current = grown.st_size == end and identity_in(grown) == identity_at(place.name, place.at)
+            if not is_current or os.pread(fd, len(head), 0) != head:
                 return None  # the file was changed since it has grown, or has lost its name
             for at, entry in growth.entries(head):
                 syscalls.pwrite_all(fd, entry, at)

@@ -21,7 +21,7 @@ from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import BusyError, message
 from shardfs.storage.source_locks import LOCK, MAX_RECORD, SOURCE_LOCK, busy, describe, owner_in, read_owner
 from shardfs.storage.writers.common import Changed, PlannedBlob
-from shardfs.storage.writers.objects import PAUSE_S, Known, put_once, remove_once
+from shardfs.storage.writers.objects import PAUSE_S, ObjectVersion, put_once, remove_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ class Lease:
         self._path = path
         self._lock = journal / LOCK
         self._record = self._read_record()
-        self._known: Known | None = None
+        self._version: ObjectVersion | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew_for_ever, name="lease", daemon=True)
 
@@ -87,44 +87,44 @@ class Lease:
         info = os.stat(self._lock)
         return read_owner(str(self._lock)) | {"journal": [info.st_dev, info.st_ino]}
 
-    def _look(self, path: str) -> tuple[Known | None, dict[str, Any], bool]:
+    def _look(self, path: str) -> tuple[ObjectVersion | None, dict[str, Any], bool]:
         """Return the version of a lock object, its record, and whether this journal wrote it.
 
         A journal has one owner at a time, and this mount has locked the journal. So an earlier owner of the lease that
         used the same journal has ended.
         """
-        known, raw = self._objects.look(path, ByteRange(0, MAX_RECORD)) or (None, b"")
+        version, raw = self._objects.look(path, ByteRange(0, MAX_RECORD)) or (None, b"")
         owner = owner_in(raw)
-        return known, owner, all(owner.get(name) == self._record.get(name) for name in ("boot", "journal"))
+        return version, owner, all(owner.get(name) == self._record.get(name) for name in ("boot", "journal"))
 
-    def _expired(self, path: str, source: str = "", other: str = "") -> Known | None:
+    def _expired(self, path: str, source: str = "", other: str = "") -> ObjectVersion | None:
         """Return an expired lock object that may be taken over; None if there is none.
 
         Raise BusyError, with the message of `busy`, if the lock object has not expired.
         """
-        known, owner, is_ours = self._look(path)
-        if known is not None and not is_ours:
-            if known.age_s < EXPIRED_S:
+        version, owner, is_ours = self._look(path)
+        if version is not None and not is_ours:
+            if version.age_s < EXPIRED_S:
                 raise busy(owner, source, other)
             log.warning("%s was %s; that mount has not renewed its lock and is replaced", path, describe(owner))
-        return known
+        return version
 
-    def _write(self, base: Known | None) -> None:
+    def _write(self, base: ObjectVersion | None) -> None:
         with suppress(OSError):
             record = self._read_record()
             if record.get("pid") == self._record.get("pid"):
                 self._record = record
         new = PlannedBlob([json.dumps(self._record).encode()], None)
-        self._known = put_once(self._objects, self._path, base, new)
+        self._version = put_once(self._objects, self._path, base, new)
 
     def _renew(self) -> None:
         try:
-            self._write(self._known)
+            self._write(self._version)
         except Changed:  # an earlier renewal may have succeeded without its answer arriving
-            known, _, is_ours = self._look(self._path)
-            if known is None or not is_ours:
+            version, _, is_ours = self._look(self._path)
+            if version is None or not is_ours:
                 raise
-            self._write(known)
+            self._write(version)
 
     def _renew_for_ever(self) -> None:
         while not self._ended.wait(RENEW_S):
@@ -149,6 +149,6 @@ class Lease:
         self._thread.join()
         if not lost:
             with suppress(Changed, OSError):
-                known, _, is_ours = self._look(self._path)
-                if known is not None and is_ours:
-                    remove_once(self._objects, self._path, known)
+                version, _, is_ours = self._look(self._path)
+                if version is not None and is_ours:
+                    remove_once(self._objects, self._path, version)

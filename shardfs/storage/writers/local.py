@@ -107,14 +107,14 @@ class LocalWriter(Writer):
                 raise Changed
             return stat
 
-    def recover(self, begun: Begun) -> None:
-        if begun.temp or begun.head:
+    def recover(self, note: Begun) -> None:
+        if note.temp or note.head:
             try:
-                place = self._directories.locate(begun.key)
+                place = self._directories.locate(note.key)
             except FileNotFoundError:
                 return
             with self._directories.changing(place), locked(place, self._lock_s):
-                settle(place, begun)
+                settle(place, note)
 
     def recovered(self) -> None:
         self.temporary_files.allow()

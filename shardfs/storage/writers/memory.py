@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from shardfs.storage import syscalls
-from shardfs.storage.writers.objects import Known, Objects, require_version
+from shardfs.storage.writers.objects import Objects, ObjectVersion, Upload, require_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardfs.model.blobs import ByteRange
     from shardfs.storage.remote import FsspecStore
-    from shardfs.storage.writers.common import PlannedBlob
 
 # Module state, because all writers of this process share the same memory file system.
 _lock = threading.RLock()
@@ -35,37 +34,35 @@ class MemoryObjects(Objects):
     def _file(self, path: str) -> Any:
         return self._fs.store.get(self._fs._strip_protocol(path))
 
-    def head(self, path: str) -> Known | None:
+    def head(self, path: str) -> ObjectVersion | None:
         with _lock:
             file = self._file(path)
             if file is None:
                 return None
             number, mark = _versions.setdefault(file, (next(_numbers), ""))
-            return Known([number, file.size], file.size, int(file.created.timestamp() * 1e9), mark)
+            return ObjectVersion([number, file.size], file.size, int(file.created.timestamp() * 1e9), mark)
 
-    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
         with _lock:
-            require_version(self, path, known)
+            require_version(self, path, version)
             data = self._file(path).getbuffer()
             return [bytes(data[r.start : r.stop]) for r in ranges]
 
-    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
-        data = new.bytes(new.plan)
-        begun("")
-        known: Known = syscalls.call("put_object", self._put, path, base, data, mark)
-        return known
+    def put(self, path: str, base: ObjectVersion | None, upload: Upload) -> ObjectVersion:
+        version: ObjectVersion = syscalls.call("put_object", self._put, path, base, upload.whole(), upload.mark)
+        return version
 
-    def _put(self, path: str, base: Known | None, data: bytes, mark: str) -> Known | None:
+    def _put(self, path: str, base: ObjectVersion | None, data: bytes, mark: str) -> ObjectVersion | None:
         with _lock:
             require_version(self, path, base)
             self._fs.pipe_file(path, data)
             _versions[self._file(path)] = (next(_numbers), mark)
             return self.head(path)
 
-    def remove(self, path: str, base: Known) -> None:
+    def remove(self, path: str, base: ObjectVersion) -> None:
         syscalls.call("delete_object", self._remove, path, base)
 
-    def _remove(self, path: str, base: Known) -> None:
+    def _remove(self, path: str, base: ObjectVersion) -> None:
         with _lock:
             if self._file(path) is not None:
                 require_version(self, path, base)

@@ -13,6 +13,7 @@ import threading
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shardfs.model.blobs import ByteRange, Suffix
@@ -60,7 +61,7 @@ def is_abandoned(path: str, age_s: float) -> bool:
     return age_s > ABANDONED_S and is_temporary(path.rpartition("/")[2])
 
 
-class Known(NamedTuple):
+class ObjectVersion(NamedTuple):
     """One version of an object.
 
     Args:
@@ -119,6 +120,26 @@ class Requests:
             return syscalls.call(name, partial(self.writing.run, "write", method, *args, **words))
 
 
+class Upload(NamedTuple):
+    """A new version of an object.
+
+    Args:
+        content: the bytes.
+        mark: see `ObjectVersion`.
+        on_switch: to be called before the request that switches versions, with the argument for `Objects.abandon`.
+    """
+
+    content: PlannedBlob
+    mark: str
+    on_switch: Callable[[str], None]
+
+    def whole(self) -> bytes:
+        """Return all bytes, for a single request that switches versions and is sent next."""
+        data = self.content.bytes(self.content.plan)
+        self.on_switch("")
+        return data
+
+
 class Objects(Protocol):
     """The requests to one kind of store. Paths are those of the store's fsspec file system.
 
@@ -141,50 +162,47 @@ class Objects(Protocol):
         """
         return
 
-    def head(self, path: str) -> Known | None:
+    def head(self, path: str) -> ObjectVersion | None:
         """Return the current version; None if there is no object."""
 
-    def look(self, path: str, part: ByteRequest) -> tuple[Known, bytes] | None:
+    def look(self, path: str, part: ByteRequest) -> tuple[ObjectVersion, bytes] | None:
         """Return the current version and a part of it, with one request if possible; None if there is no object.
 
         The part begins in the object, or is at its end.
         """
-        known = self.head(path)
-        if known is None:
+        version = self.head(path)
+        if version is None:
             return None
-        return known, self.read(path, known, [absolute(part, known.size)])[0] if known.size else b""
+        return version, self.read(path, version, [absolute(part, version.size)])[0] if version.size else b""
 
-    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Read byte ranges, none of which is empty, of the version `known`.
+    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Read byte ranges, none of which is empty, of this version.
 
         Raise Changed if another version has replaced it.
         """
 
-    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
-        """Replace the version `base`. Raise Changed if another version is current.
-
-        `begun` is called before the switch, with the argument for `abandon`.
-        """
+    def put(self, path: str, base: ObjectVersion | None, upload: Upload) -> ObjectVersion:
+        """Replace the version `base`. Raise Changed if another version is current."""
 
     def held(self, size: int) -> int:
         """Return the bytes of memory that `put` needs for an object of `size` bytes."""
         return 2 * size
 
-    def remove(self, path: str, base: Known) -> None:
+    def remove(self, path: str, base: ObjectVersion) -> None:
         """Remove the version `base`. Raise Changed if another version is current; FileNotFoundError if none is."""
 
     def abandon(self, path: str, temp: str) -> None:
-        """Remove the remains of an interrupted `put`; `temp` is the argument of its `begun` call.
+        """Remove the remains of an interrupted `put`; `temp` is the argument of its call of `Upload.on_switch`.
 
         `temp` is the id of a multipart upload, or the path of a temporary object.
         """
         return
 
 
-def require_version(objects: Objects, path: str, base: Known | None) -> None:
+def require_version(objects: Objects, path: str, base: ObjectVersion | None) -> None:
     """Raise Changed unless `base` is the current version. A change after this comparison goes unnoticed."""
-    found = objects.head(path)
-    if (None if found is None else found.tag) != (None if base is None else base.tag):
+    current = objects.head(path)
+    if (None if current is None else current.tag) != (None if base is None else base.tag):
         raise Changed
 
 
@@ -196,50 +214,50 @@ def age_s(date: str | None, modified: datetime) -> float:
 class PinnedBlob:
     """One version of an object. Reading raises Changed if another version has replaced it."""
 
-    __slots__ = ("__weakref__", "_held", "_held_at", "_objects", "_path", "base", "fd", "known")
+    __slots__ = ("__weakref__", "_data", "_objects", "_path", "_start", "base", "fd", "version")
 
-    def __init__(self, objects: Objects, path: str, known: Known, first: ByteRequest, data: bytes) -> None:
+    def __init__(self, objects: Objects, path: str, version: ObjectVersion, first: ByteRequest, data: bytes) -> None:
         self.fd = -1
         self.base = 0
         self._objects = objects
         self._path = path
-        self.known = known
-        self._held = data
-        self._held_at = known.size - len(data) if isinstance(first, Suffix) else first.start
+        self.version = version
+        self._data = data
+        self._start = version.size - len(data) if isinstance(first, Suffix) else first.start
 
     def stat(self) -> Stat:
-        return self.known.stat()
+        return self.version.stat()
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        wanted = [absolute(r, self.known.size) for r in requests]
-        begin, end = self._held_at, self._held_at + len(self._held)
-        held = [begin <= r.start and r.stop <= end for r in wanted]
-        far = [r for r, is_held in zip(wanted, held, strict=True) if not is_held]
-        rest = iter(read_merged(far, lambda merged: self._objects.read(self._path, self.known, merged)))
+        wanted = [absolute(r, self.version.size) for r in requests]
+        far = [r for r in wanted if not self._has(r)]
+        answers = iter(read_merged(far, lambda merged: self._objects.read(self._path, self.version, merged)))
         return [
-            self._held[r.start - begin : r.stop - begin] if is_held else next(rest)
-            for r, is_held in zip(wanted, held, strict=True)
+            self._data[r.start - self._start : r.stop - self._start] if self._has(r) else next(answers) for r in wanted
         ]
+
+    def _has(self, part: ByteRange) -> bool:
+        return self._start <= part.start and part.stop <= self._start + len(self._data)
 
 
 def put_once(
-    objects: Objects, path: str, base: Known | None, new: PlannedBlob, begun: Callable[[str], None] = nobody
-) -> Known:
+    objects: Objects, path: str, base: ObjectVersion | None, new: PlannedBlob, on_switch: Callable[[str], None] = nobody
+) -> ObjectVersion:
     """Replace `base`, even if answers get lost.
 
     Raise Changed, or OSError if the change has not happened or is not confirmed.
     """
     mark = secrets.token_hex(8)
     try:
-        return objects.put(path, base, new, mark, begun)
+        return objects.put(path, base, Upload(new, mark, on_switch))
     except (Changed, OSError) as e:
-        known = _after(e, objects, path)
-        if known is not None and known.mark == mark:
-            return known
+        current = _after(e, objects, path)
+        if current is not None and current.mark == mark:
+            return current
         raise
 
 
-def remove_once(objects: Objects, path: str, base: Known) -> None:
+def remove_once(objects: Objects, path: str, base: ObjectVersion) -> None:
     """Remove `base`, even if answers get lost.
 
     Raise Changed if another version is current, OSError if `base` may still exist.
@@ -252,7 +270,7 @@ def remove_once(objects: Objects, path: str, base: Known) -> None:
             raise
 
 
-def _after(failure: Changed | OSError, objects: Objects, path: str) -> Known | None:
+def _after(failure: Changed | OSError, objects: Objects, path: str) -> ObjectVersion | None:
     """Return the current version after a request failed; None if there is no object.
 
     The store may have executed the request although its answer got lost. Or the client library repeated the request,
@@ -277,7 +295,7 @@ class ObjectWriter(Writer):
         self._unlock = unlock
         self._race_s = race_s
         self._uploads = threading.Condition()
-        self._held = 0
+        self._uploading = 0
 
     @property
     def pins(self) -> bool:
@@ -285,22 +303,17 @@ class ObjectWriter(Writer):
 
     def update(self, key: str, change: Change) -> Stat | None:
         first = change.first
-
-        def attempt() -> Stat | None:
-            nonlocal first
-            part = first
-            first = UNREAD if part == UNREAD else FIRST  # an expectation that proves wrong is given up
-            return self._attempt(key, change, part)
-
+        later = UNREAD if first == UNREAD else FIRST  # an expectation that proves wrong is given up
+        parts = chain([first], repeat(later))
         try:
-            return repeated(key, self._race_s, attempt, PAUSE_S)
+            return repeated(key, self._race_s, lambda: self._attempt(key, change, next(parts)), PAUSE_S)
         finally:
             self._store.reopen(key)
 
     def _attempt(self, key: str, change: Change, first: ByteRequest | None) -> Stat | None:
         path = self._path(key)
         old = None if first is None else self._pinned(path, first)
-        plan, base = change.plan(old), None if old is None else old.known
+        plan, base = change.plan(old), None if old is None else old.version
         tag, size = (None, None) if base is None else (base.tag, base.size)
         if is_same(plan, size):
             return None if base is None else base.stat()
@@ -317,28 +330,29 @@ class ObjectWriter(Writer):
     def _holding(self, nbytes: int) -> Iterator[None]:
         """Wait until this much memory is free for an upload, and hold it. An upload that is alone need not wait."""
         with self._uploads:
-            self._uploads.wait_for(lambda: not self._held or self._held + nbytes <= MOST_HELD)
-            self._held += nbytes
+            self._uploads.wait_for(lambda: not self._uploading or self._uploading + nbytes <= MOST_HELD)
+            self._uploading += nbytes
         try:
             yield
         finally:
             with self._uploads:
-                self._held -= nbytes
+                self._uploading -= nbytes
                 self._uploads.notify_all()
 
     def _pinned(self, path: str, first: ByteRequest) -> PinnedBlob | None:
         if first == UNREAD:
-            known = self._objects.head(path)
-            return None if known is None else PinnedBlob(self._objects, path, known, first, b"")
-        found = self._objects.look(path, first)
-        return None if found is None else PinnedBlob(self._objects, path, found[0], first, found[1])
+            version = self._objects.head(path)
+            return None if version is None else PinnedBlob(self._objects, path, version, first, b"")
+        answer = self._objects.look(path, first)
+        return None if answer is None else PinnedBlob(self._objects, path, answer[0], first, answer[1])
 
-    def recover(self, begun: Begun) -> None:
-        if begun.temp:
-            self._objects.abandon(self._path(begun.key), begun.temp)
+    def recover(self, note: Begun) -> None:
+        if note.temp:
+            self._objects.abandon(self._path(note.key), note.temp)
 
     def close(self) -> None:
-        unlock, self._unlock = self._unlock, nothing
+        unlock = self._unlock
+        self._unlock = nothing
         unlock()
 
     def delete(self, key: str) -> None:

@@ -12,9 +12,10 @@ from shardfs.storage.remote import stat_of_info, store_errors
 from shardfs.storage.retry import is_transient
 from shardfs.storage.writers.common import Changed, temporary_name
 from shardfs.storage.writers.objects import (
-    Known,
     Objects,
+    ObjectVersion,
     Requests,
+    Upload,
     is_abandoned,
     require_version,
 )
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import ByteRange
     from shardfs.storage.remote import FsspecStore
-    from shardfs.storage.writers.common import PlannedBlob
 
 
 class PlainObjects(Objects):
@@ -75,29 +75,29 @@ class PlainObjects(Objects):
                 if mtime_ns and is_abandoned(path, (now_ns - mtime_ns) / 1e9):
                     self._remove(path)
 
-    def head(self, path: str) -> Known | None:
+    def head(self, path: str) -> ObjectVersion | None:
         with suppress(FileNotFoundError):
             self._fs.invalidate_cache(self._fs._parent(path))
             info = self._requests.ask("stat", path, self._fs.info, path)
             if info.get("type") == "directory":
                 raise IsADirectoryError(errno.EISDIR, "is a directory", path)
             stat = stat_of_info(info)
-            return Known([str(part) for part in stat.version], stat.size, stat.mtime_ns)  # type: ignore[attr-defined]
+            return ObjectVersion([str(part) for part in stat.version], stat.size, stat.mtime_ns)  # type: ignore[attr-defined]
         return None
 
-    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
+    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
         out = [
             bytes(self._requests.ask("read", path, self._fs.cat_file, path, start=r.start, end=r.stop)) for r in ranges
         ]
         self._requests.reading.counters.received(sum(map(len, out)))
         return out
 
-    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
-        data = new.bytes(new.plan)
+    def put(self, path: str, base: ObjectVersion | None, upload: Upload) -> ObjectVersion:
+        data = upload.content.bytes(upload.content.plan)
         require_version(self, path, base)
         directory = path.rpartition("/")[0]
         temp = f"{directory}/{temporary_name()}" if self._moves else path
-        begun(temp if self._moves else "")
+        upload.on_switch(temp if self._moves else "")
         with store_errors(path):
             if base is None:
                 with suppress(FileExistsError, NotImplementedError):
@@ -107,10 +107,10 @@ class PlainObjects(Objects):
                 raise OSError(errno.EIO, "was written, but something else is there; look for other writers", path)
             if self._moves:
                 syscalls.call("rename_object", self._move, temp, path, data)
-        found = self.head(path)
-        if found is None:
+        version = self.head(path)
+        if version is None:
             raise Changed
-        return found
+        return version
 
     def _move(self, old: str, new: str, data: bytes) -> None:
         try:
@@ -119,7 +119,7 @@ class PlainObjects(Objects):
             if self._requests.ask("read", new, self._fs.cat_file, new) != data:
                 raise
 
-    def remove(self, path: str, base: Known) -> None:
+    def remove(self, path: str, base: ObjectVersion) -> None:
         require_version(self, path, base)
         with store_errors(path):
             syscalls.call("delete_object", self._remove, path)

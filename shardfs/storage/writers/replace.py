@@ -152,13 +152,13 @@ def settle(place: ObjectPlace, note: Begun) -> bool:
     if note.head:
         in_place.made_last(place, note)
         return False
-    found = identity_at(note.temp, place.at)
-    if found is None:
+    temp = identity_at(note.temp, place.at)
+    if temp is None:
         return False
-    if found[0] == note.temp_ino:
+    if temp[0] == note.temp_ino:
         syscalls.unlink(note.temp, place.at)
         return False
-    if found == note.base:
+    if temp == note.base:
         syscalls.fsync_directory(place.at)  # first, so that the new version is on disk before the old one is removed
         with suppress(FileNotFoundError):  # a writer that has just started removes temporary files without a lock
             syscalls.unlink(note.temp, place.at)
@@ -174,10 +174,10 @@ def _put_back(place: ObjectPlace, note: Begun) -> None:
             syscalls.rename_new(note.temp, place.name, place.at, place.at)
     elif name[0] == note.temp_ino:
         syscalls.exchange(note.temp, place.name, place.at, place.at)
-        found = identity_at(note.temp, place.at)
-        if found is not None and found[0] == note.temp_ino:
+        temp = identity_at(note.temp, place.at)
+        if temp is not None and temp[0] == note.temp_ino:
             syscalls.unlink(note.temp, place.at)
-        elif found is not None:  # a third version, which is newer
+        elif temp is not None:  # a third version, which is newer
             syscalls.exchange(note.temp, place.name, place.at, place.at)
     syscalls.fsync_directory(place.at)
     if identity_at(note.temp, place.at) is not None:

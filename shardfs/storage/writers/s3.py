@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.blobs import ByteRange, Piece, Plan
@@ -22,10 +23,10 @@ from shardfs.storage.remote import range_header
 from shardfs.storage.retry import http_status, is_transient
 from shardfs.storage.writers import objects
 from shardfs.storage.writers.common import Changed, PlannedBlob, part_of, temporary_name
-from shardfs.storage.writers.objects import MARK, Known, Objects, Requests
+from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Requests, Upload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardfs.model.blobs import ByteRequest
     from shardfs.storage.remote import FsspecStore
@@ -102,25 +103,25 @@ class S3Objects(Objects):
         then removes the probe object.
         """
         path = f"{self._root}/{temporary_name()}"
-        known = self._probe(path)
+        probe = self._probe(path)
         self.conditional = self.conditional and all(
             self._refuses("put_object", path, Body=b"2", **condition)
             for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"0"'})
         )
         self.removes = self._refuses("delete_object", path, IfMatch='"0"')
-        found = self.head(path)
-        if found is None:
+        current = self.head(path)
+        if current is None:
             self.removes = False
         else:
-            self.conditional = self.conditional and found.tag == known.tag
+            self.conditional = self.conditional and current.tag == probe.tag
             try:
-                objects.remove_once(self, path, found)
+                objects.remove_once(self, path, current)
             except Changed:  # although the version matches
                 self.removes = False
                 self._change("delete_object", path)
         self._clean()
 
-    def _probe(self, path: str) -> Known:
+    def _probe(self, path: str) -> ObjectVersion:
         """Create a probe object, on condition that it does not exist. If the store rejects conditions, send none."""
         try:
             return objects.put_once(self, path, None, PlannedBlob([b"1"], None))
@@ -147,9 +148,9 @@ class S3Objects(Objects):
         """Remove probe objects that earlier mounts left behind. Takes one request if there are none."""
         try:
             listed = self._ask("list_objects_v2", f"{self._root}/.shardfs-", "Prefix", Delimiter="/")
-            for found in listed.get("Contents", ()):
-                path = f"{self._root}/{found['Key'].rpartition('/')[2]}"
-                if objects.is_abandoned(path, objects.age_s(_date(listed), found["LastModified"])):
+            for entry in listed.get("Contents", ()):
+                path = f"{self._root}/{entry['Key'].rpartition('/')[2]}"
+                if objects.is_abandoned(path, objects.age_s(_date(listed), entry["LastModified"])):
                     self._change("delete_object", path)
         except (Changed, OSError) as e:
             log.debug("%s: probe objects of earlier mounts cannot be removed: %s", self._root, e)
@@ -166,16 +167,16 @@ class S3Objects(Objects):
 
     def _parts_are_refused(self) -> bool:
         path = f"{self._root}/{temporary_name()}"
-        known = self._probe(path)
+        probe = self._probe(path)
         upload = {"UploadId": self._change("create_multipart_upload", path)["UploadId"]}
         part = self._change("upload_part", path, PartNumber=1, Body=b"2", **upload)["ETag"]
         parts = {"Parts": [{"PartNumber": 1, "ETag": part}]}
         refused = self._refuses("complete_multipart_upload", path, IfMatch='"0"', MultipartUpload=parts, **upload)
         self.abandon(path, upload["UploadId"])
-        found = self.head(path)
-        if found is not None:
-            objects.remove_once(self, path, found)
-        if refused and found is not None and found.tag == known.tag:
+        current = self.head(path)
+        if current is not None:
+            objects.remove_once(self, path, current)
+        if refused and current is not None and current.tag == probe.tag:
             return True
         log.warning(
             "this store does not heed conditions of multipart uploads: large shards are sent whole, from memory"
@@ -184,13 +185,13 @@ class S3Objects(Objects):
 
     # ---- reading
 
-    def head(self, path: str) -> Known | None:
+    def head(self, path: str) -> ObjectVersion | None:
         try:
-            return _known(self._ask("head_object", path))
+            return _version_of(self._ask("head_object", path))
         except FileNotFoundError:
             return None
 
-    def look(self, path: str, part: ByteRequest) -> tuple[Known, bytes] | None:
+    def look(self, path: str, part: ByteRequest) -> tuple[ObjectVersion, bytes] | None:
         try:
             [(answer, data)] = self._fetch(path, [part])
         except FileNotFoundError:
@@ -198,12 +199,12 @@ class S3Objects(Objects):
         except OSError as e:
             if http_status(e) != 416:  # 416: the object is empty
                 raise
-            known = self.head(path)
-            return None if known is None else (known, b"")
-        return _known(answer), data
+            version = self.head(path)
+            return None if version is None else (version, b"")
+        return _version_of(answer), data
 
-    def read(self, path: str, known: Known, ranges: Sequence[ByteRange]) -> list[bytes]:
-        return [data for _, data in self._fetch(path, ranges, IfMatch=known.tag)]
+    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
+        return [data for _, data in self._fetch(path, ranges, IfMatch=version.tag)]
 
     def _fetch(self, path: str, ranges: Sequence[ByteRequest], **condition: str) -> list[tuple[Any, bytes]]:
         answers: list[tuple[Any, bytes]] = self._requests.ask("read", path, self._get, path, ranges, condition)
@@ -237,20 +238,19 @@ class S3Objects(Objects):
     def _change(self, method: str, path: str, **words: Any) -> Any:
         return self._requests.change(method, path, self._fs.call_s3, method, **self._place(path), **words)
 
-    def put(self, path: str, base: Known | None, new: PlannedBlob, mark: str, begun: Callable[[str], None]) -> Known:
+    def put(self, path: str, base: ObjectVersion | None, upload: Upload) -> ObjectVersion:
         condition = {"IfNoneMatch": "*"} if base is None else {"IfMatch": base.tag}
         if not self.conditional:
             objects.require_version(self, path, base)
             condition = {}
-        kept = base.facts if base is not None else {}
-        facts = {**kept, "Metadata": {**kept.get("Metadata", {}), MARK: mark}}
+        size = upload.content.size
+        before = base.facts if base is not None else {}
+        facts = {**before, "Metadata": {**before.get("Metadata", {}), MARK: upload.mark}}
         try:
-            if new.size <= self._limits.max_whole or not self._may_send_parts():
-                data = new.bytes(new.plan)
-                begun("")
-                answer = self._change("put_object", path, Body=data, **facts, **condition)
+            if size <= self._limits.max_whole or not self._may_send_parts():
+                answer = self._change("put_object", path, Body=upload.whole(), **facts, **condition)
             else:
-                answer = self._put_in_parts(path, base, new, facts, condition, begun)
+                answer = self._put_in_parts(path, base, upload, facts, condition)
         except FileNotFoundError as e:
             if base is None:
                 raise
@@ -258,7 +258,7 @@ class S3Objects(Objects):
         # The answer has no modification time, so its date is used. A `head` request would return the exact time.
         date = _date(answer)
         mtime_ns = int(parsedate_to_datetime(date).timestamp() * 1e9) if date else time.time_ns()
-        return Known(answer["ETag"], new.size, mtime_ns, mark, facts, shown=answer["ETag"])
+        return ObjectVersion(answer["ETag"], size, mtime_ns, upload.mark, facts, shown=answer["ETag"])
 
     def held(self, size: int) -> int:
         in_parts = AT_ONCE * self._limits.to_hold(size).max_part
@@ -267,43 +267,42 @@ class S3Objects(Objects):
     def _put_in_parts(
         self,
         path: str,
-        base: Known | None,
-        new: PlannedBlob,
+        base: ObjectVersion | None,
+        upload: Upload,
         facts: Mapping[str, Any],
         condition: Mapping[str, str],
-        begun: Callable[[str], None],
     ) -> Any:
-        parts = list(in_parts(new.plan, self._limits.to_hold(new.size)))
+        parts = list(in_parts(upload.content.plan, self._limits.to_hold(upload.content.size)))
         if len(parts) > MAX_PARTS:
             why = f"would be sent in {len(parts)} parts, but a store takes at most {MAX_PARTS}; use smaller shards"
             raise OSError(errno.EFBIG, why, path)
-        upload = self._change("create_multipart_upload", path, **facts)["UploadId"]
-
-        def send(number: int, part: Plan) -> dict[str, Any]:
-            return {"PartNumber": number, "ETag": self._part(path, base, new, part, UploadId=upload, PartNumber=number)}
-
+        upload_id = self._change("create_multipart_upload", path, **facts)["UploadId"]
+        send = partial(self._part, path, base, upload.content, upload_id)
         try:
             with ThreadPoolExecutor(AT_ONCE, "shardfs-part") as pool:
                 sent = list(pool.map(send, range(1, len(parts) + 1), parts))  # cancels the others if one fails
-            begun(upload)
-            words = {"UploadId": upload, "MultipartUpload": {"Parts": sent}}
+            upload.on_switch(upload_id)
+            words = {"UploadId": upload_id, "MultipartUpload": {"Parts": sent}}
             return self._change("complete_multipart_upload", path, **words, **condition)
         except BaseException:
             with suppress(OSError, Changed):
-                self.abandon(path, upload)
+                self.abandon(path, upload_id)
             raise
 
-    def _part(self, path: str, base: Known | None, new: PlannedBlob, part: Plan, **words: Any) -> str:
-        """Send one part of an upload, or have the store copy it; return its tag."""
+    def _part(
+        self, path: str, base: ObjectVersion | None, new: PlannedBlob, upload_id: str, number: int, part: Plan
+    ) -> dict[str, Any]:
+        """Send one part of an upload, or have the store copy it; return what completes the upload."""
+        words = {"UploadId": upload_id, "PartNumber": number}
         if base is None or len(part) > 1 or not isinstance(part[0], ByteRange):
-            tag: str = self._change("upload_part", path, Body=new.bytes(part), **words)["ETag"]
-            return tag
-        words |= {"CopySource": self._place(path), "CopySourceIfMatch": base.tag}
-        words["CopySourceRange"] = f"bytes={part[0].start}-{part[0].stop - 1}"
-        tag = self._change("upload_part_copy", path, **words)["CopyPartResult"]["ETag"]
-        return tag
+            answer = self._change("upload_part", path, Body=new.bytes(part), **words)
+        else:
+            words |= {"CopySource": self._place(path), "CopySourceIfMatch": base.tag}
+            words["CopySourceRange"] = f"bytes={part[0].start}-{part[0].stop - 1}"
+            answer = self._change("upload_part_copy", path, **words)["CopyPartResult"]
+        return {"PartNumber": number, "ETag": answer["ETag"]}
 
-    def remove(self, path: str, base: Known) -> None:
+    def remove(self, path: str, base: ObjectVersion) -> None:
         if not self.removes:
             objects.require_version(self, path, base)
         self._change("delete_object", path, **({"IfMatch": base.tag} if self.removes else {}))
@@ -323,12 +322,12 @@ def _date(answer: Mapping[str, Any]) -> str | None:
     return date
 
 
-def _known(answer: Mapping[str, Any]) -> Known:
+def _version_of(answer: Mapping[str, Any]) -> ObjectVersion:
     size = answer["ContentRange"].rpartition("/")[2] if "ContentRange" in answer else answer["ContentLength"]
     facts = {name: answer[name] for name in _KEPT if name in answer}
     mark, modified, tag = facts.get("Metadata", {}).get(MARK, ""), answer["LastModified"], answer["ETag"]
     age = objects.age_s(_date(answer), modified)
-    return Known(tag, int(size), int(modified.timestamp() * 1e9), mark, facts, age, tag)
+    return ObjectVersion(tag, int(size), int(modified.timestamp() * 1e9), mark, facts, age, tag)
 
 
 def in_parts(plan: Iterable[Piece], limits: MultipartLimits) -> Iterator[Plan]:
@@ -340,10 +339,10 @@ def in_parts(plan: Iterable[Piece], limits: MultipartLimits) -> Iterator[Plan]:
     """
     waiting: Plan = []
     size = 0
-    for whole in joined(plan):
-        piece, left = whole, piece_size(whole)
+    for piece in joined(plan):
+        length = piece_size(piece)
         missing = max(limits.min_part - size, 0) if waiting else 0
-        if isinstance(piece, ByteRange) and left - missing >= limits.min_part:
+        if isinstance(piece, ByteRange) and length - missing >= limits.min_part:
             if missing:
                 waiting.append(part_of(piece, 0, missing))
             if waiting:
@@ -351,11 +350,12 @@ def in_parts(plan: Iterable[Piece], limits: MultipartLimits) -> Iterator[Plan]:
             yield from _copies(ByteRange(piece.start + missing, piece.stop), limits.max_copy)
             waiting, size = [], 0
             continue
-        while left:
-            n = min(left, limits.max_part - size)
-            begin = piece_size(whole) - left
-            waiting.append(part_of(piece, begin, begin + n))
-            size, left = size + n, left - n
+        begin = 0
+        while begin < length:
+            end = min(begin + limits.max_part - size, length)
+            waiting.append(part_of(piece, begin, end))
+            size += end - begin
+            begin = end
             if size == limits.max_part:
                 yield waiting
                 waiting, size = [], 0

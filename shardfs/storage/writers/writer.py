@@ -18,21 +18,10 @@ AT_A_TIME = 16
 """Objects that `create` writes at the same time: disks and stores take much longer for one than for one of many."""
 
 
-class Writer(Protocol):
-    """Changes the objects of one store. Thread-safe. Keys are paths in the store.
-
-    The methods with a body here are those of a store whose objects are no files.
-
-    `local`: the objects are files of this machine. `disk`: their directory; None if there is none.
-    `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
-    """
+class NewObjects(Protocol):
+    """Writes new objects. Thread-safe. Keys are paths. `local`: the objects are on a disk of this machine."""
 
     local: bool
-    disk: LocalDirectory | None = None
-
-    @property
-    def pins(self) -> bool:
-        return False
 
     def update(self, key: str, change: Change) -> Stat | None:
         """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
@@ -41,6 +30,30 @@ class Writer(Protocol):
         the object is unchanged, unless the store failed after the switch. A repeated update detects that case.
         """
 
+    def put(self, key: str, data: bytes) -> Stat:
+        """Replace or create the object without regard to its current version."""
+        return cast("Stat", self.update(key, Whole(data)))
+
+    def close(self) -> None:
+        """Release the source for other writable mounts. Afterwards only `close` may be called again."""
+        return
+
+
+class Writer(NewObjects, Protocol):
+    """Changes the objects of one store.
+
+    The methods with a body here are those of a store whose objects are no files.
+
+    `disk`: the directory of the objects, if they are files; None if there is none.
+    `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
+    """
+
+    disk: LocalDirectory | None = None
+
+    @property
+    def pins(self) -> bool:
+        return False
+
     def require_writable(self, key: str) -> None:
         """Raise OSError if every `update` of this object is certain to fail, such as for a write-protected file.
 
@@ -48,15 +61,11 @@ class Writer(Protocol):
         """
         return
 
-    def recover(self, begun: Begun) -> None:
+    def recover(self, note: Begun) -> None:
         """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data."""
 
     def recovered(self) -> None:
         """Declare that `recover` was called for every begun update. Remaining temporary files may now be removed."""
-        return
-
-    def close(self) -> None:
-        """Release the source for other writable mounts. Afterwards only `close` may be called again."""
         return
 
     def create(self, files: Sequence[tuple[str, Content]]) -> None:
@@ -72,10 +81,6 @@ class Writer(Protocol):
     def _create(self, file: tuple[str, Content]) -> None:
         key, content = file
         self.update(key, Whole(content, first=None))
-
-    def put(self, key: str, data: bytes) -> Stat:
-        """Replace or create the object without regard to its current version."""
-        return cast("Stat", self.update(key, Whole(data)))
 
     def delete(self, key: str) -> None:
         """Remove the object. Raise FileNotFoundError if it does not exist."""

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from zipfile import ZipFile, ZipInfo
 
 from shardfs.model.blobs import Stat
-from shardfs.model.errors import BusyError, UnsupportedError
+from shardfs.model.errors import BusyError
 from shardfs.model.write_plan import chunks_of, size_of
 from shardfs.storage import syscalls
 from shardfs.storage.store import OWN
 from shardfs.storage.writers.common import require_inside
 from shardfs.storage.writers.files import DIRECTORY, ObjectPlace, identity_at
 from shardfs.storage.writers.replace import name_new
-from shardfs.storage.writers.writer import Writer
+from shardfs.storage.writers.writer import NewObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.model.blobs import Plan
-    from shardfs.model.changes import Begun, Change
+    from shardfs.model.changes import Change
 
 _MODE = 0o100644 << 16
 """Mode of extracted files, in the attributes of an entry."""
@@ -36,8 +36,8 @@ _END64_LOCATOR = struct.Struct("<4sLQL")
 """The records at the end: APPNOTE.TXT of PKWARE, sections 4.3.14 to 4.3.16."""
 
 
-class ZipWriter(Writer):
-    """Appends objects to a new zip file at `path`; see `Writer`. Existing objects cannot be changed.
+class ZipWriter(NewObjects):
+    """Appends objects to a new zip file at `path`. Existing objects cannot be changed.
 
     The file has a temporary name beside `path` until `commit`. What an interrupted process has left under this name is
     written anew. The directory at its end needs memory until then, about 400 bytes for each object.
@@ -91,18 +91,6 @@ class ZipWriter(Writer):
             raise OSError(errno.EILSEQ, "has a name that is not UTF-8, which zip files need; rename it", key) from None
         self._broken = False
 
-    def recover(self, begun: Begun) -> None:
-        return  # nothing remains of an interrupted writer, except the file that the next one empties
-
-    def delete(self, key: str) -> None:
-        raise _appends(key)
-
-    def remove_directory(self, key: str) -> None:
-        raise _appends(key)
-
-    def rename(self, old: str, new: str) -> None:
-        raise _appends(old)
-
     def commit(
         self,
         comment: bytes,
@@ -152,18 +140,14 @@ class ZipWriter(Writer):
         self._file.fd = -1
 
 
-def _appends(key: str) -> UnsupportedError:
-    return UnsupportedError(f"{key}: an object in a zip file cannot be changed; write a new zip file")
-
-
 def _opened(place: ObjectPlace, temp: str) -> int:
     """Open and empty the temporary file. Its lock ends with the process. Raise BusyError if another process has it."""
     while True:
         fd = syscalls.open(temp, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666, place.at)
         try:
             _lock(fd, place.key)
-            found = identity_at(temp, place.at)
-            if found is not None and found[0] == os.fstat(fd).st_ino:  # else another process has just renamed the file
+            named = identity_at(temp, place.at)
+            if named is not None and named[0] == os.fstat(fd).st_ino:  # else another process has just renamed the file
                 syscalls.ftruncate(fd, 0)
                 return fd
         except BaseException:
