@@ -12,7 +12,6 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
 from shardfs.storage.writers import open_writer
-from shardfs.write.journal import RecordKind
 from shardfs.write.open_rw import open_journal
 from shardfs.write.pending import Backlog
 
@@ -101,5 +100,5 @@ class ShardReplacer:
     def update(self, key: str, change: Change) -> Stat | None:
         """Replace a shard: see `Writer.update`. After a crash, the next writer of the source cleans up."""
         after = self._writer.update(key, _Noted(change, self._backlog))
-        self._backlog.add(RecordKind.DONE, {"key": key, "lsns": [], "entries": {}})
+        self._backlog.done(key)
         return after

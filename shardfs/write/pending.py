@@ -16,7 +16,8 @@ Only this module knows the meaning of records. Both the live mount and recovery 
     BEGIN     key, base, temp, temp_ino, lsns, entries: versions are about to be published. Recovery uses this record if
               the publish never ends. `entries` maps paths to digests of bytes that the shard may have from then on
     DONE      key, lsns, entries: versions are published. `entries` maps their paths to digests of their stored bytes,
-              or to `SAME`. A version of such a path with an LSN above all `lsns` is newer and not published
+              or to `SAME`. A version of such a path with an LSN above all `lsns` is newer and not published.
+              before, after: the replaced and the new version of the shard. kept: other paths of chunks in the shard
     CONFLICT  path, lsn, why: another writer has published a different version. why "": the local version replaces it.
               obsolete: as in `Version`
     DROP      path, lsn: the version is discarded
@@ -28,16 +29,18 @@ Only this module knows the meaning of records. Both the live mount and recovery 
 from __future__ import annotations
 
 import threading
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.write.journal import Position, Record, RecordKind
-from shardfs.write.stored import ANYTHING, NOT_NOTED, Stored
+from shardfs.write.stored import ANYTHING, NOT_NOTED, Stored, version_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardfs.model.blobs import Bytes
     from shardfs.model.changes import Begun
+    from shardfs.model.values import Version as StoredVersion
     from shardfs.write.journal import Journal
 
 
@@ -192,6 +195,7 @@ class Pending:
 
     def _done(self, record: Record) -> None:
         key, last = record.meta["key"], max(record.meta.get("lsns", ()), default=0)
+        before, after = (version_from_json(record.meta.get(name)) for name in ("before", "after"))
         for lsn in [lsn for lsn, meta in self.begun.items() if meta.get("key") == key]:
             del self.begun[lsn]
             self._let_go(lsn)
@@ -199,9 +203,13 @@ class Pending:
             version = self.versions.get(path)
             if version is not None and version.lsn > last:  # a newer version, which replaces the published one
                 digest = _digest(entry)
-                self._set_base(path, version, version.base if digest is None else Stored(None, (digest,)), record)
+                base = version.base.kept(before, after) if digest is None else Stored(after, (digest,))
+                self._set_base(path, version, base, record)
             elif version is not None or self.lost.get(path, last + 1) <= last:
                 self._set(path, None)
+        for path in record.meta.get("kept", ()):
+            if (version := self.versions.get(path)) is not None:
+                self._set_base(path, version, version.base.kept(before, after), record)
 
     def _set_base(self, path: str, version: Version, base: Stored, record: Record) -> None:
         if base != version.base:
@@ -249,11 +257,13 @@ class Backlog:
     """An open journal and its unpublished versions.
 
     `changed` guards both; the only slow operation under it is a copy to the page cache. Its threads are notified when
-    versions or the state of their shards change.
+    versions or the state of their shards change. `replaced` is the number of shards that were replaced.
     """
 
     def __init__(self, journal: Journal) -> None:
-        self.journal, self.pending = journal, Pending()
+        self.journal = journal
+        self.pending = Pending()
+        self.replaced = 0
         self.changed = threading.Condition(threading.RLock())
         for record in journal.recovered:
             journal.release(self.pending.apply(record))
@@ -273,3 +283,16 @@ class Backlog:
         with self.changed:
             self.add(RecordKind.BEGIN, {**note._asdict(), **meta})
         self.journal.sync()
+
+    def done(
+        self, key: str, lsns: Sequence[int] = (), entries: Mapping[str, str | bool] = MappingProxyType({}),
+        others: Iterable[str] = (), before: StoredVersion = None, after: StoredVersion = None,
+    ) -> None:  # fmt: skip
+        """Record that a shard was replaced. `others`: the paths of its pending chunks that were not published."""
+        with self.changed:
+            self.replaced += 1
+            bases = {path: self.pending.versions[path].base for path in others}
+            meta: dict[str, Any] = {"key": key, "lsns": list(lsns), "entries": dict(entries)}
+            meta |= {"before": before, "after": after}
+            meta["kept"] = [path for path, base in bases.items() if base.relies_on(before)]
+            self.add(RecordKind.DONE, meta)

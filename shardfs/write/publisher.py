@@ -162,8 +162,9 @@ class Publisher:
             shard.tree.allow_missing(shard.number)
         shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.outcome.packed)
         with self._changed:
-            lsns = [version.lsn for version in done.values()]
-            self._backlog.add(RecordKind.DONE, {"key": shard.key, "lsns": lsns, "entries": job.digests})
+            lsns, after = [version.lsn for version in done.values()], None if stat is None else stat.version
+            others = shard.targets.keys() - done.keys()
+            self._backlog.done(shard.key, lsns, job.digests, others, job.before, after)
             shard.seems_absent = stat is None
             shard.failure, shard.pause, shard.retry_at = None, RETRY_S, 0.0
             for path in done:

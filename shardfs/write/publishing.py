@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardfs.model.changes import Begun
     from shardfs.model.collection import Transform
     from shardfs.model.values import Coords
+    from shardfs.model.values import Version as StoredVersion
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Position
@@ -166,8 +167,8 @@ def _is_replaced(shard: DirtyShard, taken: Mapping[str, Taken], old: Blob | None
 
     A shard with another version may have the new chunks already, from a publish that a crash interrupted.
     """
-    versions = {version.base.version for _, version in taken.values()} - {None}
-    if old is None or versions != {old.stat().version}:
+    bases = [version.base for _, version in taken.values() if version.base.version is not None]
+    if old is None or not bases or not all(base.is_in(old.stat().version) for base in bases):
         return False
     return rewriting.replaces_all(shard.tree.collection, shard.number, old, changed)
 
@@ -221,6 +222,7 @@ class Job(Change):
 
     Attributes:
         outcome: what the attempt does to the shard.
+        before: the version of the shard object that the attempt replaces; None if there is none.
         digests: the digests of the stored bytes of the chunks in `outcome.done`, by path; `SAME` if they stay.
         written: the bytes written to the store.
     """
@@ -237,6 +239,7 @@ class Job(Change):
         self._may_replace = may_pack and self._index is not None and self._may_be_all()
         self.outcome = PublishPlan(None, {}, {}, {}, packed=False)
         self.digests: dict[str, str | bool] = {}
+        self.before: StoredVersion = None
         self._wanted: dict[Coords, str] = {}
         self._kept: dict[str, str] = {}
         self.written = self._old_size = 0
@@ -268,6 +271,7 @@ class Job(Change):
     def plan(self, old: Blob | None) -> Plan | None:
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
         shard, settings, anew = self._shard, self._settings, self._may_replace
+        self.before = None if old is None else old.stat().version
         if old is not None and not anew and old.stat().size <= FIRST.stop:
             self._note_bases(old)
         self.outcome = plan_change(shard, self.taken, old, settings, self._content, may_replace=anew)
@@ -283,21 +287,20 @@ class Job(Change):
 
         `old` is in memory as a whole.
         """
-        base = Stored(old.stat().version)
-        relying = {path: target for path, (target, version) in self.taken.items() if version.base == base}
+        bases = {path: version.base for path, (_, version) in self.taken.items()}
+        relying = {path: self.taken[path][0] for path, base in bases.items() if base.relies_on(self.before)}
         for path, digest in self._digests_in(old, relying).items():
             target, version = self.taken[path]
-            self.taken[path] = target, version._replace(base=base.including(digest))
+            self.taken[path] = target, version._replace(base=version.base.including(digest))
 
     def _digests_of_kept(self, old: Blob) -> dict[str, str]:
         """Return the digests of stored chunks that wait for a later publish, and only rely on the version of `old`.
 
         This publish replaces that version.
         """
-        base = Stored(old.stat().version)
         with self._backlog.changed:
-            versions = self._backlog.pending.versions
-            relying = {path: target for path, target in self._shard.targets.items() if versions[path].base == base}
+            bases = {path: self._backlog.pending.versions[path].base for path in self._shard.targets}
+            relying = {path: self._shard.targets[path] for path, base in bases.items() if base.relies_on(self.before)}
         return self._digests_in(old, {path: relying[path] for path in relying.keys() - self.outcome.done.keys()})
 
     def _digests_in(self, old: Blob, targets: Mapping[str, Target]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 import mmh3
 
 from shardfs.model.blobs import ByteRange
+from shardfs.model.errors import CorruptShardError
 from shardfs.model.write_plan import chunks_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Version
+    from shardfs.vfs.chunk_dirs import Target
 
 K = TypeVar("K")
 
@@ -43,11 +45,40 @@ class Stored(NamedTuple):
     version: Version = None
     digests: tuple[str, ...] | None = ()
 
+    @classmethod
+    def of(cls, target: Target, *, read: bool = True) -> Stored:
+        """Return what is stored for a chunk now.
+
+        `read`: note the digest, too. Raise CorruptShardError if bytes of the chunk are missing.
+        """
+        shards = target.tree.shards
+        chunk = shards.stored_chunk(target.coords)
+        if chunk is None:
+            return NOTHING
+        now = cls(chunk.stat().version)
+        try:
+            return now.including(digest_of(chunk)) if read else now
+        except ValueError as e:
+            key = shards.key(shards.number_of(target.coords))
+            raise CorruptShardError(target.tree.path, key, f"chunk {target.coords}: {e}") from e
+
     def including(self, digest: str) -> Self:
         """Return the value with one more digest of bytes that count as unchanged."""
         if self.digests is None or digest in self.digests:
             return self
         return self._replace(digests=(*self.digests, digest))
+
+    def is_in(self, version: Version) -> bool:
+        """Return whether a shard object of this version has these bytes for certain, without a look at them."""
+        return version is not None and self.version == version
+
+    def relies_on(self, version: Version) -> bool:
+        """Return whether nothing but this version tells that the bytes are unchanged."""
+        return self.is_in(version) and self.digests == ()
+
+    def kept(self, before: Version, after: Version) -> Self:
+        """Return the value after this mount has replaced the version `before`, and the new one has the same bytes."""
+        return self._replace(version=after) if self.is_in(before) else self
 
     def to_json(self) -> Any:
         """Return the value as JSON, for `from_json`."""
@@ -106,7 +137,7 @@ def conflicts(
         version: the version of their present shard object; None if there is none.
         digests: returns the digests of the present bytes of some of the chunks.
     """
-    same = {key for key, base in bases.items() if version is not None and base.version == version}
+    same = {key for key, base in bases.items() if base.is_in(version)}
     asked = [key for key, base in bases.items() if key not in same and (base.digests or key in removed)]
     now = dict(zip(asked, digests(asked), strict=True))
     reasons = {}

@@ -8,13 +8,13 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import time
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.changes import Begun
-from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
@@ -26,7 +26,7 @@ from shardfs.write.pending import Backlog
 from shardfs.write.publisher import FULL, Publisher
 from shardfs.write.publishing import Publishing
 from shardfs.write.recover import park_scratch
-from shardfs.write.stored import NOTHING, Stored, digest_of
+from shardfs.write.stored import NOTHING, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,13 +51,20 @@ QUICK_S, QUICK_BYTES = 0.002, 1 << 20
 NAMED = 100
 """Upper limit of the orphans and errors that the status lists by name. There may be as many as chunks."""
 
-LOOKED_AT = 256
-"""Maximum number of chunks whose digest is kept from `look` to the change: more than threads that change chunks."""
-
 EMPTY_NS = 60 * 10**9
 """Age in nanoseconds from which an empty chunk counts as an error."""
 
 EMPTY = "is an empty file, which readers take for damage: write or remove it"
+
+
+class _Look(NamedTuple):
+    """What was stored for a path when its pending version was `known`, after `replaced` shards were replaced."""
+
+    path: str
+    target: Target | None
+    known: Version | None
+    replaced: int
+    base: Stored
 
 
 class WriteBuffer:
@@ -90,8 +97,7 @@ class WriteBuffer:
         self.publisher = Publisher(self.backlog, self.shards, writer, self.failures, form_now)
         self.read = journal.read  # bytes of a pending version
         self._slow = self._closed = False
-        # Of chunks that are about to be changed, by collection, coordinates and version of the shard.
-        self._digests: dict[tuple[object, ...], str] = {}
+        self._thread = threading.local()  # its last look
         self._written_bytes = 0
         self._unwritable: set[str] = set()  # arrays whose reason was logged
         self._damaged = [*journal.damaged_paths, *self._pending.lost]
@@ -197,7 +203,7 @@ class WriteBuffer:
             if data is None and version is not None:
                 meta["lsn"] = version.lsn
             elif gone is not None and version is None:
-                meta["from_base"] = self._stored(gone).to_json()
+                meta["from_base"] = self._look(old, gone).base.to_json()
             self._add(RecordKind.MOVE, meta, data)
             self.refused.forget(new)
             self.shards.assign(old, gone)
@@ -236,51 +242,39 @@ class WriteBuffer:
         The shard is read before the lock is taken. No chunk is stored under a name that is none of a chunk.
         """
         while True:
-            known = self._pending.versions.get(path)
-            base = self._stored(target) if known is None or known.obsolete else known.base
+            looked = getattr(self._thread, "looked", None)
+            if looked is None or not self._is_now(path, looked):
+                looked = self._look(path, target)
+            self._thread.looked = None
             with self._lock:
-                if self._pending.versions.get(path) is known:  # else a publish has moved the chunk meanwhile
-                    yield base
+                if looked.target == target and self._is_now(path, looked):
+                    yield looked.base
                     return
-
-    def _stored(self, target: Target | None) -> Stored:
-        """Return what is stored for a chunk now; for another file, that nothing is.
-
-        The bytes of a remote chunk are not read: a program that replaces chunks need not load them
-        (docs/durability.md). Raise CorruptShardError if the bytes of a local chunk are not there.
-        """
-        if target is None:
-            return NOTHING
-        shards = target.tree.shards
-        chunk = shards.stored_chunk(target.coords)
-        if chunk is None:
-            return NOTHING
-        version = chunk.stat().version
-        if not self._writer.local:
-            return Stored(version)
-        place = target.tree.first, target.coords, version
-        digest = self._digests.get(place)
-        if digest is None:
-            try:
-                digest = digest_of(chunk)
-            except ValueError as e:
-                number = shards.number_of(target.coords)
-                raise CorruptShardError(target.tree.path, shards.key(number), f"chunk {target.coords}: {e}") from e
-        return Stored(version, (digest,))
 
     def look(self, path: str, target: Target | None) -> None:
         """Load the index entry of a chunk, and read the chunk in a local store.
 
-        A change of the path under the caller's lock then need not wait.
+        A change of the path by this thread, under the caller's lock, then need not wait.
         """
+        self._thread.looked = self._look(path, target)
+
+    def _look(self, path: str, target: Target | None) -> _Look:
+        """Return what is stored for a chunk; for another file, that nothing is.
+
+        The bytes of a remote chunk are not read: a program that replaces chunks need not load them
+        (docs/durability.md). Raise CorruptShardError if the bytes of a local chunk are not there.
+        """
+        known, replaced = self._pending.versions.get(path), self.backlog.replaced
+        if known is not None and not known.obsolete:
+            base = known.base
+        else:
+            base = NOTHING if target is None else Stored.of(target, read=self._writer.local)
+        return _Look(path, target, known, replaced, base)
+
+    def _is_now(self, path: str, looked: _Look) -> bool:
+        """Return whether nothing was written to the path, and no shard replaced, since a look at it."""
         known = self._pending.versions.get(path)
-        if target is None or (known is not None and not known.obsolete):
-            return
-        stored = self._stored(target)
-        if stored.digests:
-            if len(self._digests) >= LOOKED_AT:
-                self._digests.clear()
-            self._digests[target.tree.first, target.coords, stored.version] = stored.digests[0]
+        return (looked.path, looked.known, looked.replaced) == (path, known, self.backlog.replaced)
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.

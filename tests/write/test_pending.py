@@ -64,6 +64,19 @@ def test_what_was_published_is_the_base_of_a_later_version() -> None:
     assert sorted(pending.apply(record(RecordKind.DONE, key="shard", lsns=[3], entries={"c/0": ABSENT}))) == [3, 4, 5]
 
 
+def test_a_publish_of_other_chunks_of_the_shard_changes_only_the_version() -> None:
+    record, pending = recorder(), Pending()
+    for path, base in (("c/0", Stored((1, 2))), ("c/1", Stored((1, 2), (DIGEST,))), ("c/2", Stored((9, 9)))):
+        pending.apply(put(record, path, base=base.to_json()))
+    done = record(RecordKind.DONE, key="shard", entries={}, before=[1, 2], after=[3, 4], kept=["c/0", "c/1", "c/2"])
+    assert pending.apply(done) == []
+    bases = {path: version.base for path, version in pending.versions.items()}
+    assert bases == {"c/0": Stored((3, 4)), "c/1": Stored((3, 4), (DIGEST,)), "c/2": Stored((9, 9))}
+    for path in ("c/0", "c/1"):
+        pending.apply(put(record, path))
+    assert pending.versions["c/0"].base == Stored((3, 4))
+
+
 def test_a_move_needs_the_record_with_the_data() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "c/0.partial", scratch=True, base=None))

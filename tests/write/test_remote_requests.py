@@ -164,6 +164,31 @@ def test_a_sparse_shard_is_replaced_as_well(name: str, server: Server, tmp_path:
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
 
 
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "zarr_gzip_after", "precomputed_gzip", "n5"])
+def test_writing_over_a_chunk_does_not_read_it(name: str, server: Server, tmp_path: Path) -> None:
+    """Only the index of its shard is received, once. With a codec around the shard, that is the whole shard."""
+    target, traffic = TARGETS[name], Traffic(server)
+    filled(target, server, tmp_path / "natively", {number: 1 + number for number in range(len(target.chunks))})
+    key, (first, *others, _) = numbers_of_a_shard(target)
+    with opened(server, tmp_path) as fs:
+        traffic.begin()
+        fs.pipe_file(target.path(first), target.shown(100))
+        gets = traffic.names(key).count("get_object")
+        received = traffic.nbytes(key)[1]
+        traffic.begin()
+        for number in others:
+            fs.pipe_file(target.path(number), target.shown(100))
+        if name == "precomputed_gzip":  # the shard index, and the indices of two minishards
+            assert gets + traffic.names(key).count("get_object") <= 5
+            assert received + traffic.nbytes(key)[1] < 200
+        else:
+            assert (gets, received) == (1, len(server.objects[key].data) if name == "zarr_gzip_after" else INDEX)
+            assert traffic.nbytes("") == (0, 0)
+        if name in ("zarr_end", "zarr_start", "n5"):
+            assert traffic.names() == []
+
+
 @pytest.mark.parametrize(("kept", "options"), [(1, {}), (0, {"compact": "never"})])
 def test_old_offsets_stay_valid_unless_all_chunks_are_replaced(
     kept: int, options: dict[str, str], server: Server, tmp_path: Path
