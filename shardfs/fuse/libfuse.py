@@ -68,7 +68,8 @@ class Session:
         if not self._handle:
             raise MountError(errno.EINVAL, "; ".join(lines) or "libfuse refused the mount options")
         self.fd = -1
-        self._detached = -1
+        self._detached = -1  # descriptor of the mount that `replace` attaches
+        self._is_by_hand = False  # else libfuse has mounted, and unmounts
         self._attached: list[tuple[str, int]] = []  # what `replace` leaves to `unmount`: mountpoint and number
 
     def mount(self, mountpoint: str) -> None:
@@ -89,6 +90,7 @@ class Session:
             self.mount(place)
             try:
                 self._detached = clone(place)
+                self._is_by_hand = True
             finally:
                 detach(place, lazy=True)
         finally:
@@ -111,6 +113,7 @@ class Session:
         else:
             _detach_top(*self._attached.pop())
         os.close(self._detached)
+        self._detached = -1
 
     def negotiate(self) -> None:
         """Answer INIT. The mount serves from then on."""
@@ -141,7 +144,7 @@ class Session:
 
     def unmount(self) -> None:
         """Detach the mount, if it is still there. Programs that have files open on it keep it alive."""
-        if self._detached < 0:
+        if not self._is_by_hand:
             self._fuse.unmount(self._handle)
         while self._attached:
             _detach_top(*self._attached.pop(0))
