@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import data_precomputed_ids, datasets
+from tests import data_precomputed_ids, datasets, forking
 from tests.datasets import ROOT, Array, Client, Dataset
 from tests.datasets import client_python as client_python  # for tests to import from here
 from tests.sampling import sampled
@@ -71,23 +71,27 @@ def _run(command: Sequence[str | Path], timeout: float, **options: Any) -> subpr
     would keep a pipe open.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True, **options
-        )
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(2)
-            code = -signal.SIGALRM
+        code = forking.run(command, timeout, out, err, **options)
+        if code is None:
+            code = _run_anew(command, timeout, stdout=out, stderr=err, **options)
         out.seek(0)
         err.seek(0)
         text = err.read()
         if code == -signal.SIGALRM:
             text += f"\nno end within {timeout:g} s"
         return subprocess.CompletedProcess(command, code, out.read(), text)
+
+
+def _run_anew(command: Sequence[str | Path], timeout: float, **options: Any) -> int:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, **options)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(2)
+        return -signal.SIGALRM
 
 
 class ClientError(Exception):

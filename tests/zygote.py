@@ -1,0 +1,53 @@
+"""A process that has imported `shardfs.cli`, and becomes `python -m shardfs` again and again, each time in a fork.
+
+`python -m tests.zygote SOCKET` takes requests from a socket that it inherits, as `tests.forking` sends them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import sys
+from typing import Any
+
+import shardfs.cli  # noqa: F401 - it is what takes time
+
+
+def serve(requests: socket.socket) -> dict[str, Any]:
+    """Answer with process ids and exit codes; in each new process, return what the request asks for."""
+    while True:
+        data, files, _, _ = socket.recv_fds(requests, 1 << 20, 2)
+        if not data:
+            os._exit(0)
+        request: dict[str, Any] = json.loads(data)
+        pid = os.fork()
+        if pid == 0:
+            requests.close()
+            become(request, files)
+            return request
+        for file in files:
+            os.close(file)
+        requests.send(str(pid).encode())
+        requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def become(request: dict[str, Any], files: list[int]) -> None:
+    """Make this process one that was started with this environment and these streams."""
+    os.setsid()
+    for number, file in enumerate(files, 1):
+        os.dup2(file, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+
+
+def main(number: str) -> None:
+    request = serve(socket.socket(fileno=int(number)))
+    sys.argv = ["shardfs", *request["arguments"]]
+    runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
