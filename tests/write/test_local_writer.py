@@ -18,9 +18,10 @@ import pytest
 from shardfs.model.blobs import Blob, ByteRange, FilePart, Plan, Suffix
 from shardfs.model.changes import Begun
 from shardfs.model.errors import DanglingLinkError, StaleShardError
+from shardfs.model.kinds import is_in
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
-from shardfs.storage.writers import open_writer
+from shardfs.storage.writers import files, open_writer
 from shardfs.storage.writers.local import LocalWriter
 from tests.write.hooks import Recorder, fail, hooked, in_child
 from tests.write.steps import Steps
@@ -322,6 +323,32 @@ def test_a_directory_that_is_created_anew_meanwhile(removes: bool, writer: Local
                 writer.update(KEY, Steps(change))
         assert read(tmp_path) == (None if removes else {"ours": 1, "anew": 1}), counting.names[at]
         assert [name for name in names(tmp_path) if name != "shard"] == []
+
+
+def test_a_directory_is_moved_while_another_thread_writes_elsewhere(
+    writer: LocalWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread notes a new directory while this one forgets those that have lost their names."""
+    moves = iter(["before"])
+
+    def elsewhere(*args: str) -> bool:
+        monkeypatch.undo()
+        thread = threading.Thread(target=writer.put, args=("c/shard", b"{}"))
+        thread.start()
+        thread.join(60)
+        return is_in(*args)
+
+    def change(old: Blob | None) -> Plan:
+        for name in moves:
+            os.rename(tmp_path / "a", tmp_path / name)
+            (tmp_path / "a").mkdir()
+        return with_member("ours")(old)
+
+    (tmp_path / "c").mkdir()
+    monkeypatch.setattr(files, "is_in", elsewhere)
+    writer.update(KEY, Steps(change))
+    assert read(tmp_path) == {"ours": 1}
+    assert (tmp_path / "c/shard").read_bytes() == b"{}"
 
 
 def test_who_never_stops_is_left_alone(writer: LocalWriter, tmp_path: Path) -> None:

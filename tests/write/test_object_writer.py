@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import threading
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import fsspec
 import pytest
+from fsspec.asyn import sync
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.blobs import Blob, ByteRange, FilePart, Piece, Plan, Suffix
+from shardfs.model.changes import FIRST, UNREAD
 from shardfs.model.errors import StaleShardError, UnsupportedError
 from shardfs.model.write_plan import piece_size
 from shardfs.storage.open_store import open_store
@@ -31,7 +34,7 @@ from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import MultipartLimits, S3Objects, in_parts
 from tests.write.azurite import azurite
 from tests.write.hooks import Recorder, hooked
-from tests.write.object_store import ALL, Server
+from tests.write.object_store import ALL, Object, Server
 from tests.write.object_store_gcs import gcs_options, gcs_store
 from tests.write.steps import Steps
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from shardfs.model.blobs import ByteRequest
     from shardfs.model.changes import Begun
 
 KEY = "a/shard"
@@ -528,6 +532,34 @@ def test_faults_of_gcs(fault: str, gcs_server: Server) -> None:
     gcs_server.fault = lambda number, name: ""
     assert len(seen) == 1
     assert bench.get() is None
+
+
+@pytest.mark.parametrize("first", [FIRST, Suffix(2), UNREAD])
+def test_an_object_that_gcs_decompresses_is_refused(first: ByteRequest, gcs_server: Server) -> None:
+    bench = gcs_bench(gcs_server)
+    headers = {"told": json.dumps({"contentEncoding": "gzip"})}
+    gcs_server.objects[f"data/root/{KEY}"] = Object(b"0123", headers)
+    with pytest.raises(OSError, match="stored compressed"):
+        bench.writer.update(KEY, Steps(one_more, first=first))
+    assert gcs_server.objects[f"data/root/{KEY}"].data == b"0123"
+
+
+def test_an_object_that_azure_could_decompress_keeps_its_bytes(azure_account: str) -> None:
+    bench, data = azure_bench(azure_account), gzip.compress(b"0123")
+    from azure.storage.blob import ContentSettings
+
+    async def store() -> None:
+        client = cast("AzureObjects", bench.objects)._blob(bench.store.path(KEY))
+        await client.upload_blob(data, content_settings=ContentSettings(content_encoding="gzip"))
+
+    sync(bench.store.fs.loop, store)
+    bench.writer.update(KEY, Steps(one_more))
+    path = bench.store.path(KEY)
+    version = bench.objects.head(path)
+    assert version is not None
+    assert version.size == len(data) + 1
+    assert version.facts["content_settings"].content_encoding == "gzip"
+    assert bench.objects.read(path, version, [ByteRange(0, version.size)]) == [data + b"x"]
 
 
 def test_a_lost_answer_and_somebody_else(server: Server) -> None:

@@ -72,7 +72,10 @@ class AzureObjects(Objects):
         return await self._blob(path).get_blob_properties()
 
     async def _range(self, path: str, version: ObjectVersion, part: ByteRange) -> bytes:
-        stream = await self._blob(path).download_blob(part.start, part.stop - part.start, **_only(version))
+        settings = version.facts.get("content_settings")
+        # The client would decompress the stored bytes. Older clients do not know the argument, so others do not get it.
+        raw = {"decompress": False} if settings is not None and settings.content_encoding else {}
+        stream = await self._blob(path).download_blob(part.start, part.stop - part.start, **_only(version), **raw)
         data: bytes = await stream.readall()
         return data
 

@@ -76,7 +76,9 @@ class SourceDirectories:
         with suppress(FileNotFoundError, NotADirectoryError), self._store.opened(directory, DIRECTORY) as at:
             if os.path.samestat(os.fstat(at), os.fstat(place.at)):
                 return True
-        self._durable -= {name for name in self._durable if name and is_in(name, directory)}
+        for name in list(self._durable):  # a copy: other threads add names meanwhile
+            if name and is_in(name, directory):
+                self._durable.discard(name)
         return False
 
     @contextmanager

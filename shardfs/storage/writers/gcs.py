@@ -12,7 +12,6 @@ import secrets
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from shardfs.storage.blob_views import absolute
 from shardfs.storage.remote import generation_tag
 from shardfs.storage.writers.common import Changed
 from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Requests, Upload, age_s
@@ -20,7 +19,7 @@ from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Reques
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.model.blobs import ByteRange, ByteRequest
+    from shardfs.model.blobs import ByteRange
     from shardfs.storage.remote import FsspecStore
 
 _KEPT = ("contentType", "contentLanguage", "contentDisposition", "cacheControl", "contentEncoding", "metadata")
@@ -46,16 +45,10 @@ class GcsObjects(Objects):
             return None
         return _version_of(raw, headers)
 
-    def look(self, path: str, part: ByteRequest) -> tuple[ObjectVersion, bytes] | None:
-        version = self.head(path)
-        if version is None:
-            return None
+    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
         if version.facts.get("contentEncoding"):
             why = "is stored compressed, and the store decompresses it when it is read; store it without an encoding"
             raise OSError(errno.EOPNOTSUPP, why, path)
-        return version, self._range(path, version, *absolute(part, version.size)) if version.size else b""
-
-    def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
         return [self._range(path, version, *r) for r in ranges]
 
     def _range(self, path: str, version: ObjectVersion, start: int, stop: int) -> bytes:

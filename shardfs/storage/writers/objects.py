@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import threading
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -21,6 +20,7 @@ from shardfs.model.changes import FIRST, UNREAD, Begun, Removal
 from shardfs.model.write_plan import is_same
 from shardfs.storage import syscalls
 from shardfs.storage.blob_views import absolute
+from shardfs.storage.byte_budget import ByteBudget
 from shardfs.storage.cache import nothing
 from shardfs.storage.remote import store_errors, tagged
 from shardfs.storage.retry import RetryPolicy, http_status
@@ -294,8 +294,7 @@ class ObjectWriter(Writer):
         self._objects = objects
         self._unlock = unlock
         self._race_s = race_s
-        self._uploads = threading.Condition()
-        self._uploading = 0
+        self._uploads = ByteBudget(MOST_HELD, nothing)
 
     @property
     def pins(self) -> bool:
@@ -323,21 +322,8 @@ class ObjectWriter(Writer):
             return None
         new = PlannedBlob(plan or [], old)
         change.verify(new)
-        with self._holding(self._objects.held(new.size)):
+        with self._uploads.taken(self._objects.held(new.size)):
             return put_once(self._objects, path, base, new, lambda temp: change.begun(Begun(key, tag, temp))).stat()
-
-    @contextmanager
-    def _holding(self, nbytes: int) -> Iterator[None]:
-        """Wait until this much memory is free for an upload, and hold it. An upload that is alone need not wait."""
-        with self._uploads:
-            self._uploads.wait_for(lambda: not self._uploading or self._uploading + nbytes <= MOST_HELD)
-            self._uploading += nbytes
-        try:
-            yield
-        finally:
-            with self._uploads:
-                self._uploading -= nbytes
-                self._uploads.notify_all()
 
     def _pinned(self, path: str, first: ByteRequest) -> PinnedBlob | None:
         if first == UNREAD:
