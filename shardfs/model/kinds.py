@@ -58,7 +58,7 @@ _SCRATCH = re.compile(
 object_store, rsync, rclone, sed, vim, Python's tempfile and GLib."""
 
 
-LOCK = b".__lock"
+LOCK = ".__lock"
 """tensorstore's suffix for a file that it locks and fills, then renames to the name without the suffix."""
 
 

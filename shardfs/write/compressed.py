@@ -47,16 +47,15 @@ class CompressedChunks:
             with self._names.lock:
                 files = self._names.files
                 chunk = files.at(plain) or files.new(directory, name, NameKind.CHUNK, target)
-                chunk.version = self._pending.move(
+                version = self._pending.move(
                     path, plain, target, None, content if stored is None else stored, file.mtime_ns, file.mode,
                     stored=stored is not None,
                 )  # fmt: skip
-                chunk.mode = file.mode
-                chunk.mtime_ns = file.mtime_ns
-                chunk.known_size = -1
+                chunk.commit(version, dirty=True)
+                chunk.set_status(size=-1, mtime_ns=file.mtime_ns, mode=file.mode)
                 if not chunk.writers:
                     chunk.drop_buffer()
-                file.version = None
+                file.publish(None)
         if present is None:
             self._names.invalidate(directory, name)
         self._names.hooks.reshaped(np.array([chunk.number], np.uint64))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,10 @@ class FileContents:
     """
 
     def __init__(self, names: Names, pending: WriteBuffer, disk: LocalDirectory | None, budget: Budget) -> None:
-        self.names, self.pending, self.disk, self._budget = names, pending, disk, budget
+        self.names = names
+        self.pending = pending
+        self.disk = disk
+        self._budget = budget
 
     def attributes(self, file: WritableFile) -> Attributes:
         """Return the attributes of a file. Raise OSError (ESTALE) if its bytes are gone."""
@@ -62,7 +64,7 @@ class FileContents:
             size = self._shown_size(file.target, version)
             with self.names.lock:
                 if file.version is version:
-                    file.known_size = size
+                    file.set_status(size=size)
         return Attributes(file.number, False, size, file.mtime_ns, None, file.mode)
 
     def _follow_source(self, file: WritableFile, target: Target) -> None:
@@ -85,14 +87,13 @@ class FileContents:
         with self.names.lock:
             if not file.is_settled:
                 return
-            file.stored = now
+            file.follow(now)
             if before is None or (now.digests and now.digests == before.digests):
                 return  # only its neighbours have changed
             if shown is None:
                 self.names.files.unname(file)
                 raise stale(file.number)
-            file.known_size = shown.size
-            file.mtime_ns = shown.mtime_ns
+            file.set_status(size=shown.size, mtime_ns=shown.mtime_ns)
         self.names.hooks.invalidate_content(file.number)
 
     def _attributes_on_disk(self, file: WritableFile, disk: LocalDirectory) -> Attributes:
@@ -128,7 +129,7 @@ class FileContents:
                     raise
                 with self.names.lock:
                     changed = file.version is not version or file.buffer is not None
-                    replaced = file.parent is None
+                    replaced = file.path is None
                 if changed:
                     return self.read(file, offset, size)
                 if replaced or target is None:  # else it was just published
@@ -170,15 +171,10 @@ class FileContents:
 
     def load(self, file: WritableFile) -> Buffer:
         """Return the buffer of a file with all its bytes, read from where they are now."""
-        while True:
-            with self.names.lock:
-                if file.buffer is not None:
-                    return file.buffer
-                source = file.buffer, file.version, file.target
-            buffer = self._read_whole(file)
-            with self.names.lock:
-                if source == (file.buffer, file.version, file.target):  # else other bytes are shown by now
-                    file.buffer = buffer
+        while (buffer := file.buffer) is None:
+            place = file.place
+            file.load(self._read_whole(file), place)
+        return buffer
 
     def _read_whole(self, file: WritableFile) -> Buffer:
         buffer, size, at = self.new_buffer(file), self.attributes(file).size, 0
@@ -193,17 +189,11 @@ class FileContents:
 
     def resize(self, file: WritableFile, size: int) -> None:
         """Shorten the contents of a file that has no descriptor, or extend them with zeros."""
-        if not size:
-            with self.names.lock:
-                file.buffer = file.buffer or self.new_buffer(file)
+        if not size and file.buffer is None:
+            file.load(self.new_buffer(file), file.place)
         self._change(file, lambda buffer: buffer.truncate(size))
 
     def _change(self, file: WritableFile, change: Callable[[Buffer], None]) -> None:
         """Change the buffer of a file, with all its bytes. Another thread may drop a buffer that is not dirty."""
-        while True:
+        while not file.change(change):
             self.load(file)
-            with self.names.lock:
-                if file.buffer is not None:
-                    change(file.buffer)
-                    file.dirty, file.refused, file.mtime_ns = True, False, time.time_ns()
-                    return

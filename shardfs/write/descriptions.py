@@ -80,9 +80,7 @@ class Descriptions:
                 written = self._documents.write(directory, name, data)
                 if written is None:
                     return False
-                with self._names.lock:
-                    file.frozen = written.shown
-                    file.superseded = written.shown is not data
+                file.freeze(written.shown, superseded=written.shown is not data)
                 for path in written.changed:
                     self.describe_anew(path)
                 self._hide_generated(absent)
@@ -122,7 +120,7 @@ class Descriptions:
         Raise OSError (ESTALE) if the source has another version than the mount shows. The kernel then looks up the name
         again and gets the new version.
         """
-        if file is not None and (file.kind is not NameKind.DOCUMENT or file.writers or file.parent is None):
+        if file is not None and (file.kind is not NameKind.DOCUMENT or file.writers or file.path is None):
             return
         path = self._names.path_of(number)
         directory, raw = split(path)
@@ -161,11 +159,10 @@ class Descriptions:
             if file is None or not file.writers:
                 self._show_anew(path, file, data)
             else:
-                file.frozen = data
-                file.superseded = True
+                file.freeze(data, superseded=True)
             shown = self._files.at(path)
             if shown is not None and found is not None:
-                shown.mode, shown.mtime_ns = found.mode, found.mtime_ns
+                shown.set_status(mtime_ns=found.mtime_ns, mode=found.mode)
 
     def show_stored(self, file: WritableFile) -> None:
         """Show the source's document if it supersedes the one written here, unless a program still writes to the file.
@@ -181,15 +178,13 @@ class Descriptions:
         The file gets a new inode number, because the kernel may have cached size and bytes of the old file.
         """
         if old is not None:
-            old.superseded = old.dirty = False
-            if not old.handles:
-                old.drop_buffer()
+            old.discard()
             self._files.unname(old)
         if data is not None:
             new = self._files.new(*split(path), NameKind.DOCUMENT)
-            new.frozen = data
+            new.freeze(data)
             if old is not None:
-                new.mode, new.mtime_ns = old.mode, old.mtime_ns
+                new.set_status(mtime_ns=old.mtime_ns, mode=old.mode)
             self._files.settle(new)
         self._names.invalidate(*split(path))
 
@@ -217,7 +212,7 @@ class Descriptions:
                     if _is_reshaped(file.target, meaning.target):
                         _forget_shown(file)
                         reshaped.append(file.number)
-                    file.kind, file.target = meaning.kind, meaning.target
+                    file.become(meaning.kind, meaning.target)
                     self._overlay.make_parents(parent)
                 if file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
                     strays.append(file)
@@ -245,7 +240,7 @@ class Descriptions:
                 log.warning("%s: cannot be a compressed chunk, so it stays in the journal: %s", path, e)
                 continue
             with self._names.lock:
-                file.kind = NameKind.COMPRESSED
+                file.become(NameKind.COMPRESSED, None)
                 if not file.writers:
                     self._files.unname(file)
                     self._names.invalidate(*split(path))
@@ -278,7 +273,8 @@ class Descriptions:
             )
             return
         with self._names.lock:
-            file.kind, file.known_size, file.version = NameKind.PLAIN, len(data), None
+            file.become(NameKind.PLAIN, None)
+            file.publish(None, len(data))
             if self._pending.holds(path):
                 self._pending.drop(path, None)
         if file.mtime_ns and (disk := self._writer.disk) is not None:
@@ -357,6 +353,6 @@ def _is_reformed(old: Target | None, new: Target | None) -> bool:
 
 def _forget_shown(file: WritableFile) -> None:
     """Show a chunk as its array's new shape says. Bytes that a client has written and not closed are kept."""
-    file.known_size = -1
+    file.set_status(size=-1)
     if not file.dirty:
         file.drop_buffer()

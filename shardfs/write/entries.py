@@ -158,7 +158,7 @@ class Entries:
             if old is not None:
                 self._files.unname(old)
             file = self._files.new(directory, name, NameKind.CHUNK, target)
-            file.mtime_ns, file.known_size = time.time_ns(), len(shown)
+            file.set_status(size=len(shown), mtime_ns=time.time_ns())
             self._saving.put(file, path, stored, stored=not target.is_verbatim)
         return True
 
@@ -202,7 +202,7 @@ class Entries:
         self._pending.make_room(len(data))
         stored = stored_bytes(meaning.target, data)
         file = self._files.unnamed(meaning.kind, meaning.target)
-        file.mode, file.mtime_ns, file.known_size = found.mode, time.time_ns(), -1
+        file.set_status(size=-1, mtime_ns=time.time_ns(), mode=found.mode)
         if meaning.kind not in JOURNALED:
             self._saving.write_through(file, path, data)
             self._saving.copy_status(file, path)
@@ -235,7 +235,7 @@ class Entries:
         if meaning.kind is not NameKind.PLAIN or hidden or disk is None:
             with self._names.lock:
                 file = self._files.new(directory, name, NameKind.DIRECTORY)
-                file.mode, file.mtime_ns = shown_mode(mode, True), time.time_ns()
+                file.set_status(mtime_ns=time.time_ns(), mode=shown_mode(mode, True))
             return self._contents.attributes(file)
         self._names.waiting()
         self._descriptions.make_stored_directory(directory)

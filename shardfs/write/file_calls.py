@@ -81,15 +81,17 @@ class FileCalls:
     ) -> tuple[WritableFile, int]:
         with self._names.lock:
             file = self._files.new(directory, name, meaning.kind, meaning.target)
-            file.mode, file.mtime_ns, file.fd = shown_mode(mode), time.time_ns(), fd
+            file.set_status(mtime_ns=time.time_ns(), mode=shown_mode(mode))
             if fd < 0:
-                file.buffer, file.dirty = self._contents.new_buffer(file), True
+                file.load(self._contents.new_buffer(file), file.place, dirty=True)
+            else:
+                file.use_disk(fd)
             return file, self._open_files.add(file, flags)
 
     def open(self, number: int, flags: int) -> int:
         """Open a file and return a handle. Of `flags`, the access mode and O_TRUNC count."""
         known = self._files.by_number.get(number)
-        if known is not None and known.parent is None and not known.handles:
+        if known is not None and known.path is None and not known.handles:
             if flags & (os.O_ACCMODE | os.O_TRUNC) or not self._succeeded(known):
                 raise stale(number)  # the kernel looks up the name again, but only once for each call
             return self._open_files.add_reader(number)
@@ -122,7 +124,7 @@ class FileCalls:
             with self._names.lock:
                 if len(data) != found.size or file.number not in self._files.by_number:
                     return False
-                file.frozen = data
+                file.freeze(data)
             # The kernel may know another size: it must not cut the bytes.
             self._names.hooks.reshaped(np.array([file.number], np.uint64))
             return True
@@ -222,7 +224,7 @@ class FileCalls:
         if file.fd >= 0:
             self._names.waiting()
             syscalls.fsync(file.fd)
-        elif file.kind is NameKind.SCRATCH and file.name.endswith(LOCK):
+        elif file.kind is NameKind.SCRATCH and (file.path or "").endswith(LOCK):
             self._raise_errors(file, handle)
         else:
             self._settle(file, handle)
@@ -240,23 +242,20 @@ class FileCalls:
                 self._open_files.remove_reader(opened.number)
                 return
         try:
-            while opened.writes and not self._saving.stop_writing(file):
+            while opened.writes and not file.stop_writing():
                 try:
                     self._saving.settle(file)
                 except OSError as e:
                     self._pending.failures.note(file.saved_path or "", e)
                 except BaseException:  # a bug: the shard is published without this version
-                    file.refused = True
-                    self._saving.stop_writing(file)
+                    file.refuse()
+                    file.stop_writing()
                     raise
         finally:
             with self._names.lock:
-                file.handles -= 1
-                if file.parent is None and not file.handles and file.frozen is not None:
-                    file.known_size = len(file.frozen)
-                    file.frozen = None
+                file.remove_handle()
                 self._saving.drop_buffer(file)
-                if file.parent is None:
+                if file.path is None:
                     self._files.let_go(file)
                 elif file.is_settled and file.kind is not NameKind.PLAIN:
                     self._saving.rest(file)

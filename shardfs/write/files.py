@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 import stat
+import time
 from collections import OrderedDict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ from shardfs.model.kinds import NameKind, compression, is_in
 from shardfs.vfs.inodes import CREATED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from threading import RLock
 
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Buffer
+    from shardfs.write.encoding import Encoded
     from shardfs.write.pending import Version
     from shardfs.write.stored import Stored
 
@@ -28,43 +31,55 @@ MAX_SETTLED = 65_536
 class WritableFile:
     """An inode. It has at most one name. Without a name it lives until no handle or kernel reference is left.
 
+    Only methods of this class change the attributes, and each takes the lock of the name space itself. The contents are
+    in the first of these places that is set: `buffer` (being written), `frozen` (a fixed copy), the journal
+    (`version`), `fd`, or the source, as the chunk `target` or under `path`. A file goes from the source to a buffer
+    (`load`, `change`), from there to the journal (`commit`), and from there to the source (`publish`).
+
     Attributes:
+        path: path on the mount; None if the file has no name any more.
+        last_path: the path that a file without a name had last.
         dirty: the buffer has bytes that are neither in the journal nor in the store.
         refused: these bytes could not be saved, and the writer got the error.
         superseded: the source's document differs from the one written here or cached by the kernel; `frozen` has the
             former, or (None) the tree.
-        last_path: the path that a file without a name had last.
         stored: what the source had for a chunk whose size and time are those of this file; None if that was not noted.
-
-    The contents are in the first of these places that is set: `buffer` (being written), `frozen` (a fixed copy), the
-    journal (`version`), `fd`, or the tree, as chunk `target` or as inode number `base`.
     """
 
     __slots__ = (
-        "base", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "last_path", "lookups", "mode",
-        "mtime_ns", "name", "number", "parent", "refused", "spent", "stored", "superseded", "target", "version",
-        "writers",
+        "_lock", "_spent", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "last_path", "lookups",
+        "mode", "mtime_ns", "number", "path", "refused", "stored", "superseded", "target", "version", "writers",
     )  # fmt: skip
 
-    def __init__(self, number: int, kind: NameKind, target: Target | None = None) -> None:
-        self.number, self.kind, self.target = number, kind, target
-        self.parent: str | None = None
-        self.name = b""
+    def __init__(self, number: int, kind: NameKind, target: Target | None, lock: RLock) -> None:
+        self._lock = lock
+        self.number = number
+        self.kind = kind
+        self.target = target
+        self.path: str | None = None
         self.last_path = ""
-        self.mode = self.mtime_ns = self.known_size = 0
+        self.mode = 0
+        self.mtime_ns = 0
+        self.known_size = 0
         self.buffer: Buffer | None = None
         self.frozen: bytes | None = None
         self.version: Version | None = None
         self.stored: Stored | None = None
-        self.fd, self.base = -1, 0
-        self.spent: list[int] = []
-        self.dirty = self.refused = self.superseded = False
-        self.handles = self.writers = self.lookups = 0
+        self.fd = -1
+        self._spent: list[int] = []
+        self.dirty = False
+        self.refused = False
+        self.superseded = False
+        self.handles = 0
+        self.writers = 0
+        self.lookups = int(self.is_original)
+
+    # ---- what it is ----
 
     @property
-    def path(self) -> str | None:
-        """Path on the mount; None if the file has no name any more."""
-        return None if self.parent is None else join(self.parent, self.name)
+    def is_original(self) -> bool:
+        """Whether the file was in the source when the mount first showed it, so the kernel may know it."""
+        return self.number < CREATED
 
     @property
     def saved_path(self) -> str | None:
@@ -82,7 +97,13 @@ class WritableFile:
         """Whether the file has neither a name nor contents anywhere."""
         version = self.version is not None and self.version.data is not None
         held = self.buffer is not None or self.frozen is not None or self.fd >= 0
-        return self.parent is None and not held and not version
+        return self.path is None and not held and not version
+
+    @property
+    def place(self) -> tuple[Version | None, Target | None]:
+        """Where the bytes of a file without a buffer are, for `load`."""
+        with self._lock:
+            return self.version, self.target
 
     def unsaved(self) -> tuple[Buffer, str] | None:
         """Return the buffer and path of a dirty file; None if all bytes are saved or the file has no name."""
@@ -101,19 +122,167 @@ class WritableFile:
             return self.known_size if self.version.stored else self.version.data.size
         return os.fstat(self.fd).st_size if self.fd >= 0 else self.known_size
 
-    def drop_buffer(self) -> None:
-        """Release the buffer, with all bytes that are not saved."""
-        if self.buffer is not None:
-            self.buffer.close()
-            self.buffer = None
+    # ---- names and references ----
 
-    def leave_disk(self) -> None:
-        """Stop using `fd` for the contents. Descriptors are closed once no handle is open: a read may still use one."""
-        if self.fd >= 0:
-            self.spent.append(self.fd)
-            self.fd = -1
-        while self.spent and not self.handles:
-            os.close(self.spent.pop())
+    def move(self, path: str | None) -> None:
+        """Take another path; None: the name is removed or replaced."""
+        with self._lock:
+            self.last_path = self.path or self.last_path
+            self.path = path
+
+    def become(self, kind: NameKind, target: Target | None) -> None:
+        """Take another kind: the file was renamed, or documents describe its name anew."""
+        with self._lock:
+            self.kind = kind
+            self.target = target
+
+    def set_status(self, *, size: int | None = None, mtime_ns: int | None = None, mode: int | None = None) -> None:
+        """Set the size that is shown while nothing newer is known, the modification time and the mode."""
+        with self._lock:
+            self.known_size = self.known_size if size is None else size
+            self.mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns
+            self.mode = self.mode if mode is None else mode
+
+    def count_lookups(self, change: int) -> None:
+        """Count kernel references."""
+        with self._lock:
+            self.lookups = max(self.lookups + change, 0)
+
+    def add_handles(self, count: int = 1, *, writes: bool = False) -> None:
+        """Count handles, and a writer if the handle `writes`."""
+        with self._lock:
+            self.handles += count
+            self.writers += writes
+
+    def stop_writing(self) -> bool:
+        """Count one writer less. Return False instead if it is the last one, and the file must be saved first."""
+        with self._lock:
+            if self.writers == 1 and self.unsaved() is not None and not self.refused:
+                return False
+            self.writers -= 1
+            return True
+
+    def remove_handle(self) -> None:
+        """Count one handle less. The last one frees the fixed copy of a file without a name."""
+        with self._lock:
+            self.handles -= 1
+            if self.path is None and not self.handles and self.frozen is not None:
+                self.known_size = len(self.frozen)
+                self.frozen = None
+
+    # ---- from the source to a buffer ----
+
+    def load(self, buffer: Buffer, place: tuple[Version | None, Target | None], *, dirty: bool = False) -> None:
+        """Use a buffer with all bytes, read from `place`; do nothing if the file has other bytes by now."""
+        with self._lock:
+            if self.buffer is None and place == (self.version, self.target):
+                self.buffer = buffer
+                self.dirty = dirty
+
+    def use_disk(self, fd: int) -> None:
+        """Pass reads and writes through to a descriptor of the source."""
+        with self._lock:
+            self.leave_disk()
+            self.fd = fd
+
+    def leave_disk(self) -> bool:
+        """Stop using `fd` for the contents. Return whether the file has used one.
+
+        Descriptors are closed once no handle is open: a read may still use one.
+        """
+        with self._lock:
+            if self.fd >= 0:
+                self._spent.append(self.fd)
+                self.fd = -1
+            has_used = bool(self._spent)
+            while self._spent and not self.handles:
+                os.close(self._spent.pop())
+            return has_used
+
+    def change(self, change: Callable[[Buffer], None]) -> bool:
+        """Change the bytes in the buffer. Return False if there is no buffer (any more)."""
+        with self._lock:
+            if self.buffer is None:
+                return False
+            change(self.buffer)
+            self.dirty = True
+            self.refused = False
+            self.mtime_ns = time.time_ns()
+            return True
+
+    # ---- from the buffer to the journal or the store ----
+
+    def commit(self, version: Version, *, dirty: bool = False) -> None:
+        """Note the version in the journal that has all bytes; with `dirty`, not those written by another thread."""
+        with self._lock:
+            self.version = version
+            self.dirty = dirty and self.dirty
+            self.frozen = None
+
+    def start_writeback(self) -> tuple[str, bytes] | None:
+        """Return the path and the bytes of a dirty file, which counts as saved from now on; None for any other."""
+        with self._lock:
+            unsaved = self.unsaved()
+            self.dirty = self.dirty and unsaved is None
+            return None if unsaved is None else (unsaved[1], unsaved[0].read(0, unsaved[0].size))
+
+    def redirty(self) -> None:
+        """Undo `start_writeback`: the store has not got the bytes."""
+        with self._lock:
+            self.dirty = True
+
+    def show(self, encoded: Encoded) -> bool:
+        """Show the bytes of a chunk as they will be shown once it is in its shard. Return whether they are others."""
+        with self._lock:
+            self.known_size = len(encoded.shown)
+            if encoded.shown == encoded.written:
+                return False
+            encoded.buffer.truncate(0)
+            encoded.buffer.write(0, encoded.shown)
+            return True
+
+    def freeze(self, data: bytes | None, *, superseded: bool = False) -> None:
+        """Show a fixed copy, or (None) what is stored."""
+        with self._lock:
+            self.frozen = data
+            self.superseded = superseded
+
+    def refuse(self) -> None:
+        """Note that the bytes could not be saved, and that the writer gets the error."""
+        with self._lock:
+            self.refused = True
+
+    def discard(self) -> None:
+        """Give up what is not saved. Open handles still read the bytes."""
+        with self._lock:
+            self.dirty = False
+            self.superseded = False
+            if not self.handles:
+                self.drop_buffer()
+
+    def drop_buffer(self) -> bool:
+        """Release the buffer. Return whether it had bytes that are not saved."""
+        with self._lock:
+            if self.buffer is not None:
+                self.buffer.close()
+                self.buffer = None
+            was_dirty = self.dirty
+            self.dirty = False
+            return was_dirty
+
+    # ---- from the journal to the source ----
+
+    def publish(self, stored: Stored | None, size: int | None = None) -> None:
+        """Note that the source has the bytes: `stored` for a chunk; and how many, if that has changed."""
+        with self._lock:
+            self.version = None
+            self.follow(stored)
+            self.set_status(size=size)
+
+    def follow(self, stored: Stored | None) -> None:
+        """Note what the source has for a chunk now."""
+        with self._lock:
+            self.stored = stored
 
 
 def shown_mode(mode: int, directory: bool = False) -> int:
@@ -144,12 +313,13 @@ _NO_NAMES: Mapping[bytes, WritableFile | None] = MappingProxyType({})
 
 
 class Files:
-    """All files by inode number and by name. Callers hold one common lock.
+    """All files by inode number and by name. Callers hold `lock`.
 
     A name with the value None is hidden: the tree has an entry of that name, and the mount does not show the entry.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lock: RLock) -> None:
+        self._lock = lock
         self.by_number: dict[int, WritableFile] = {}
         self._directories: dict[str, dict[bytes, WritableFile | None]] = {}
         self._numbers = itertools.count(CREATED)
@@ -165,11 +335,11 @@ class Files:
 
     def unnamed(self, kind: NameKind, target: Target | None = None, number: int = 0) -> WritableFile:
         """Create a file without a name; call `name` next."""
-        return WritableFile(number or next(self._numbers), kind, target)
+        return WritableFile(number or next(self._numbers), kind, target, self._lock)
 
     def name(self, file: WritableFile, parent: str, name: bytes) -> None:
         """Give a file without a name a name, in place of any file with that name."""
-        file.parent, file.name = parent, name
+        file.move(join(parent, name))
         self.by_number[file.number] = file
         self._directories.setdefault(parent, {})[name] = file
 
@@ -192,18 +362,16 @@ class Files:
 
     def unname(self, file: WritableFile) -> None:
         """Remove the name of a file. The file is freed unless a handle or the kernel still uses it."""
-        if file.parent is not None:
-            self._free_name(file.parent, file.name, file)
-            file.last_path = join(file.parent, file.name)
-        file.parent = None
+        if file.path is not None:
+            self._free_name(*split(file.path), file)
+            file.move(None)
         self._settled.pop(file.number, None)
         self.let_go(file)
 
     def rename(self, file: WritableFile, parent: str, name: bytes) -> None:
         """Move a file to another name, in place of any file with that name."""
-        if file.parent is not None:
-            self._free_name(file.parent, file.name, file)
-        file.base = 0
+        if file.path is not None:
+            self._free_name(*split(file.path), file)
         self.name(file, parent, name)
 
     def _free_name(self, parent: str, name: bytes, file: WritableFile | None) -> None:
@@ -216,7 +384,7 @@ class Files:
 
     def let_go(self, file: WritableFile) -> None:
         """Free a file that has no name, no open handle and no kernel reference."""
-        if file.parent is None and not file.handles and not file.lookups:
+        if file.path is None and not file.handles and not file.lookups:
             file.drop_buffer()
             file.leave_disk()
             self.by_number.pop(file.number, None)
@@ -243,17 +411,18 @@ class Files:
                 for name, file in list(names.items()):
                     yield directory, name, file
         file = self.at(path) if path else None
-        if file is not None and file.parent is not None:
-            yield file.parent, file.name, file
+        if file is not None:
+            yield *split(path), file
 
     def move_below(self, old: str, new: str) -> None:
         """Move all names below a directory to its new path. The files keep their inode numbers."""
         for directory in [d for d in self._directories if is_in(d, old)]:
             moved = new + directory[len(old) :]
-            names = self._directories[moved] = self._directories.pop(directory)
-            for file in names.values():
+            names = self._directories.pop(directory)
+            self._directories[moved] = names
+            for name, file in names.items():
                 if file is not None:
-                    file.parent = moved
+                    file.move(join(moved, name))
 
     def forget_below(self, path: str) -> None:
         """Forget all changed names below a path, but not the path itself."""

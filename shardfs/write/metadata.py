@@ -58,7 +58,7 @@ class FileMetadata:
         elif (stored := self._disk_file(number)) is not None:
             stored.disk.set_mode(stored.path, mode)
         elif file is not None:
-            file.mode = shown_mode(mode, file.kind is NameKind.DIRECTORY)
+            file.set_status(mode=shown_mode(mode, file.kind is NameKind.DIRECTORY))
         else:
             keep(self._names.modes, number, shown_mode(mode, self._base.attributes(number).directory))
         if (document := self._disk_file(number, NameKind.DOCUMENT)) is not None:
@@ -75,13 +75,13 @@ class FileMetadata:
             stored.disk.set_times(stored.path, when)
             self._base.changed(stored.path)
         elif file is not None and file.kind is NameKind.DIRECTORY:
-            file.mtime_ns = when
+            file.set_status(mtime_ns=when)
         elif file is None and self._base.attributes(number).directory:
             keep(self._names.times, number, when)
         else:
             file = self._open_files.adopt(number)
             with self._names.lock:
-                file.mtime_ns = when
+                file.set_status(mtime_ns=when)
                 if file.is_settled:
                     self._saving.rest(file)
         if (document := self._disk_file(number, NameKind.DOCUMENT)) is not None:

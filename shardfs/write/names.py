@@ -45,10 +45,15 @@ class Names:
     """
 
     def __init__(self, base: Tree, documents: Documents, waiting: Callable[[], None] = nothing) -> None:
-        self.base, self.documents, self.waiting = base, documents, waiting
+        self.base = base
+        self.documents = documents
+        self.waiting = waiting
         base.follows_documents = False  # paths and numbers are cached here
-        self.hooks, self.files = base.hooks, Files()
-        self.lock, self._rename_lock, self.gate = threading.RLock(), threading.RLock(), RWLock(waiting)
+        self.hooks = base.hooks
+        self.lock = threading.RLock()
+        self._rename_lock = threading.RLock()
+        self.gate = RWLock(waiting)
+        self.files = Files(self.lock)
         self.numbers: dict[str, int] = {}
         self.modes: dict[int, int] = {}
         self.times: dict[int, int] = {}
@@ -120,7 +125,7 @@ class Names:
             directory, name = split(document)
             with self.lock:
                 file = self.files.at(document)
-                if file is not None and file.base and file.is_settled and file.frozen is None and not file.handles:
+                if file is not None and file.is_original and file.is_settled and not (file.frozen or file.handles):
                     self.files.unname(file)  # it only has another mode or time
             self.invalidate(directory, name)
 
@@ -138,8 +143,7 @@ class Names:
         """Count one kernel reference to an inode number, also for files created on the mount."""
         file = self.files.by_number.get(number)
         if file is not None:
-            with self.lock:
-                file.lookups += 1
+            file.count_lookups(1)
         self.base.remember(number)
 
     def forget(self, number: int, count: int) -> None:
@@ -147,7 +151,7 @@ class Names:
         file = self.files.by_number.get(number)
         if file is not None:
             with self.lock:
-                file.lookups = max(file.lookups - count, 0)
+                file.count_lookups(-count)
                 if file.kind is NameKind.PLAIN and not file.lookups and not file.handles:
                     self.files.unname(file)
                 else:

@@ -67,14 +67,13 @@ class OpenFiles:
         """Return a new handle of a file. The caller holds the lock."""
         if file.is_lost:
             raise stale(file.number)
-        if file.parent is None and not file.handles and file.fd < 0 and file.frozen is None:
+        if file.path is None and not file.handles and file.fd < 0 and file.frozen is None:
             self._contents.load(file)  # its name was just replaced: the journal may soon release the bytes
         handle = next(self._next_handle)
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         seen = self._pending.failures.seen(file.saved_path or "")
         self.handles[handle] = Handle(file.number, file, writes, seen)
-        file.handles += 1
-        file.writers += writes
+        file.add_handles(writes=writes)
         return handle
 
     def add_reader(self, number: int) -> int:
@@ -176,9 +175,8 @@ class OpenFiles:
             if file is None:
                 self._require_shown(number)
                 file = self._files.new(parent, name, meaning.kind, meaning.target, number)
-                file.known_size, file.mtime_ns, file.base = found.size, found.mtime_ns, number
-                file.mode = self._names.modes.get(number, found.mode)
-                file.lookups = 1
+                mode = self._names.modes.get(number, found.mode)
+                file.set_status(size=found.size, mtime_ns=found.mtime_ns, mode=mode)
         return file
 
     def _open_on_disk(self, disk: LocalDirectory, file: WritableFile, flags: int) -> None:
@@ -188,9 +186,7 @@ class OpenFiles:
             if file.path is None:
                 raise stale(file.number)
             fd = disk.open_file(file.path, flags)
-            with self._names.lock:
-                file.leave_disk()
-                file.fd = fd
+            file.use_disk(fd)
 
     def keep(self, number: int, *, replaced: bool = False) -> None:
         """Keep an open file's bytes readable before its name is unlinked or replaced. Called without the lock held.
@@ -202,7 +198,7 @@ class OpenFiles:
         if number in self._readers:  # also if the file was renamed since
             file = self.adopt(number, None)
             with self._names.lock:  # handles refer to it by the inode number of the tree
-                file.handles += self._readers.pop(number, 0)
+                file.add_handles(self._readers.pop(number, 0))
                 for handle, opened in list(self.handles.items()):
                     if opened.number == number and opened.file is None:
                         self.handles[handle] = opened._replace(file=file)

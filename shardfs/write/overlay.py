@@ -59,7 +59,8 @@ class Overlay:
                 continue
             kind = meaning.kind if meaning.kind in JOURNALED else NameKind.ORPHAN
             file = self._files.new(parent, name, kind, meaning.target)
-            file.version, file.mode, file.mtime_ns, file.known_size = version, version.mode, version.mtime_ns, -1
+            file.commit(version)
+            file.set_status(size=-1, mtime_ns=version.mtime_ns, mode=version.mode)
             self.make_parents(parent)
 
     def make_parents(self, path: str) -> None:
@@ -68,7 +69,7 @@ class Overlay:
             self._directories.show(path)  # a directory of this mount that has become one of chunks
         while path and self._files.at(path) is None:
             if self._names.base_number(path) is None:
-                self._files.new(*split(path), NameKind.DIRECTORY).mtime_ns = time.time_ns()
+                self._files.new(*split(path), NameKind.DIRECTORY).set_status(mtime_ns=time.time_ns())
             else:
                 self._directories.show_inhabited(path)
             path = path.rpartition("/")[0]
@@ -135,7 +136,7 @@ class Overlay:
         with self._names.lock:
             if name not in self._files.in_directory(directory):
                 file = self._files.new(directory, name, meaning.kind, meaning.target)
-                file.known_size, file.mtime_ns, file.mode = found.size, found.mtime_ns, found.mode
+                file.set_status(size=found.size, mtime_ns=found.mtime_ns, mode=found.mode)
                 return self._contents.attributes(file)
         return self.find(directory, name)  # written or hidden in the meantime
 
@@ -213,7 +214,7 @@ class Overlay:
     def is_unlinked(self, number: int) -> bool:
         """Return whether a handle has the file open, and the file was removed or replaced."""
         file = self._files.by_number.get(number)
-        return file is not None and file.parent is None and bool(file.handles)
+        return file is not None and file.path is None and bool(file.handles)
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a file; fewer than `size` only at its end."""

@@ -164,11 +164,11 @@ class Renames:
                 stored = self._pending.holds(old)  # a tombstone
             elif was in JOURNALED and (stored or self._pending.holds(old)):
                 self._pending.drop(old, had if stored else None)
-                file.version = None
+                file.publish(None)
             self._move_name(file, new)
-            file.kind, file.target = meaning.kind, meaning.target
+            file.become(meaning.kind, meaning.target)
             if meaning.kind is not NameKind.DOCUMENT:
-                file.frozen = None
+                file.freeze(None)
             if stored or was is NameKind.DOCUMENT:
                 self._files.hide(source, old_name)
             file.leave_disk()
@@ -200,11 +200,11 @@ class Renames:
         data: Bytes | None = whole if carried is None else carried.content() if encoded is None else encoded.stored
         if data is None and file.version is None and had is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
-        file.version = self._pending.move(
+        version = self._pending.move(
             old, new, meaning.target, had if stored else None, data, file.mtime_ns, file.mode,
             scratch=meaning.kind is NameKind.SCRATCH, had=had, stored=encoded is not None,
         )  # fmt: skip
-        file.dirty = file.dirty and carried is None
+        file.commit(version, dirty=carried is None)
         if encoded is not None:
             self._saving.show_encoded(file, encoded)
         if converts and not file.writers:
@@ -212,11 +212,11 @@ class Renames:
 
     def _write_through(self, file: WritableFile, new: str, data: bytes, meaning: NameMeaning) -> None:
         before = file.kind
-        file.kind = meaning.kind
+        file.become(meaning.kind, file.target)
         try:
             self._saving.write_through(file, new, data)
         except BaseException:
-            file.kind = before
+            file.become(before, file.target)
             raise
         self._saving.copy_status(file, new)
         with self._names.lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from shardfs.storage.cache import nothing
 
@@ -21,32 +21,35 @@ class RWLock:
 
     def __init__(self, hook: Callable[[], None] = nothing) -> None:
         self._hook = hook
-        self._condition = threading.Condition()
+        self._mutex = threading.Lock()
+        self._condition = threading.Condition(self._mutex)
         self._mine = threading.local()  # of each thread: `depth`, its nested holds, and `alone`, if it is exclusive
-        self._inside, self._waiting = 0, 0
+        self._inside = 0
+        self._waiting = 0
         self._alone = False
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Hold the lock together with other shared holders."""
+    def shared(self) -> Self:
+        """Hold the lock together with other shared holders, in a `with` statement."""
+        return self
+
+    def __enter__(self) -> None:
         depth = getattr(self._mine, "depth", 0)
         if not depth:
             if self._alone or self._waiting:
                 self._hook()
-            with self._condition:
+            with self._mutex:
                 while self._alone or self._waiting:
                     self._condition.wait()
                 self._inside += 1
         self._mine.depth = depth + 1
-        try:
-            yield
-        finally:
-            self._mine.depth = depth
-            if not depth:
-                with self._condition:
-                    self._inside -= 1
-                    if self._waiting:
-                        self._condition.notify_all()
+
+    def __exit__(self, *_: object) -> None:
+        self._mine.depth -= 1
+        if not self._mine.depth:
+            with self._mutex:
+                self._inside -= 1
+                if self._waiting:
+                    self._condition.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -58,7 +61,7 @@ class RWLock:
             yield
             return
         depth = getattr(self._mine, "depth", 0)
-        with self._condition:
+        with self._mutex:
             self._inside -= bool(depth)
             self._waiting += 1
             self._condition.notify_all()
@@ -73,7 +76,7 @@ class RWLock:
         finally:
             self._mine.depth = depth
             self._mine.alone = False
-            with self._condition:
+            with self._mutex:
                 self._alone = False
                 self._inside += bool(depth)
                 self._condition.notify_all()

@@ -55,7 +55,7 @@ class Saving:
             raise failure from e
 
     def _refuse(self, file: WritableFile, failure: OSError) -> None:
-        file.refused = True
+        file.refuse()
         path = file.saved_path
         if path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
             self._pending.refused.note(path, failure)
@@ -77,7 +77,7 @@ class Saving:
         try:
             self.write_through(file, *rest)
         except BaseException:
-            file.dirty = True
+            file.redirty()
             raise
 
     def _save_to_journal(self, file: WritableFile, encoded: Encoded | None) -> tuple[str, bytes] | None:
@@ -88,8 +88,7 @@ class Saving:
                 return None
             buffer, path = unsaved
             if file.kind not in JOURNALED:
-                file.dirty = False
-                return path, buffer.read(0, buffer.size)
+                return file.start_writeback()
             if encoded is not None and not encoded.is_of(file.target, buffer):
                 encoded = encode(file.target, buffer)  # another thread has written meanwhile
             if encoded is None:
@@ -97,22 +96,17 @@ class Saving:
             else:
                 self.put(file, path, encoded.stored, stored=True)
                 self.show_encoded(file, encoded)
-            file.dirty, file.frozen = False, None
             return None
 
     def put(self, file: WritableFile, path: str, data: Bytes, *, stored: bool = False) -> None:
         """Write a new version of a file to the journal. The caller holds the lock."""
         scratch = file.kind is NameKind.SCRATCH
         when, mode = file.mtime_ns, file.mode
-        file.version = self._pending.put(path, data, file.target, when, mode, scratch=scratch, stored=stored)
+        file.commit(self._pending.put(path, data, file.target, when, mode, scratch=scratch, stored=stored))
 
     def show_encoded(self, file: WritableFile, encoded: Encoded) -> None:
         """Show the bytes of a chunk as they will be shown once it is in its shard. The caller holds the lock."""
-        shown, buffer = encoded.shown, encoded.buffer
-        file.known_size = len(shown)
-        if shown != encoded.written:
-            buffer.truncate(0)
-            buffer.write(0, shown)
+        if file.show(encoded):
             self._names.hooks.invalidate_content(file.number)
 
     def write_through(self, file: WritableFile, path: str, data: bytes) -> None:
@@ -125,8 +119,8 @@ class Saving:
             self._pending.drain(self._documents.described_by(directory, name))
         if file.kind is not NameKind.DOCUMENT or not self._descriptions.write_document(file, directory, name, data):
             self._writer.put(path, data)
-            file.frozen = data if file.kind is NameKind.DOCUMENT else None
-            file.base, file.known_size = 0, len(data)
+            file.freeze(data if file.kind is NameKind.DOCUMENT else None)
+            file.set_status(size=len(data))
             self._base.changed(path)
             if is_document(name):
                 self._descriptions.describe_anew(directory)
@@ -142,14 +136,6 @@ class Saving:
 
     # ---- files that need no buffer any more ----
 
-    def stop_writing(self, file: WritableFile) -> bool:
-        """Count one writer less. Return False instead if it is the last one, and the file must be saved first."""
-        with self._names.lock:
-            if file.writers == 1 and file.unsaved() is not None and not file.refused:
-                return False
-            file.writers -= 1
-            return True
-
     def drop_buffer(self, file: WritableFile) -> None:
         """Free the buffer of a file once no handle writes to it.
 
@@ -162,14 +148,10 @@ class Saving:
             if file.superseded:
                 self._descriptions.show_stored(file)
                 return
-            if not file.handles and (file.fd >= 0 or file.spent):
-                file.leave_disk()
+            if not file.handles and file.leave_disk():
                 self._base.changed(path)
-            if file.buffer is not None:
-                file.drop_buffer()
-            if file.dirty or file.kind is NameKind.COMPRESSED:  # refused, and the writer got the error: restore
-                file.dirty = False
-                file.mtime_ns = time.time_ns()
+            if file.drop_buffer() or file.kind is NameKind.COMPRESSED:  # refused, and the writer got the error: restore
+                file.set_status(mtime_ns=time.time_ns())
                 self._names.hooks.invalidate_content(file.number)
                 if not self._was_there(file, path):
                     self._files.unname(file)
@@ -179,7 +161,7 @@ class Saving:
 
     def _was_there(self, file: WritableFile, path: str) -> bool:
         """Return whether the file existed before the refused write, or may have existed in a damaged shard."""
-        if file.version is not None or file.frozen is not None or file.base:
+        if file.version is not None or file.frozen is not None or file.is_original:
             return True
         if self._pending.holds(path):  # removed, although its shard still has it
             return False
@@ -237,16 +219,13 @@ class Saving:
                     self._file_published(file, version)
 
     def _file_published(self, file: WritableFile, version: Version) -> None:
-        file.stored = version.base
+        size = version.data.size if version.data is not None else 0
         if file.target is None or file.target.is_verbatim or version.stored:
-            if not version.stored:
-                file.known_size = version.data.size if version.data is not None else 0
-            file.version = None
+            file.publish(version.base, None if version.stored else size)
             if file.is_settled:
                 self._unname(self._files.settle(file))
-            return
-        if file.writers:  # open writers make the next version
+        elif file.writers:  # open writers make the next version
             self._contents.load(file)
-            file.version = None
+            file.publish(version.base)
         else:
             self._unname([file])

@@ -66,7 +66,7 @@ def test_a_name_that_is_replaced_during_a_listing_is_listed(tree: WriteTree, mon
     attributes, replaced = contents.attributes, list[int]()
 
     def raced(file: WritableFile) -> Attributes:
-        if file.name == b"old" and not replaced:
+        if file.path == "old" and not replaced:
             replaced.append(file.number)
             tree.rename(ROOT, b"new", ROOT, b"old", False)
         return attributes(file)

@@ -176,7 +176,8 @@ def test_two_closes_at_once_save_what_was_written_since_the_last_flush(
     number = files.tree.resolve(target.path(0)).number
     handles = [files.tree.open(number, os.O_RDWR) for _ in range(2)]
     files.tree.write(handles[0], 0, target.shown(7))
-    files.tree._descriptions._names.lock = MeetingLock()  # type: ignore[assignment]
+    names, lock = files.tree._descriptions._names, MeetingLock()
+    names.lock = names.files.by_number[number]._lock = lock  # type: ignore[assignment]
     threads = [threading.Thread(target=files.tree.release, args=(handle,), name="closer") for handle in handles]
     for thread in threads:
         thread.start()
