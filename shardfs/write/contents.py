@@ -17,6 +17,7 @@ from shardfs.write.stored import Stored, digest_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shardfs.storage.writers import Writer
     from shardfs.storage.writers.local_directory import LocalDirectory
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Budget
@@ -39,22 +40,22 @@ class FileContents:
     """Reads changed files from where their bytes are: a buffer, the journal, the disk or the tree. Thread-safe.
 
     Args:
-        disk: the source, if it is a directory of this machine: its files' sizes, modes and times are shown.
+        writer: of the source. If that is a directory of this machine, its files' sizes, modes and times are shown.
         budget: memory limit of the buffers of files open for writing.
     """
 
-    def __init__(self, names: Names, pending: WriteBuffer, disk: LocalDirectory | None, budget: Budget) -> None:
+    def __init__(self, names: Names, pending: WriteBuffer, writer: Writer, budget: Budget) -> None:
         self.names = names
         self.pending = pending
-        self.disk = disk
+        self.writer = writer
         self._budget = budget
 
     def attributes(self, file: WritableFile) -> Attributes:
         """Return the attributes of a file. Raise OSError (ESTALE) if its bytes are gone."""
         if file.kind is NameKind.DIRECTORY:
             return Attributes(file.number, True, 0, file.mtime_ns, None, file.mode)
-        if file.kind is NameKind.PLAIN and self.disk is not None:
-            return self._attributes_on_disk(file, self.disk)
+        if file.kind is NameKind.PLAIN and (disk := self.writer.disk) is not None:
+            return self._attributes_on_disk(file, disk)
         if file.kind is NameKind.COMPRESSED and file.is_lost:
             raise stale(file.number)
         if self.names.base.expires and file.target is not None:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
-    from shardfs.write.compressed import CompressedChunks
     from shardfs.write.contents import FileContents
-    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.kinds import CompressedKind
+    from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.pending import Version
 
@@ -40,13 +40,18 @@ class Descriptions:
         contents: FileContents,
         overlay: Overlay,
         open_files: OpenFiles,
-        compressed: CompressedChunks,
-        backing: Backing,
+        compressed: CompressedKind,
     ) -> None:
-        self._contents, self._overlay, self._open_files = contents, overlay, open_files
+        self._overlay = overlay
+        self._open_files = open_files
         self._compressed = compressed
-        self._writer, self._pending, self._documents = backing
-        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
+        self._contents = contents
+        self._names = contents.names
+        self._files = contents.names.files
+        self._pending = contents.pending
+        self._writer = contents.writer
+        self._documents = contents.names.documents
+        self._base = contents.names.base
 
     def publish_chosen(self) -> None:
         """Publish the documents chosen with `shardfs recover --ours`."""

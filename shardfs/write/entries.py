@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
-from shardfs.write.encoding import cleared, stored_bytes
+from shardfs.write.encoding import cleared
 from shardfs.write.files import join, shown_mode, split
 from shardfs.write.name_kind import document_at, is_document
 from shardfs.write.names import JOURNALED
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.directories import Directories
+    from shardfs.write.kinds import Kinds
     from shardfs.write.metadata import FileMetadata
-    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
-    from shardfs.write.saving import Saving
 
 
 class Entries:
@@ -40,15 +40,22 @@ class Entries:
         directories: Directories,
         open_files: OpenFiles,
         descriptions: Descriptions,
-        saving: Saving,
+        kinds: Kinds,
         metadata: FileMetadata,
-        backing: Backing,
     ) -> None:
-        self._contents, self._overlay, self._directories = contents, overlay, directories
-        self._open_files, self._descriptions = open_files, descriptions
-        self._saving, self._metadata = saving, metadata
-        self._writer, self._pending, self._documents = backing
-        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
+        self._overlay = overlay
+        self._directories = directories
+        self._open_files = open_files
+        self._descriptions = descriptions
+        self._kinds = kinds
+        self._metadata = metadata
+        self._contents = contents
+        self._names = contents.names
+        self._files = contents.names.files
+        self._pending = contents.pending
+        self._writer = contents.writer
+        self._documents = contents.names.documents
+        self._base = contents.names.base
 
     def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
         """Return the directory and the attributes of an entry to be changed. Raise FileNotFoundError without one."""
@@ -159,7 +166,7 @@ class Entries:
                 self._files.unname(old)
             file = self._files.new(directory, name, NameKind.CHUNK, target)
             file.set_status(size=len(shown), mtime_ns=time.time_ns())
-            self._saving.put(file, path, stored, stored=not target.is_verbatim)
+            self._kinds.journaled.put(file, path, stored, stored=not target.is_verbatim)
         return True
 
     def _cleared(self, target: Target) -> tuple[bytes, bytes] | None:
@@ -196,20 +203,17 @@ class Entries:
         """Copy a file by its bytes, if the source or the copy is not a plain file of a local store."""
         source = self._files.by_number.get(number)
         if source is not None:
-            self._saving.settle(source)
+            self._kinds.commit(source)
         found = self._overlay.attributes(number)
         data = bytes(self._overlay.read(number, 0, max(found.size, 1)))
         self._pending.make_room(len(data))
-        stored = stored_bytes(meaning.target, data)
-        file = self._files.unnamed(meaning.kind, meaning.target)
+        file, kind = self._files.unnamed(meaning.kind, meaning.target), self._kinds[meaning.kind]
         file.set_status(size=-1, mtime_ns=time.time_ns(), mode=found.mode)
-        if meaning.kind not in JOURNALED:
-            self._saving.write_through(file, path, data)
-            self._saving.copy_status(file, path)
-        with self._names.lock:
-            if meaning.kind in JOURNALED:
-                self._saving.put(file, path, data if stored is None else stored, stored=stored is not None)
-            self._files.name(file, directory, name)
+        kind.write(file, path, data)
+        if not kind.is_journaled:
+            self._kinds.copy_status(file, path)
+            with self._names.lock:
+                self._files.name(file, directory, name)
         if found.mode and meaning.kind is NameKind.PLAIN:
             self._metadata.set_mode(file.number, found.mode)
         return self._contents.attributes(file)

@@ -16,7 +16,6 @@ from shardfs.storage import syscalls
 from shardfs.vfs.inodes import TABLE_END
 from shardfs.write.files import join, shown_mode, split, stale
 from shardfs.write.name_kind import FOREIGN
-from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.files import WritableFile
-    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.kinds import Kinds
+    from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
-    from shardfs.write.saving import Saving
 
 
 class FileCalls:
@@ -38,13 +37,17 @@ class FileCalls:
         overlay: Overlay,
         open_files: OpenFiles,
         descriptions: Descriptions,
-        saving: Saving,
-        backing: Backing,
+        kinds: Kinds,
     ) -> None:
-        self._contents, self._overlay, self._open_files = contents, overlay, open_files
-        self._descriptions, self._saving = descriptions, saving
-        self._writer, self._pending, self._documents = backing
-        self._names, self._files = contents.names, contents.names.files
+        self._overlay = overlay
+        self._open_files = open_files
+        self._descriptions = descriptions
+        self._kinds = kinds
+        self._contents = contents
+        self._names = contents.names
+        self._files = contents.names.files
+        self._pending = contents.pending
+        self._writer = contents.writer
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         """Create a file, or open an existing one. Return its attributes and a handle."""
@@ -150,7 +153,7 @@ class FileCalls:
                 self._names.waiting()
             self._resize(file, size)
             if file.writers == 1:  # else the close of another writer saves it
-                self._saving.settle(file)
+                self._kinds.commit(file)
         finally:
             self.release(opened)
 
@@ -183,7 +186,7 @@ class FileCalls:
         self._settle(file, handle)
         path = file.saved_path
         if file.kind is NameKind.COMPRESSED:
-            self._saving.retire(file)
+            self._kinds.compressed.retire(file)
         if self._pending.settings.close == "sync":
             self._pending.sync()
         elif self._pending.settings.close == "publish" and path is not None:
@@ -191,16 +194,10 @@ class FileCalls:
 
     def _settle(self, file: WritableFile, handle: int) -> None:
         """Save the data of a file. Raise OSError for this version, or an earlier one that the handle has not got."""
-        if not self._is_quick(file):
+        if file.dirty and not self._kinds[file.kind].is_quick(file):
             self._names.waiting()
-        self._saving.settle(file)
+        self._kinds.commit(file)
         self._raise_errors(file, handle)
-
-    def _is_quick(self, file: WritableFile) -> bool:
-        """Return whether saving the file, if it is dirty, needs no more than a quick journal write."""
-        if file.kind not in JOURNALED:
-            return False
-        return not file.dirty or (file.buffer is not None and self._pending.is_quick(file.target, file.buffer.size))
 
     def _raise_errors(self, file: WritableFile, handle: int) -> None:
         path = file.saved_path
@@ -244,7 +241,7 @@ class FileCalls:
         try:
             while opened.writes and not file.stop_writing():
                 try:
-                    self._saving.settle(file)
+                    self._kinds.commit(file)
                 except OSError as e:
                     self._pending.failures.note(file.saved_path or "", e)
                 except BaseException:  # a bug: the shard is published without this version
@@ -254,11 +251,11 @@ class FileCalls:
         finally:
             with self._names.lock:
                 file.remove_handle()
-                self._saving.drop_buffer(file)
+                self._kinds.drop_buffer(file)
                 if file.path is None:
                     self._files.let_go(file)
                 elif file.is_settled and file.kind is not NameKind.PLAIN:
-                    self._saving.rest(file)
+                    self._kinds.rest(file)
 
 
 def _is_left_to_others(file: WritableFile) -> bool:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardfs.storage.writers.local_directory import LocalDirectory
-    from shardfs.write.names import Names
-    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.contents import FileContents
+    from shardfs.write.kinds import Kinds
+    from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
-    from shardfs.write.saving import Saving
 
 USER, OURS = "user.", "user.shardfs."
 """Prefix of extended attributes that programs may set, and the prefix within it that shardfs generates."""
@@ -43,10 +43,15 @@ class _DiskFile(NamedTuple):
 class FileMetadata:
     """Reads and sets mode, times and extended attributes. Thread-safe."""
 
-    def __init__(self, names: Names, overlay: Overlay, open_files: OpenFiles, saving: Saving, backing: Backing) -> None:
-        self._names, self._overlay, self._open_files, self._saving = names, overlay, open_files, saving
-        self._writer, self._pending = backing.writer, backing.pending
-        self._files, self._base = names.files, names.base
+    def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles, kinds: Kinds) -> None:
+        self._overlay = overlay
+        self._open_files = open_files
+        self._kinds = kinds
+        self._names = contents.names
+        self._files = contents.names.files
+        self._pending = contents.pending
+        self._writer = contents.writer
+        self._base = contents.names.base
 
     # ---- mode and times ----
 
@@ -83,7 +88,7 @@ class FileMetadata:
             with self._names.lock:
                 file.set_status(mtime_ns=when)
                 if file.is_settled:
-                    self._saving.rest(file)
+                    self._kinds.rest(file)
         if (document := self._disk_file(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
                 document.disk.set_times(document.path, when)

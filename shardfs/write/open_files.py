@@ -15,20 +15,9 @@ from shardfs.write.files import join, split, stale
 from shardfs.write.overlay import MAX_NAME
 
 if TYPE_CHECKING:
-    from shardfs.storage.writers import Writer
     from shardfs.storage.writers.local_directory import LocalDirectory
     from shardfs.write.contents import FileContents
-    from shardfs.write.documents import Documents
     from shardfs.write.files import WritableFile
-    from shardfs.write.writeback import WriteBuffer
-
-
-class Backing(NamedTuple):
-    """Where files are kept once they are closed: the store, the journal, and the documents of both."""
-
-    writer: Writer
-    pending: WriteBuffer
-    documents: Documents
 
 
 class Handle(NamedTuple):
@@ -46,10 +35,12 @@ class Handle(NamedTuple):
 class OpenFiles:
     """The handles of a mount. Thread-safe. `names.lock` guards them."""
 
-    def __init__(self, contents: FileContents, backing: Backing) -> None:
+    def __init__(self, contents: FileContents) -> None:
         self._contents = contents
-        self._writer, self._pending, self._documents = backing
-        self._names, self._files = contents.names, contents.names.files
+        self._names = contents.names
+        self._files = contents.names.files
+        self._pending = contents.pending
+        self._writer = contents.writer
         self.handles: dict[int, Handle] = {}
         self._next_handle = count(1)
         self._readers: dict[int, int] = {}  # by inode number of the tree: handles open for reading
@@ -134,7 +125,7 @@ class OpenFiles:
             self._pending.require_writable(meaning.target)
         elif meaning.kind is NameKind.COMPRESSED:
             self.classify_to_write(directory, name.removesuffix(compression(os.fsdecode(name)).encode()))
-        elif meaning.kind is NameKind.ORPHAN and self._documents.is_in_a_file(directory):
+        elif meaning.kind is NameKind.ORPHAN and self._names.documents.is_in_a_file(directory):
             why = "the array is one file, which gets no further chunks"
             raise OSError(errno.EROFS, why, join(directory, name))
         return meaning

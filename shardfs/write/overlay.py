@@ -39,8 +39,11 @@ class Overlay:
     def __init__(self, contents: FileContents, directories: Directories) -> None:
         self._contents = contents
         self._directories = directories
-        self._names, self._pending, self._disk = contents.names, contents.pending, contents.disk
-        self._files, self._base = self._names.files, self._names.base
+        self._names = contents.names
+        self._pending = contents.pending
+        self._disk = contents.writer.disk
+        self._files = contents.names.files
+        self._base = contents.names.base
         self.cut: set[str] = set()  # arrays that had another shape before
 
     def recover(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from shardfs.write.encoding import Encoded
     from shardfs.write.entries import Entries
     from shardfs.write.files import WritableFile
-    from shardfs.write.open_files import Backing, OpenFiles
+    from shardfs.write.kinds import Kinds
+    from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
-    from shardfs.write.saving import Saving
 
 
 class Renames:
@@ -37,14 +37,21 @@ class Renames:
         overlay: Overlay,
         open_files: OpenFiles,
         descriptions: Descriptions,
-        saving: Saving,
+        kinds: Kinds,
         entries: Entries,
-        backing: Backing,
     ) -> None:
-        self._contents, self._overlay = contents, overlay
-        self._open_files, self._descriptions, self._saving, self._entries = open_files, descriptions, saving, entries
-        self._writer, self._pending, self._documents = backing
-        self._names, self._files, self._base = contents.names, contents.names.files, contents.names.base
+        self._overlay = overlay
+        self._open_files = open_files
+        self._descriptions = descriptions
+        self._kinds = kinds
+        self._entries = entries
+        self._contents = contents
+        self._names = contents.names
+        self._files = contents.names.files
+        self._pending = contents.pending
+        self._writer = contents.writer
+        self._documents = contents.names.documents
+        self._base = contents.names.base
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
         """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.
@@ -97,7 +104,7 @@ class Renames:
         """
         carried = file is not None and _carried(file, meaning) is not None
         if file is not None and file.kind in JOURNALED and not carried:
-            self._saving.settle(file)
+            self._kinds.commit(file)
         moves = file is not None and file.version is not None and _keeps_bytes(file.target, meaning.target)
         if meaning.kind in JOURNALED and (carried or not moves):
             self._pending.make_room(found.size)
@@ -127,7 +134,7 @@ class Renames:
                     self._descriptions.describe_anew(above)
 
     def _rename_plain(self, file: WritableFile, old: str, new: str) -> None:
-        self._saving.settle(file)
+        self._kinds.commit(file)
         self._descriptions.make_stored_directory(new.rpartition("/")[0])
         self._writer.rename(old, new)
         with self._names.lock:
@@ -147,14 +154,13 @@ class Renames:
         was, had, (source, old_name) = file.kind, file.target, split(old)
         carried = _carried(file, meaning)
         if was in JOURNALED and carried is None:
-            self._saving.settle(file)
+            self._kinds.commit(file)
         converts = meaning.kind in JOURNALED and not _keeps_bytes(had, meaning.target)
         encoded = encode(meaning.target, carried or self._contents.load(file)) if converts else None
         held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
         whole = None if held or converts else self._contents.whole(file)
         self._pending.look(new, meaning.target)
-        if was is NameKind.DOCUMENT:
-            self._documents.require_known(source, os.fsdecode(old_name))
+        self._kinds[was].require_movable(old)
         if meaning.kind not in JOURNALED:
             self._write_through(file, new, whole or b"", meaning)
         with self._names.lock:
@@ -174,14 +180,8 @@ class Renames:
             file.leave_disk()
             self._descriptions.show_stored(file)
         if meaning.kind is NameKind.COMPRESSED:
-            self._saving.retire(file)
-        if was is NameKind.DOCUMENT:
-            for changed in self._documents.remove(source, os.fsdecode(old_name)):
-                self._descriptions.describe_anew(changed)
-        elif was is NameKind.PLAIN:
-            with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
-                self._writer.delete(old)
-            self._base.changed(old)
+            self._kinds.compressed.retire(file)
+        self._kinds[was].leave(old)
 
     def _move_version(
         self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None,
@@ -206,7 +206,7 @@ class Renames:
         )  # fmt: skip
         file.commit(version, dirty=carried is None)
         if encoded is not None:
-            self._saving.show_encoded(file, encoded)
+            self._kinds.journaled.show(file, encoded)
         if converts and not file.writers:
             file.drop_buffer()
 
@@ -214,11 +214,11 @@ class Renames:
         before = file.kind
         file.become(meaning.kind, file.target)
         try:
-            self._saving.write_through(file, new, data)
+            self._kinds[meaning.kind].write(file, new, data)
         except BaseException:
             file.become(before, file.target)
             raise
-        self._saving.copy_status(file, new)
+        self._kinds.copy_status(file, new)
         with self._names.lock:
             if not file.writers and not file.superseded:
                 file.drop_buffer()

@@ -1,7 +1,7 @@
 """The writable tree: a file tree that FUSE and fsspec call, made of parts.
 
-A closed chunk goes to the journal as a whole (`Saving`), and from there to its shard (`WriteBuffer`). Each part calls
-only parts that `WriteTree.__init__` builds before it, and can be built and tested without the later ones.
+A closed chunk goes to the journal as a whole (`JournaledKind`), and from there to its shard (`WriteBuffer`). Each part
+calls only parts that `WriteTree.__init__` builds before it, and can be built and tested without the later ones.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import open_writer
 from shardfs.write.buffers import Budget
-from shardfs.write.compressed import CompressedChunks
 from shardfs.write.contents import FileContents
 from shardfs.write.descriptions import Descriptions
 from shardfs.write.directories import Directories
 from shardfs.write.documents import Documents
 from shardfs.write.entries import Entries
 from shardfs.write.file_calls import FileCalls
+from shardfs.write.kinds import CompressedKind, Kinds
 from shardfs.write.metadata import FileMetadata
 from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names
-from shardfs.write.open_files import Backing, OpenFiles
+from shardfs.write.open_files import OpenFiles
 from shardfs.write.overlay import Overlay
 from shardfs.write.renames import Renames
-from shardfs.write.saving import Saving
 from shardfs.write.writeback import WriteBuffer
 
 if TYPE_CHECKING:
@@ -60,18 +59,18 @@ class WriteTree:
     ) -> None:
         """`budget` limits the memory for files open for writing; `waiting` is called before a thread waits."""
         self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
-        names, backing = Names(base, documents, waiting), Backing(writer, pending, documents)
-        contents = FileContents(names, pending, writer.disk, budget)
+        names = Names(base, documents, waiting)
+        contents = FileContents(names, pending, writer, budget)
         directories = Directories(names, local=writer.local)
         view = Overlay(contents, directories)
-        opened = OpenFiles(contents, backing)
-        compressed = CompressedChunks(view, opened, names, backing)
-        descriptions = Descriptions(contents, view, opened, compressed, backing)
-        saving = Saving(contents, compressed, descriptions, backing)
-        calls = FileCalls(contents, view, opened, descriptions, saving, backing)
-        metadata = FileMetadata(names, view, opened, saving, backing)
-        entries = Entries(contents, view, directories, opened, descriptions, saving, metadata, backing)
-        renames = Renames(contents, view, opened, descriptions, saving, entries, backing)
+        opened = OpenFiles(contents)
+        compressed = CompressedKind(contents, view, opened)
+        descriptions = Descriptions(contents, view, opened, compressed)
+        kinds = Kinds(contents, compressed, descriptions)
+        calls = FileCalls(contents, view, opened, descriptions, kinds)
+        metadata = FileMetadata(contents, view, opened, kinds)
+        entries = Entries(contents, view, directories, opened, descriptions, kinds, metadata)
+        renames = Renames(contents, view, opened, descriptions, kinds, entries)
         self._handles, self._descriptions = opened.handles, descriptions
         self.hooks, self.store, self.retry, self.caches = names.hooks, base.store, base.retry, base.caches
         self.note = None
@@ -101,7 +100,7 @@ class WriteTree:
         descriptions.publish_chosen()
         view.recover()
         descriptions.uncompress()
-        pending.attach(saving.published, saving.is_held)
+        pending.attach(kinds.published, kinds.is_held)
 
     def close(self, timeout: float) -> list[str]:
         """Close all open files, publish within `timeout` seconds, and close the journal. Return the paths left over.

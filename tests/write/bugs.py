@@ -268,8 +268,8 @@ BUGS = [
     bug(
         "what is stored through a mapping after the close is lost",
         "FileCalls.release",
-        "            while opened.writes and not self._saving.stop_writing(file):\n",
-        "            while opened.writes and not self._saving.stop_writing(file) and not file.dirty:\n",
+        "            while opened.writes and not file.stop_writing():\n",
+        "            while opened.writes and not file.stop_writing() and not file.dirty:\n",
         "tests/write/test_posix_rw.py",
     ),
     bug(
