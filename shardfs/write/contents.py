@@ -198,3 +198,16 @@ class FileContents:
         """Change the buffer of a file, with all its bytes. Another thread may drop a buffer that is not dirty."""
         while not file.change(change):
             self.load(file)
+
+
+class Part:
+    """A part of the writable tree, with what all parts share: names, files, their bytes, the journal and the source."""
+
+    def __init__(self, contents: FileContents) -> None:
+        self._contents = contents
+        self._names = contents.names
+        self._documents = contents.names.documents
+        self._files = contents.names.files
+        self._base = contents.names.base
+        self._pending = contents.pending
+        self._writer = contents.writer

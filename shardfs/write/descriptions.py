@@ -14,7 +14,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import IdNames
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.reshaping import is_reshaped, top_names
-from shardfs.write.contents import MAX_DOCUMENT
+from shardfs.write.contents import MAX_DOCUMENT, Part
 from shardfs.write.documents import UnseenChangeError
 from shardfs.write.files import WritableFile, join, split, stale
 from shardfs.write.name_kind import FOREIGN, is_document
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.contents import FileContents
-    from shardfs.write.kinds import CompressedKind
+    from shardfs.write.journaled import CompressedKind
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.pending import Version
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Descriptions:
+class Descriptions(Part):
     """Writes documents, and updates the names that they describe. Thread-safe."""
 
     def __init__(
@@ -42,16 +42,10 @@ class Descriptions:
         open_files: OpenFiles,
         compressed: CompressedKind,
     ) -> None:
+        super().__init__(contents)
         self._overlay = overlay
         self._open_files = open_files
         self._compressed = compressed
-        self._contents = contents
-        self._names = contents.names
-        self._files = contents.names.files
-        self._pending = contents.pending
-        self._writer = contents.writer
-        self._documents = contents.names.documents
-        self._base = contents.names.base
 
     def publish_chosen(self) -> None:
         """Publish the documents chosen with `shardfs recover --ours`."""

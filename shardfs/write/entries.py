@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
+from shardfs.write.contents import Part
 from shardfs.write.encoding import cleared
 from shardfs.write.files import join, shown_mode, split
 from shardfs.write.name_kind import document_at, is_document
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from shardfs.write.overlay import Overlay
 
 
-class Entries:
+class Entries(Part):
     """Creates and removes names. Thread-safe."""
 
     def __init__(
@@ -43,19 +44,13 @@ class Entries:
         kinds: Kinds,
         metadata: FileMetadata,
     ) -> None:
+        super().__init__(contents)
         self._overlay = overlay
         self._directories = directories
         self._open_files = open_files
         self._descriptions = descriptions
         self._kinds = kinds
         self._metadata = metadata
-        self._contents = contents
-        self._names = contents.names
-        self._files = contents.names.files
-        self._pending = contents.pending
-        self._writer = contents.writer
-        self._documents = contents.names.documents
-        self._base = contents.names.base
 
     def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
         """Return the directory and the attributes of an entry to be changed. Raise FileNotFoundError without one."""

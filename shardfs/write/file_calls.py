@@ -14,6 +14,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import LOCK, NameKind
 from shardfs.storage import syscalls
 from shardfs.vfs.inodes import TABLE_END
+from shardfs.write.contents import Part
 from shardfs.write.files import join, shown_mode, split, stale
 from shardfs.write.name_kind import FOREIGN
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from shardfs.write.overlay import Overlay
 
 
-class FileCalls:
+class FileCalls(Part):
     """Opens, writes and closes files. Thread-safe."""
 
     def __init__(
@@ -39,15 +40,11 @@ class FileCalls:
         descriptions: Descriptions,
         kinds: Kinds,
     ) -> None:
+        super().__init__(contents)
         self._overlay = overlay
         self._open_files = open_files
         self._descriptions = descriptions
         self._kinds = kinds
-        self._contents = contents
-        self._names = contents.names
-        self._files = contents.names.files
-        self._pending = contents.pending
-        self._writer = contents.writer
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         """Create a file, or open an existing one. Return its attributes and a handle."""
@@ -72,7 +69,7 @@ class FileCalls:
                     how = flags & ~(os.O_ACCMODE | os.O_APPEND | os.O_TRUNC) | os.O_RDWR | os.O_CREAT
                     fd = disk.open_file(path, how, mode)
                     file, handle = self._created(directory, name, meaning, flags, mode, fd)
-                    self._names.base.changed(path)
+                    self._base.changed(path)
             else:
                 file, handle = self._created(directory, name, meaning, flags, mode)
         if meaning.kind is NameKind.PLAIN and name == FOREIGN.encode():
@@ -98,7 +95,7 @@ class FileCalls:
             if flags & (os.O_ACCMODE | os.O_TRUNC) or not self._succeeded(known):
                 raise stale(number)  # the kernel looks up the name again, but only once for each call
             return self._open_files.add_reader(number)
-        if known is None and self._names.base.is_outdated(number):
+        if known is None and self._base.is_outdated(number):
             raise stale(number)
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR)
         if reads and (known is not None or number < TABLE_END):

@@ -14,6 +14,7 @@ from shardfs.model.kinds import NameKind
 from shardfs.storage import descriptors, syscalls
 from shardfs.storage.regular_files import open_regular
 from shardfs.vfs.inodes import ROOT
+from shardfs.write.contents import Part
 from shardfs.write.files import shown_mode, split
 from shardfs.write.names import keep
 
@@ -40,18 +41,14 @@ class _DiskFile(NamedTuple):
     path: str
 
 
-class FileMetadata:
+class FileMetadata(Part):
     """Reads and sets mode, times and extended attributes. Thread-safe."""
 
     def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles, kinds: Kinds) -> None:
+        super().__init__(contents)
         self._overlay = overlay
         self._open_files = open_files
         self._kinds = kinds
-        self._names = contents.names
-        self._files = contents.names.files
-        self._pending = contents.pending
-        self._writer = contents.writer
-        self._base = contents.names.base
 
     # ---- mode and times ----
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardfs.model.kinds import NameKind, compression
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
+from shardfs.write.contents import Part
 from shardfs.write.files import join, split, stale
 from shardfs.write.overlay import MAX_NAME
 
@@ -32,15 +33,11 @@ class Handle(NamedTuple):
     seen: int
 
 
-class OpenFiles:
+class OpenFiles(Part):
     """The handles of a mount. Thread-safe. `names.lock` guards them."""
 
     def __init__(self, contents: FileContents) -> None:
-        self._contents = contents
-        self._names = contents.names
-        self._files = contents.names.files
-        self._pending = contents.pending
-        self._writer = contents.writer
+        super().__init__(contents)
         self.handles: dict[int, Handle] = {}
         self._next_handle = count(1)
         self._readers: dict[int, int] = {}  # by inode number of the tree: handles open for reading
@@ -125,7 +122,7 @@ class OpenFiles:
             self._pending.require_writable(meaning.target)
         elif meaning.kind is NameKind.COMPRESSED:
             self.classify_to_write(directory, name.removesuffix(compression(os.fsdecode(name)).encode()))
-        elif meaning.kind is NameKind.ORPHAN and self._names.documents.is_in_a_file(directory):
+        elif meaning.kind is NameKind.ORPHAN and self._documents.is_in_a_file(directory):
             why = "the array is one file, which gets no further chunks"
             raise OSError(errno.EROFS, why, join(directory, name))
         return meaning
@@ -151,14 +148,13 @@ class OpenFiles:
         return file
 
     def _adopt_from_tree(self, number: int) -> WritableFile:
-        base = self._names.base
         self._require_shown(number)
-        found, path = base.attributes(number), self._names.path_of(number)
+        found, path = self._base.attributes(number), self._names.path_of(number)
         if found.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         parent, name = split(path)
         meaning = self.classify_to_write(parent, name)
-        former = base.target_of(number) if meaning.kind is NameKind.ORPHAN else None
+        former = self._base.target_of(number) if meaning.kind is NameKind.ORPHAN else None
         if former is not None:  # outside of the new shape, but still in its shard
             meaning = NameMeaning(NameKind.CHUNK, former)
         with self._names.lock:

@@ -16,6 +16,7 @@ from shardfs.model.kinds import COMPRESSIONS, OWN, NameKind, is_scratch
 from shardfs.model.listing import REST
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.write.batches import asked_singly, batch_of, without
+from shardfs.write.contents import Part
 from shardfs.write.files import join, shown_mode, split, stale
 from shardfs.write.names import JOURNALED
 
@@ -33,17 +34,13 @@ OVERLAID = 1 << 61
 """Added to cookies of the tree, so that they follow the cookies of changed entries."""
 
 
-class Overlay:
+class Overlay(Part):
     """The read side of a mount with changes. Thread-safe. It has the methods of `Tree`, which are documented there."""
 
     def __init__(self, contents: FileContents, directories: Directories) -> None:
-        self._contents = contents
+        super().__init__(contents)
         self._directories = directories
-        self._names = contents.names
-        self._pending = contents.pending
         self._disk = contents.writer.disk
-        self._files = contents.names.files
-        self._base = contents.names.base
         self.cut: set[str] = set()  # arrays that had another shape before
 
     def recover(self) -> None:

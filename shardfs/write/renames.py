@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
+from shardfs.write.contents import Part
 from shardfs.write.encoding import encode
 from shardfs.write.files import join, split, stale
 from shardfs.write.names import JOURNALED
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from shardfs.write.overlay import Overlay
 
 
-class Renames:
+class Renames(Part):
     """Renames files and directories, and moves their bytes between journal, shard, document and store. Thread-safe."""
 
     def __init__(
@@ -40,18 +41,12 @@ class Renames:
         kinds: Kinds,
         entries: Entries,
     ) -> None:
+        super().__init__(contents)
         self._overlay = overlay
         self._open_files = open_files
         self._descriptions = descriptions
         self._kinds = kinds
         self._entries = entries
-        self._contents = contents
-        self._names = contents.names
-        self._files = contents.names.files
-        self._pending = contents.pending
-        self._writer = contents.writer
-        self._documents = contents.names.documents
-        self._base = contents.names.base
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
         """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.

@@ -21,7 +21,8 @@ from shardfs.write.directories import Directories
 from shardfs.write.documents import Documents
 from shardfs.write.entries import Entries
 from shardfs.write.file_calls import FileCalls
-from shardfs.write.kinds import CompressedKind, Kinds
+from shardfs.write.journaled import CompressedKind
+from shardfs.write.kinds import Kinds
 from shardfs.write.metadata import FileMetadata
 from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names

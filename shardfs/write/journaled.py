@@ -1,0 +1,160 @@
+"""Kinds of files that a close puts into the journal: chunks, compressed ones, and temporary files."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardfs.model.kinds import NameKind, compression
+from shardfs.write.contents import Part
+from shardfs.write.encoding import encode, stored_bytes, uncompressed
+from shardfs.write.files import split
+from shardfs.write.names import JOURNALED
+
+if TYPE_CHECKING:
+    from shardfs.model.blobs import Bytes
+    from shardfs.write.contents import FileContents
+    from shardfs.write.encoding import Encoded
+    from shardfs.write.files import WritableFile
+    from shardfs.write.open_files import OpenFiles
+    from shardfs.write.overlay import Overlay
+
+
+class FileKind(Part):
+    """What happens to the files of one kind of names. Thread-safe.
+
+    Attributes:
+        is_journaled: the files are kept in the journal.
+    """
+
+    is_journaled = False
+
+    def is_quick(self, file: WritableFile) -> bool:
+        """Return whether committing a file, if it is dirty, needs no more than a quick journal write."""
+        return False
+
+    def commit(self, file: WritableFile) -> None:
+        """Save a dirty file."""
+        with self._names.gate.shared():  # its directory may be being renamed
+            unsaved = file.start_writeback()
+        if unsaved is None:
+            return
+        try:
+            self.write(file, *unsaved)
+        except BaseException:
+            file.redirty()
+            raise
+
+    def write(self, file: WritableFile, path: str, data: bytes) -> None:
+        """Store bytes as the file at `path`. A journaled file gets that name at the same time."""
+        raise NotImplementedError
+
+    def require_movable(self, path: str) -> None:
+        """Raise OSError if the file at a path cannot be renamed to a name of another kind."""
+
+    def leave(self, path: str) -> None:
+        """Remove what is stored at a path, after the file has got a name of another kind."""
+
+
+class JournaledKind(FileKind):
+    """Chunks, chunks to be, and temporary files: a close adds a version to the journal."""
+
+    is_journaled = True
+
+    def is_quick(self, file: WritableFile) -> bool:
+        return not file.dirty or (file.buffer is not None and self._pending.is_quick(file.target, file.buffer.size))
+
+    def commit(self, file: WritableFile) -> None:
+        unsaved = file.unsaved()
+        if unsaved is None:
+            return
+        encoded = encode(file.target, unsaved[0])
+        self._pending.make_room(unsaved[0].size if encoded is None else len(encoded.stored))
+        with self._names.gate.shared():  # keeps the shard in place until the record is written
+            self._pending.look(unsaved[1], file.target)
+            with self._names.lock:
+                unsaved = file.unsaved()
+                if unsaved is None or file.kind not in JOURNALED:  # saved or renamed by another thread meanwhile
+                    return
+                buffer, path = unsaved
+                if encoded is not None and not encoded.is_of(file.target, buffer):
+                    encoded = encode(file.target, buffer)  # another thread has written meanwhile
+                if encoded is None:
+                    self.put(file, path, buffer.content())
+                else:
+                    self.put(file, path, encoded.stored, stored=True)
+                    self.show(file, encoded)
+
+    def write(self, file: WritableFile, path: str, data: bytes) -> None:
+        stored = stored_bytes(file.target, data)
+        with self._names.lock:
+            self.put(file, path, data if stored is None else stored, stored=stored is not None)
+            self._files.name(file, *split(path))
+
+    def put(self, file: WritableFile, path: str, data: Bytes, *, stored: bool = False) -> None:
+        """Add a version of a file to the journal. The caller holds the lock."""
+        scratch, when, mode = file.kind is NameKind.SCRATCH, file.mtime_ns, file.mode
+        file.commit(self._pending.put(path, data, file.target, when, mode, scratch=scratch, stored=stored))
+
+    def show(self, file: WritableFile, encoded: Encoded) -> None:
+        """Show the bytes of a chunk as they will be shown once it is in its shard. The caller holds the lock."""
+        if file.show(encoded):
+            self._names.hooks.invalidate_content(file.number)
+
+
+class CompressedKind(FileKind):
+    """Chunks that a program compresses itself: a file `X.gz` is the chunk `X` from its close on."""
+
+    def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles) -> None:
+        super().__init__(contents)
+        self._overlay = overlay
+        self._open_files = open_files
+
+    def write(self, file: WritableFile, path: str, data: bytes) -> None:
+        """Write the bytes `data` of a file at `path`, decompressed, as a new version of the chunk.
+
+        The compressed file keeps its name: the caller calls `retire`.
+
+        Raise OSError (EINVAL) if they are no such chunk, or as `OpenFiles.classify_to_write`.
+        """
+        plain = path.removesuffix(compression(path))
+        directory, name = split(plain)
+        content = uncompressed(path, data)
+        self._pending.make_room(len(content))
+        with self._names.gate.shared():
+            target = self._open_files.classify_to_write(directory, name).target
+            if target is None:
+                raise OSError(errno.EINVAL, "no metadata describes this chunk any more", plain)
+            stored = stored_bytes(target, content)
+            present = self._overlay.find(directory, name)
+            if present is not None:
+                self._open_files.adopt(present.number)
+            self._pending.look(plain, target)
+            with self._names.lock:
+                chunk = self._files.at(plain) or self._files.new(directory, name, NameKind.CHUNK, target)
+                version = self._pending.move(
+                    path, plain, target, None, content if stored is None else stored, file.mtime_ns, file.mode,
+                    stored=stored is not None,
+                )  # fmt: skip
+                chunk.commit(version, dirty=True)
+                chunk.set_status(size=-1, mtime_ns=file.mtime_ns, mode=file.mode)
+                if not chunk.writers:
+                    chunk.drop_buffer()
+                file.publish(None)
+        if present is None:
+            self._names.invalidate(directory, name)
+        self._names.hooks.reshaped(np.array([chunk.number], np.uint64))
+        self._pending.refused.forget(path)
+
+    def retire(self, file: WritableFile) -> None:
+        """Remove the name of a file that was saved. Handles that are open fail with ESTALE from now on."""
+        with self._names.lock:
+            if file.dirty:  # another handle has written meanwhile, and its close saves that
+                return
+            file.drop_buffer()
+            if file.path is not None:
+                self._names.invalidate(*split(file.path))
+                self._files.unname(file)
+        self._names.hooks.reshaped(np.array([file.number], np.uint64))
