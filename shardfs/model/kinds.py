@@ -9,6 +9,8 @@ from enum import Enum, auto
 class NameKind(Enum):
     """The kind of a name; docs/durability.md, "Kinds of files", lists them for users."""
 
+    __hash__ = object.__hash__  # that of Enum is a Python call for each look-up in a table
+
     CHUNK = auto()
     """A chunk in the grid of a sharded array, or an object's id. Written to the journal, then to its shard."""
 

@@ -178,10 +178,10 @@ class FileCalls(Part):
         """
         opened = self._open_files.handles[handle]
         file = opened.file
-        if file is None or not opened.writes or _is_left_to_others(file):
+        if file is None or not opened.writes or (file.writers > 1 and _is_left_to_others(file)):
             return
-        self._settle(file, handle)
         path = file.saved_path
+        self._commit(file, handle, path)
         if file.kind is NameKind.COMPRESSED:
             self._kinds.compressed.retire(file)
         if self._pending.settings.close == "sync":
@@ -189,15 +189,15 @@ class FileCalls(Part):
         elif self._pending.settings.close == "publish" and path is not None:
             self._pending.flush(path)
 
-    def _settle(self, file: WritableFile, handle: int) -> None:
+    def _commit(self, file: WritableFile, handle: int, path: str | None) -> None:
         """Save the data of a file. Raise OSError for this version, or an earlier one that the handle has not got."""
-        if file.dirty and not self._kinds[file.kind].is_quick(file):
-            self._names.waiting()
-        self._kinds.commit(file)
-        self._raise_errors(file, handle)
+        if file.dirty:
+            if not self._kinds[file.kind].is_quick(file):
+                self._names.waiting()
+            self._kinds.commit(file)
+        self._raise_errors(handle, path)
 
-    def _raise_errors(self, file: WritableFile, handle: int) -> None:
-        path = file.saved_path
+    def _raise_errors(self, handle: int, path: str | None) -> None:
         if path is None:
             return
         opened = self._open_files.handles[handle]
@@ -219,9 +219,9 @@ class FileCalls(Part):
             self._names.waiting()
             syscalls.fsync(file.fd)
         elif file.kind is NameKind.SCRATCH and (file.path or "").endswith(LOCK):
-            self._raise_errors(file, handle)
+            self._raise_errors(handle, file.path)
         else:
-            self._settle(file, handle)
+            self._commit(file, handle, file.saved_path)
             self._pending.sync()
 
     def release(self, handle: int) -> None:
@@ -256,11 +256,11 @@ class FileCalls(Part):
 
 
 def _is_left_to_others(file: WritableFile) -> bool:
-    """Return whether a temporary file is still empty and another handle may write to it.
+    """Return whether a temporary file that several handles may write to is still empty.
 
     tensorstore opens two handles for each chunk, to verify that its lock belongs to the file of that name, and closes
     one of them before it writes.
     """
-    if file.kind is not NameKind.SCRATCH or file.writers < 2 or file.version is not None:
+    if file.kind is not NameKind.SCRATCH or file.version is not None:
         return False
     return file.buffer is not None and not file.buffer.size

@@ -128,8 +128,8 @@ BUGS = [
     bug(
         "fsync does not wait for the journal",
         "FileCalls.fsync",
-        "            self._settle(file, handle)\n            self._pending.sync()\n",
-        "            self._settle(file, handle)\n",
+        "            self._commit(file, handle, file.saved_path)\n            self._pending.sync()\n",
+        "            self._commit(file, handle, file.saved_path)\n",
         POWER,
     ),
     bug(
@@ -261,8 +261,8 @@ BUGS = [
     bug(
         "files are put into the journal when they are released, not when they are closed",
         "FileCalls.flush",
-        "        self._settle(file, handle)\n",
-        "        self._raise_errors(file, handle)\n",
+        "        self._commit(file, handle, path)\n",
+        "        self._raise_errors(handle, path)\n",
         f"{CRASHES}::test_a_kill_between_a_close_and_the_release_that_follows_it",
     ),
     bug(

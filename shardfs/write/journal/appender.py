@@ -115,11 +115,12 @@ class Appender:
             durable=self.durable, oldest=self._contents.oldest,
         )  # fmt: skip
         head = segment.write(head, meta, content, crc)
-        stop = records.aligned(head.stop)
-        self._contents.used += stop - segment.end
-        self.sequence, segment.end = number, stop
+        size = head.stop - head.offset
+        self._contents.used += records.aligned(size)  # segments and records begin at multiples of the alignment
+        segment.end += records.aligned(size)
+        self.sequence = number
         self.dirty[segment.number] = segment
-        place = RecordPlace(segment.number, head.offset, head.stop - head.offset)
+        place = RecordPlace(segment.number, head.offset, size)
         self._fresh.append(_Fresh(number, head.lsn, place))
         if head.kind not in records.OWN:
             self._contents.forget(head.lsn)

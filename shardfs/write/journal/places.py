@@ -228,9 +228,10 @@ class Lock:
 def is_at(fd: int, path: str) -> bool:
     """Return whether an open file is the file at `path`."""
     try:
-        return os.path.samestat(os.fstat(fd), os.lstat(path))
+        mine, present = os.fstat(fd), os.lstat(path)
     except OSError:
         return False
+    return (mine.st_dev, mine.st_ino) == (present.st_dev, present.st_ino)
 
 
 def lock_source(source: str, mountpoint: str) -> list[Lock]:

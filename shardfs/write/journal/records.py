@@ -152,7 +152,8 @@ class RecordHead(NamedTuple):
     @property
     def data_start(self) -> int:
         """The offset of the data in the segment."""
-        return data_start(self.offset, self.meta_size, self.data_size)
+        start = self.offset + HEAD_SIZE + self.meta_size
+        return start if self.data_size < BLOCK else -(-start // BLOCK) * BLOCK
 
     @property
     def stop(self) -> int:
@@ -163,12 +164,6 @@ class RecordHead(NamedTuple):
 def aligned(offset: int, step: int = ALIGN) -> int:
     """Round up to a multiple of `step`."""
     return -(-offset // step) * step
-
-
-def data_start(offset: int, meta_size: int, data_size: int) -> int:
-    """Return the offset at which the data of a record at `offset` begin."""
-    start = offset + HEAD_SIZE + meta_size
-    return start if data_size < BLOCK else aligned(start, BLOCK)
 
 
 def encode_header(header: SegmentHeader) -> bytes:
