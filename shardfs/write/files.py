@@ -8,8 +8,9 @@ import os
 import stat
 import time
 from collections import OrderedDict
+from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.kinds import NameKind, compression, is_in
 from shardfs.vfs.inodes import CREATED
@@ -28,6 +29,15 @@ MAX_SETTLED = 65_536
 """Maximum number of files whose inode number, times and mode are kept although the source shows the same contents."""
 
 
+class Writeback(NamedTuple):
+    """One state of a dirty file that is to be written to the store."""
+
+    path: str
+    data: bytes
+    buffer: Buffer
+    edition: int
+
+
 class WritableFile:
     """An inode. It has at most one name. Without a name it lives until no handle or kernel reference is left.
 
@@ -43,12 +53,15 @@ class WritableFile:
         refused: these bytes could not be saved, and the writer got the error.
         superseded: the source's document differs from the one written here or cached by the kernel; `frozen` has the
             former, or (None) the tree.
+        writeback: held while the bytes are written to the store. Another close of the file waits, then saves what the
+            first one could not save.
         stored: what the source had for a chunk whose size and time are those of this file; None if that was not noted.
     """
 
     __slots__ = (
         "_lock", "_spent", "buffer", "dirty", "fd", "frozen", "handles", "kind", "known_size", "last_path", "lookups",
-        "mode", "mtime_ns", "number", "path", "refused", "stored", "superseded", "target", "version", "writers",
+        "mode", "mtime_ns", "number", "path", "refused", "stored", "superseded", "target", "version", "writeback",
+        "writers",
     )  # fmt: skip
 
     def __init__(self, number: int, kind: NameKind, target: Target | None, lock: RLock) -> None:
@@ -67,6 +80,7 @@ class WritableFile:
         self.stored: Stored | None = None
         self.fd = -1
         self._spent: list[int] = []
+        self.writeback = Lock()
         self.dirty = False
         self.refused = False
         self.superseded = False
@@ -219,17 +233,18 @@ class WritableFile:
             self.dirty = dirty and self.dirty
             self.frozen = None
 
-    def start_writeback(self) -> tuple[str, bytes] | None:
-        """Return the path and the bytes of a dirty file, which counts as saved from now on; None for any other."""
+    def start_writeback(self) -> Writeback | None:
+        """Return the bytes of a dirty file, for the store; None if all are saved. The caller holds `writeback`."""
         with self._lock:
-            unsaved = self.unsaved()
-            self.dirty = self.dirty and unsaved is None
-            return None if unsaved is None else (unsaved[1], unsaved[0].read(0, unsaved[0].size))
+            if (unsaved := self.unsaved()) is None:
+                return None
+            buffer, path = unsaved
+            return Writeback(path, buffer.read(0, buffer.size), buffer, buffer.edition)
 
-    def redirty(self) -> None:
-        """Undo `start_writeback`: the store has not got the bytes."""
+    def end_writeback(self, saved: Writeback) -> None:
+        """Note that the store has these bytes. Those that were written meanwhile are still unsaved."""
         with self._lock:
-            self.dirty = True
+            self.dirty = self.dirty and (self.buffer is not saved.buffer or saved.buffer.edition != saved.edition)
 
     def show(self, encoded: Encoded) -> bool:
         """Show the bytes of a chunk as they will be shown once it is in its shard. Return whether they are others."""

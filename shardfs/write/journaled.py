@@ -37,15 +37,12 @@ class FileKind(Part):
 
     def commit(self, file: WritableFile) -> None:
         """Save a dirty file."""
-        with self._names.gate.shared():  # its directory may be being renamed
-            unsaved = file.start_writeback()
-        if unsaved is None:
-            return
-        try:
-            self.write(file, *unsaved)
-        except BaseException:
-            file.redirty()
-            raise
+        with file.writeback:
+            with self._names.gate.shared():  # its directory may be being renamed
+                unsaved = file.start_writeback()
+            if unsaved is not None:
+                self.write(file, unsaved.path, unsaved.data)
+                file.end_writeback(unsaved)
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
         """Store bytes as the file at `path`. A journaled file gets that name at the same time."""

@@ -62,7 +62,9 @@ def test_a_path_leads_to_a_number_and_back(names: Names) -> None:
 
 
 def test_contents_are_read_and_changed_without_any_call_of_a_file_system(names: Names) -> None:
-    contents = FileContents(names, cast("Any", None), None, Budget(1 << 20, lambda: os.memfd_create("buffer")))
+    contents = FileContents(
+        names, cast("Any", None), cast("Any", None), Budget(1 << 20, lambda: os.memfd_create("buffer"))
+    )
     file = names.files.new("", b"f", NameKind.ORPHAN)
     contents.load(file).write(2, b"xy")
     contents.resize(file, 3)

@@ -7,7 +7,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -122,6 +124,35 @@ def test_the_end_does_not_wait_for_what_only_somebody_can_mend(files: TreeFiles,
     files.dead = True  # nobody closes it once more
     assert files.tree.close(60) == [TARGET.path(0)]
     assert time.monotonic() - began < 30
+
+
+def test_no_close_succeeds_while_another_one_may_still_fail_to_save_the_document(
+    files: TreeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, number = files.read("zarr.json") or b"", files.tree.resolve("zarr.json").number
+    handles = [files.tree.open(number, os.O_RDWR) for _ in range(2)]
+    files.tree.write(handles[0], 0, text)
+    files.tree.write(handles[1], len(text), b"\n")
+    saving, may_fail = threading.Event(), threading.Event()
+
+    def write(*_: object, **__: object) -> None:
+        saving.set()
+        assert may_fail.wait(60)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(files.tree.documents, "write", write)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(told, files, handles[0])
+        assert saving.wait(60)
+        second = pool.submit(told, files, handles[1])
+        assert not wait([second], 0.2).done
+        may_fail.set()
+        assert [first.result(60), second.result(60)] == [errno.EDQUOT, errno.EDQUOT]
+    monkeypatch.undo()
+    for handle in handles:
+        assert told(files, handle) is None
+        files.tree.release(handle)
+    assert files.read("zarr.json") == text + b"\n"
 
 
 def test_a_journal_that_is_damaged_meanwhile_is_no_bug(
