@@ -17,7 +17,7 @@ from shardfs.write.encoding import cleared
 from shardfs.write.files import join, shown_mode, split
 from shardfs.write.name_kind import document_at, is_document
 from shardfs.write.names import JOURNALED
-from shardfs.write.open_files import require_passed_through
+from shardfs.write.open_files import require_changeable
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
@@ -88,9 +88,7 @@ class Entries(Part):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._names.waiting()
         meaning = self.classify(directory, name, found)
-        if meaning.kind is NameKind.HIDDEN:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        require_passed_through(meaning.kind, path)
+        require_changeable(meaning.kind, path)
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
         self.require_own_name(path, meaning)
@@ -222,14 +220,12 @@ class Entries(Part):
         """
         directory = self._unused(parent, name)
         path, meaning = join(directory, name), self._names.classify_name(directory, name)
-        if meaning.kind is NameKind.HIDDEN:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
         if meaning.kind is NameKind.DIRECTORY:
             self._directories.show(path)
             return self._overlay.lookup(parent, name)
         hidden = name.startswith(b".") and self._names.keeps_hidden(directory)
-        if not hidden:
-            require_passed_through(meaning.kind, path)
+        if not hidden or meaning.kind is not NameKind.FIXED:
+            require_changeable(meaning.kind, path)
         disk = self._writer.disk if self._names.base_number(directory) is not None else None
         if meaning.kind is not NameKind.PLAIN or hidden or disk is None:
             with self._names.lock:
@@ -259,7 +255,7 @@ class Entries(Part):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         made, kind = self._files.by_number.get(number), self._names.classify_name(*split(path)).kind
         if made is None:
-            require_passed_through(kind, path)
+            require_changeable(kind, path)
         self._remove_cleared(number, path)
         self._pending.refused.forget_below(path)
         if made is not None:

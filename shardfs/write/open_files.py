@@ -111,13 +111,8 @@ class OpenFiles(Part):
         if len(name) > MAX_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
         meaning = self._names.classify_name(directory, name)
-        if meaning.kind in (NameKind.HIDDEN, NameKind.DIRECTORY):
-            raise PermissionError(
-                errno.EPERM,
-                "shards or their directories are stored under this name; choose another name",
-                join(directory, name),
-            )
-        require_passed_through(meaning.kind, join(directory, name))
+        kind = meaning.kind if meaning.kind is not NameKind.DIRECTORY else NameKind.HIDDEN
+        require_changeable(kind, join(directory, name))
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
         elif meaning.kind is NameKind.COMPRESSED:
@@ -198,11 +193,19 @@ class OpenFiles(Part):
             self._contents.load(file)
 
 
-def require_passed_through(kind: NameKind, path: str) -> None:
-    """Raise OSError (EROFS) if a name can be neither created nor changed, because the store has it at another path."""
-    if kind is NameKind.FIXED:
-        why = "the layout shows this directory at another path than the source; use a mount without --layout"
-        raise OSError(errno.EROFS, why, path)
+_REFUSED = {
+    NameKind.HIDDEN: (errno.EPERM, "shards or their directories are stored under this name; choose another name"),
+    NameKind.FIXED: (
+        errno.EROFS,
+        "the layout shows this directory at another path than the source; use a mount without --layout",
+    ),
+}
+
+
+def require_changeable(kind: NameKind, path: str) -> None:
+    """Raise OSError (EPERM, EROFS) if a name of this kind can be neither created nor changed."""
+    if kind in _REFUSED:
+        raise OSError(*_REFUSED[kind], path)
 
 
 def _may_write(fd: int) -> bool:

@@ -12,7 +12,7 @@ from shardfs.write.contents import Part
 from shardfs.write.encoding import encode
 from shardfs.write.files import join, split, stale
 from shardfs.write.names import JOURNALED
-from shardfs.write.open_files import require_passed_through
+from shardfs.write.open_files import require_changeable
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
@@ -226,10 +226,8 @@ class Renames(Part):
         if any(number is None or self._base.is_virtual(number) for number in numbers):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
         was, kind = (self._names.classify_name(*split(path)).kind for path in (old, new))
-        for known in (was, kind, NameKind.FIXED if self._base.has_moved(old) else kind):
-            require_passed_through(known, old)
-        if kind is NameKind.HIDDEN:
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), new)
+        require_changeable(NameKind.FIXED if self._base.has_moved(old) else was, old)
+        require_changeable(kind, new)
         self._writer.require_own_name(old)
         if NameKind.DIRECTORY in (was, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
