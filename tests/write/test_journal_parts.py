@@ -33,9 +33,7 @@ def parts(tmp_path: Path) -> Iterator[tuple[Contents, Appender]]:
 
 
 def append(appender: Appender, path: str, data: bytes) -> RecordHead:
-    meta = encode_meta({"path": path})
-    head = RecordHead(RecordKind.PUT, HAS_DATA, len(meta), len(data), 0, 0, 0, 0, 0, 0, 0, crc32c(data))
-    return appender.write(head, meta, data, None)
+    return appender.write(RecordKind.PUT, HAS_DATA, encode_meta({"path": path}), data, crc32c(data))
 
 
 def test_one_thread_leads_and_the_others_wait_for_what_it_has_done() -> None:

@@ -94,8 +94,10 @@ class Appender:
 
     # ------------------------------------------------------------------------------------------------ appending
 
-    def write(self, head: RecordHead, meta: bytes, content: Bytes, crc: int | None) -> RecordHead:
-        """Append a record and return its final head. An LSN of 0 is replaced by a new one.
+    def write(
+        self, kind: int, flags: int, meta: bytes, content: Bytes = b"", crc: int | None = None, lsn: int = 0
+    ) -> RecordHead:
+        """Append a record and return its head. It gets a new LSN if none is given.
 
         After an error, the next record overwrites the failed one. Raise OSError: EROFS if the journal is read-only;
         EIO if data from a file do not have the given `crc`; ENOENT if a new segment is needed and another program has
@@ -103,34 +105,35 @@ class Appender:
         """
         if self.read_only:
             raise OSError(errno.EROFS, self.read_only)
-        segment, need = self.current, head.meta_size + head.data_size + AROUND
-        helpful = head.kind in ON_FULL_DISK
+        size = content.size if isinstance(content, FilePart) else len(content)
+        segment, need = self.current, len(meta) + size + AROUND
+        helpful = kind in ON_FULL_DISK
         if segment is None or segment.end + need > segment.size or (segment.spare and not helpful):
             if not self._contents.is_in_place():
                 raise FileNotFoundError(errno.ENOENT, REMOVED, str(self._contents.directory))
             segment = self.roll(need, helpful=helpful)
         number = self.sequence + 1
-        head = head._replace(
-            sequence=number, lsn=head.lsn or number, epoch=self._epoch, segment=segment.number, offset=segment.end,
-            durable=self.durable, oldest=self._contents.oldest,
+        head = RecordHead(
+            kind, flags, len(meta), size, number, lsn or number, self._epoch, segment.number, segment.end,
+            self.durable, self._contents.oldest, crc or 0,
         )  # fmt: skip
         head = segment.write(head, meta, content, crc)
         size = head.stop - head.offset
-        self._contents.used += records.aligned(size)  # segments and records begin at multiples of the alignment
-        segment.end += records.aligned(size)
+        step = records.aligned(size)
+        self._contents.used += step
+        segment.end += step
         self.sequence = number
         self.dirty[segment.number] = segment
         place = RecordPlace(segment.number, head.offset, size)
         self._fresh.append(_Fresh(number, head.lsn, place))
-        if head.kind not in records.OWN:
+        if kind not in records.OWN:
             self._contents.forget(head.lsn)
             self._contents.note(head.lsn, place)
         return head
 
     def write_own(self, kind: RecordKind, meta: dict[str, int]) -> None:
         """Append a record of the journal's own."""
-        text = records.encode_meta(meta)
-        self.write(RecordHead(kind, 0, len(text), *[0] * 9), text, b"", 0)
+        self.write(kind, 0, records.encode_meta(meta))
 
     def roll(self, need: int, *, helpful: bool) -> Segment:
         """Begin a segment with room for `need` bytes behind its header.
@@ -159,7 +162,8 @@ class Appender:
         meta = os.pread(fd, head.meta_size, place.offset + records.HEAD_SIZE) if head else b""
         if head is None or head.lsn != lsn or records.decode_meta(text + meta) is None:
             raise OSError(errno.EIO, f"record {lsn} of the journal cannot be read any more")
-        new = self.write(head, meta, FilePart(fd, head.data_start, head.data_size), head.data_crc)
+        part = FilePart(fd, head.data_start, head.data_size)
+        new = self.write(head.kind, head.flags, meta, part, head.data_crc, lsn)
         position = Position(new.segment, new.data_start, new.data_size, new.data_crc)
         self._contents.moved(place.number, head.data_start, position)
         if not live:

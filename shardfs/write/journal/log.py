@@ -192,8 +192,7 @@ class Journal:
             if not self._fits(kind, size + len(text), reserve=reserve):
                 limit = self._limits.journal
                 raise OSError(errno.ENOSPC, f"the journal has reached its limit of {limit} bytes (-o journal_limit)")
-            head = RecordHead(kind, flags, len(text), size, 0, 0, 0, 0, 0, 0, 0, crc or 0)
-            written = self._write_in_place(head, text, content, crc)
+            written = self._write_in_place(kind, flags, text, content, crc)
         if written is None:
             with self._leader.lead():
                 self._require_in_place()
@@ -201,10 +200,12 @@ class Journal:
         position = Position(written.segment, written.data_start, size, written.data_crc) if flags else None
         return Record(written.lsn, kind, meta, position)
 
-    def _write_in_place(self, head: RecordHead, meta: bytes, content: Bytes, crc: int | None) -> RecordHead | None:
+    def _write_in_place(
+        self, kind: RecordKind, flags: int, meta: bytes, content: Bytes, crc: int | None
+    ) -> RecordHead | None:
         """Write a new record. Return None and forget it if another program has removed its segment or the directory."""
         try:
-            head = self._appender.write(head, meta, content, crc)
+            head = self._appender.write(kind, flags, meta, content, crc)
         except FileNotFoundError:  # parts of the journal were removed before a new segment was created
             return None
         if self._appender.current is not None and self._appender.current.is_in(self.directory):

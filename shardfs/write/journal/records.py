@@ -201,9 +201,9 @@ def encode_head(head: RecordHead, meta: bytes) -> bytes:
     return b"".join((fixed, _CRC.pack(crc32c_extend(crc32c(fixed), meta)), meta))
 
 
-def encode_tail(head: RecordHead) -> bytes:
-    """Return the bytes of the tail, to be written directly after the data."""
-    text = _TAIL.pack(TAIL_MAGIC, head.sequence, head.stop - head.offset)
+def encode_tail(sequence: int, size: int) -> bytes:
+    """Return the bytes of the tail of a record of `size` bytes, to be written directly after the data."""
+    text = _TAIL.pack(TAIL_MAGIC, sequence, size)
     return text + _CRC.pack(crc32c(text))
 
 

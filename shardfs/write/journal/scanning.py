@@ -168,7 +168,8 @@ class _Scan:
             crc, at, left = crc32c_extend(crc, data), at + len(data), left - len(data)
         if crc != head.data_crc:
             return False
-        if self._bytes(head.stop - records.TAIL_SIZE, records.TAIL_SIZE) != records.encode_tail(head):
+        tail = records.encode_tail(head.sequence, head.stop - head.offset)
+        if self._bytes(head.stop - records.TAIL_SIZE, records.TAIL_SIZE) != tail:
             self._without_end.append(head)
         return True
 

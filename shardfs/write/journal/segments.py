@@ -107,21 +107,22 @@ class Segment:
 
         Raise OSError (EIO), before the head is written, if data from a file do not have the given `crc`.
         """
+        start = head.data_start
+        stop = start + head.data_size
+        tail = records.encode_tail(head.sequence, stop + records.TAIL_SIZE - head.offset)
         if isinstance(content, FilePart):
-            found = _copy(content, self.fd, head.data_start)
-            if crc is not None and crc != found:
+            data_crc = _copy(content, self.fd, start)
+            if crc is not None and crc != data_crc:
                 raise OSError(errno.EIO, f"record {head.lsn} of the journal cannot be read any more")
-            head = head._replace(data_crc=found)
-            syscalls.pwrite_all(self.fd, records.encode_tail(head), head.stop - records.TAIL_SIZE)
-            syscalls.pwrite_all(self.fd, records.encode_head(head, meta), head.offset)
-            return head
-        front, tail = records.encode_head(head, meta), records.encode_tail(head)
-        if head.data_size <= JOINED:
-            gap = bytes(head.data_start - head.offset - len(front))
-            syscalls.pwrite_all(self.fd, b"".join((front, gap, content, tail)), head.offset)
-            return head
-        syscalls.pwrite_all(self.fd, content, head.data_start)
-        syscalls.pwrite_all(self.fd, tail, head.stop - records.TAIL_SIZE)
+            head = head._replace(data_crc=data_crc)
+        front = records.encode_head(head, meta)
+        if not isinstance(content, FilePart):
+            if head.data_size <= JOINED:
+                gap = bytes(start - head.offset - len(front))
+                syscalls.pwrite_all(self.fd, b"".join((front, gap, content, tail)), head.offset)
+                return head
+            syscalls.pwrite_all(self.fd, content, start)
+        syscalls.pwrite_all(self.fd, tail, stop)
         syscalls.pwrite_all(self.fd, front, head.offset)
         return head
 
