@@ -16,7 +16,6 @@ from shardfs.write.contents import Part
 from shardfs.write.encoding import cleared
 from shardfs.write.files import join, shown_mode, split
 from shardfs.write.name_kind import document_at, is_document
-from shardfs.write.names import JOURNALED
 from shardfs.write.open_files import require_changeable
 
 if TYPE_CHECKING:
@@ -91,55 +90,27 @@ class Entries(Part):
         require_changeable(meaning.kind, path)
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
-        self.require_own_name(path, meaning)
+        kind = self._kinds[meaning.kind]
+        kind.require_own_name(path, meaning.target)
         if meaning.kind is not NameKind.PLAIN:
             self._open_files.keep(found.number)
             if meaning.kind is NameKind.DOCUMENT:
                 self._remove_cleared(parent, directory, besides=name)
-                for changed in self._documents.remove(directory, os.fsdecode(name)):
-                    self._descriptions.describe_anew(changed)
+                kind.leave(path)
             if meaning.target is not None and meaning.target.tree.collection.zeros is not None:
                 self._pending.make_room(found.size)
             with self._names.gate.shared():  # another thread may have renamed the directory
                 directory = self._open_files.directory_to_change(parent)
                 if not self.clear(directory, name):
-                    self._remove(directory, name, meaning)
+                    kind.remove(join(directory, name), meaning.target)
             return
         with self._names.renaming():
             self._open_files.keep(found.number)
             self._writer.delete(path)
-            self._remove(directory, name, meaning)
+            kind.remove(path, None)
             self._base.changed(path)
         if is_document(os.fsdecode(name)):
             self._descriptions.describe_anew(directory)
-
-    def require_own_name(self, path: str, meaning: NameMeaning) -> None:
-        """Raise OSError (EROFS) if the source has the file below a symbolic link to a directory.
-
-        A program that removes a directory that is a link would otherwise empty the directory to which the link leads.
-        """
-        if meaning.target is not None:
-            shards = meaning.target.tree.shards
-            self._writer.require_own_name(shards.key(shards.number_of(meaning.target.coords)))
-        elif meaning.kind in (NameKind.PLAIN, NameKind.DOCUMENT):
-            self._writer.require_own_name(path)
-
-    def _remove(self, directory: str, name: bytes, meaning: NameMeaning) -> None:
-        """Remove a name. Open handles keep the bytes of the file."""
-        path = join(directory, name)
-        self._pending.refused.forget(path)
-        self._pending.look(path, meaning.target)
-        with self._names.lock:
-            file = self._files.at(path)
-            stored = self._pending.is_stored(path, meaning.target)
-            if meaning.kind in JOURNALED and (stored or self._pending.holds(path)):
-                self._pending.drop(path, meaning.target if stored else None)
-            if file is not None:
-                self._files.unname(file)
-            if stored or meaning.kind is NameKind.DOCUMENT:
-                self._files.hide(directory, name)
-            else:
-                self._files.reveal(directory, name)
 
     def clear(self, directory: str, name: bytes) -> bool:
         """Replace a chunk by one of zeros, if clients of the layout remove chunks in order to write zeros.
@@ -311,7 +282,7 @@ class Entries(Part):
             for name in batch.names.tolist():
                 target = self._names.classify_name(path, name).target
                 if target is not None:
-                    self._remove(path, name, NameMeaning(NameKind.CHUNK, target))
+                    self._kinds.journaled.remove(join(path, name), target)
 
     def _remove_stored(self, path: str) -> None:
         """Remove a directory and its empty subdirectories from the store.

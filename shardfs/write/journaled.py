@@ -15,6 +15,7 @@ from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
+    from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.contents import FileContents
     from shardfs.write.encoding import Encoded
     from shardfs.write.files import WritableFile
@@ -48,11 +49,36 @@ class FileKind(Part):
         """Store bytes as the file at `path`. A journaled file gets that name at the same time."""
         raise NotImplementedError
 
+    # ---- names that are removed, or given up for one of another kind ----
+
+    def require_own_name(self, path: str, target: Target | None) -> None:
+        """Raise OSError (EROFS) if the source has the file below a symbolic link to a directory.
+
+        A program that removes a directory that is a link would otherwise empty the directory to which the link leads.
+        """
+
     def require_movable(self, path: str) -> None:
         """Raise OSError if the file at a path cannot be renamed to a name of another kind."""
 
+    def drop(self, path: str, target: Target | None) -> bool:
+        """Drop the pending version of a path, with the lock held. Return whether the source still shows a file there."""
+        return False
+
     def leave(self, path: str) -> None:
-        """Remove what is stored at a path, after the file has got a name of another kind."""
+        """Remove what the store has at a path, after the file has got a name of another kind."""
+
+    def remove(self, path: str, target: Target | None) -> None:
+        """Remove a name. Open handles keep the bytes of the file."""
+        self._pending.refused.forget(path)
+        self._pending.look(path, target)
+        with self._names.lock:
+            is_in_source = self.drop(path, target)
+            if (file := self._files.at(path)) is not None:
+                self._files.unname(file)
+            if is_in_source:
+                self._files.hide(*split(path))
+            else:
+                self._files.reveal(*split(path))
 
 
 class JournaledKind(FileKind):
@@ -89,6 +115,17 @@ class JournaledKind(FileKind):
         with self._names.lock:
             self.put(file, path, data if stored is None else stored, stored=stored is not None)
             self._files.name(file, *split(path))
+
+    def require_own_name(self, path: str, target: Target | None) -> None:
+        if target is not None:
+            shards = target.tree.shards
+            self._writer.require_own_name(shards.key(shards.number_of(target.coords)))
+
+    def drop(self, path: str, target: Target | None) -> bool:
+        is_stored = self._pending.is_stored(path, target)
+        if is_stored or self._pending.holds(path):
+            self._pending.drop(path, target if is_stored else None)
+        return is_stored
 
     def put(self, file: WritableFile, path: str, data: Bytes, *, stored: bool = False) -> None:
         """Add a version of a file to the journal. The caller holds the lock."""

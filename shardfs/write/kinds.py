@@ -17,6 +17,7 @@ from shardfs.write.name_kind import is_document
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.files import WritableFile
@@ -44,6 +45,9 @@ class PlainKind(FileKind):
             self._descriptions.describe_anew(directory)
         self._pending.refused.forget(path)
 
+    def require_own_name(self, path: str, target: Target | None) -> None:
+        self._writer.require_own_name(path)
+
     def leave(self, path: str) -> None:
         with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
             self._writer.delete(path)
@@ -64,6 +68,9 @@ class DocumentKind(PlainKind):
     def require_movable(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
         self._documents.require_known(directory, name)
+
+    def drop(self, path: str, target: Target | None) -> bool:
+        return True
 
     def leave(self, path: str) -> None:
         directory, _, name = path.rpartition("/")

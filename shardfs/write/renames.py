@@ -111,7 +111,8 @@ class Renames(Part):
         if there is not None:
             meaning = self._entries.classify(directory, new_name, there)
         was = self._entries.classify(source, name, found)
-        self._entries.require_own_name(old, was)
+        require_changeable(was.kind, old)
+        self._kinds[was.kind].require_own_name(old, was.target)
         kinds = {meaning.kind, was.kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
             if there is not None:
@@ -146,7 +147,7 @@ class Renames(Part):
 
     def _replace(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
         """Rename a file whose bytes move between the journal, a shard, a document and the store."""
-        was, had, (source, old_name) = file.kind, file.target, split(old)
+        was, had, old_kind = file.kind, file.target, self._kinds[file.kind]
         carried = _carried(file, meaning)
         if was in JOURNALED and carried is None:
             self._kinds.commit(file)
@@ -155,37 +156,36 @@ class Renames(Part):
         held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
         whole = None if held or converts else self._contents.whole(file)
         self._pending.look(new, meaning.target)
-        self._kinds[was].require_movable(old)
+        old_kind.require_movable(old)
         if meaning.kind not in JOURNALED:
             self._write_through(file, new, whole or b"", meaning)
         with self._names.lock:
-            stored = self._pending.is_stored(old, had)
             if meaning.kind in JOURNALED:
-                self._move_version(file, old, new, meaning, whole, encoded, stored=stored)
-                stored = self._pending.holds(old)  # a tombstone
-            elif was in JOURNALED and (stored or self._pending.holds(old)):
-                self._pending.drop(old, had if stored else None)
+                self._move_version(file, old, new, meaning, whole, encoded)
+                stays = self._pending.holds(old)  # a tombstone
+            else:
+                stays = old_kind.drop(old, had)
                 file.publish(None)
             self._move_name(file, new)
             file.become(meaning.kind, meaning.target)
             if meaning.kind is not NameKind.DOCUMENT:
                 file.freeze(None)
-            if stored or was is NameKind.DOCUMENT:
-                self._files.hide(source, old_name)
+            if stays or was is NameKind.DOCUMENT:
+                self._files.hide(*split(old))
             file.leave_disk()
             self._descriptions.show_stored(file)
         if meaning.kind is NameKind.COMPRESSED:
             self._kinds.compressed.retire(file)
-        self._kinds[was].leave(old)
+        old_kind.leave(old)
 
     def _move_version(
         self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None,
-        encoded: Encoded | None, *, stored: bool,
+        encoded: Encoded | None,
     ) -> None:  # fmt: skip
         """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
 
-        `encoded` are the stored bytes, if the mount shows others. `stored`: the shard of the old name has the chunk,
-        which is deleted.
+        If the shard of the old name has the chunk, it is deleted there. `encoded` are the stored bytes, if the mount
+        shows others.
         """
         had, carried, converts = file.target, _carried(file, meaning), not _keeps_bytes(file.target, meaning.target)
         if converts:
@@ -195,8 +195,9 @@ class Renames(Part):
         data: Bytes | None = whole if carried is None else carried.content() if encoded is None else encoded.stored
         if data is None and file.version is None and had is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
+        gone = had if self._pending.is_stored(old, had) else None
         version = self._pending.move(
-            old, new, meaning.target, had if stored else None, data, file.mtime_ns, file.mode,
+            old, new, meaning.target, gone, data, file.mtime_ns, file.mode,
             scratch=meaning.kind is NameKind.SCRATCH, had=had, stored=encoded is not None,
         )  # fmt: skip
         file.commit(version, dirty=carried is None)
