@@ -174,6 +174,7 @@ class Entries(Part):
         file, kind = self._files.unnamed(meaning.kind, meaning.target), self._kinds[meaning.kind]
         file.set_status(size=-1, mtime_ns=time.time_ns(), mode=found.mode)
         kind.write(file, path, data)
+        kind.describe(path)
         if not kind.is_journaled:
             self._kinds.copy_status(file, path)
             with self._names.lock:

@@ -38,16 +38,22 @@ class FileKind(Part):
 
     def commit(self, file: WritableFile) -> None:
         """Save a dirty file."""
-        with file.writeback:
-            with self._names.gate.shared():  # its directory may be being renamed
-                unsaved = file.start_writeback()
-            if unsaved is not None:
-                self.write(file, unsaved.path, unsaved.data)
-                file.end_writeback(unsaved)
+        with self._names.gate.shared():  # a rename of its directory ends first
+            if file.unsaved() is None:
+                return
+        with file.writeback:  # not inside the gate, which a document takes alone
+            if (unsaved := file.start_writeback()) is None:
+                return
+            self.write(file, unsaved.path, unsaved.data)
+            file.end_writeback(unsaved)
+        self.describe(unsaved.path)
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
         """Store bytes as the file at `path`. A journaled file gets that name at the same time."""
         raise NotImplementedError
+
+    def describe(self, path: str) -> None:
+        """Update the names that a file describes, after `write` has stored it."""
 
     # ---- names that are removed, or given up for one of another kind ----
 
@@ -61,7 +67,7 @@ class FileKind(Part):
         """Raise OSError if the file at a path cannot be renamed to a name of another kind."""
 
     def drop(self, path: str, target: Target | None) -> bool:
-        """Drop the pending version of a path, with the lock held. Return whether the source still shows a file there."""
+        """Drop the pending version of a path, with the lock held. Return whether the source still shows the name."""
         return False
 
     def leave(self, path: str) -> None:

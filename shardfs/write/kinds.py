@@ -40,10 +40,12 @@ class PlainKind(FileKind):
         file.freeze(frozen)
         file.set_status(size=len(data))
         self._base.changed(path)
+        self._pending.refused.forget(path)
+
+    def describe(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
         if is_document(name):
             self._descriptions.describe_anew(directory)
-        self._pending.refused.forget(path)
 
     def require_own_name(self, path: str, target: Target | None) -> None:
         self._writer.require_own_name(path)
@@ -63,7 +65,11 @@ class DocumentKind(PlainKind):
         self._pending.drain(self._documents.described_by(directory, name))
         if not self._descriptions.write_document(file, directory, name, data):
             self._store(file, path, data, frozen=data)
+            super().describe(path)
         self._pending.refused.forget(path)
+
+    def describe(self, path: str) -> None:
+        """Do nothing: `write` has done it, before another thread could create a name that the document describes."""
 
     def require_movable(self, path: str) -> None:
         directory, _, name = path.rpartition("/")

@@ -211,6 +211,7 @@ class Renames(Part):
         file.become(meaning.kind, file.target)
         try:
             self._kinds[meaning.kind].write(file, new, data)
+            self._kinds[meaning.kind].describe(new)
         except BaseException:
             file.become(before, file.target)
             raise
