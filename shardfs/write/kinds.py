@@ -32,10 +32,7 @@ class PlainKind(FileKind):
         super().__init__(contents)
         self._descriptions = descriptions
 
-    def write(self, file: WritableFile, path: str, data: bytes) -> None:
-        self._store(file, path, data)
-
-    def _store(self, file: WritableFile, path: str, data: bytes, frozen: bytes | None = None) -> None:
+    def write(self, file: WritableFile, path: str, data: bytes, frozen: bytes | None = None) -> None:
         self._writer.put(path, data)
         file.freeze(frozen)
         file.set_status(size=len(data))
@@ -59,12 +56,12 @@ class PlainKind(FileKind):
 class DocumentKind(PlainKind):
     """Metadata documents of sharded data: a close translates them and writes them to the store."""
 
-    def write(self, file: WritableFile, path: str, data: bytes) -> None:
+    def write(self, file: WritableFile, path: str, data: bytes, frozen: bytes | None = None) -> None:
         directory, _, name = path.rpartition("/")
         # Chunks written under the old document are published first.
         self._pending.drain(self._documents.described_by(directory, name))
         if not self._descriptions.write_document(file, directory, name, data):
-            self._store(file, path, data, frozen=data)
+            super().write(file, path, data, frozen=data)
             super().describe(path)
         self._pending.refused.forget(path)
 
