@@ -23,7 +23,8 @@ class Budget:
     """Memory limit shared by all buffers. `make_file` returns the descriptor of a new unnamed file."""
 
     def __init__(self, limit: int, make_file: Callable[[], int]) -> None:
-        self.limit, self.make_file = limit, make_file
+        self.limit = limit
+        self.make_file = make_file
         self.used = 0
         self._lock = threading.Lock()
 
@@ -45,8 +46,11 @@ class Buffer:
     """
 
     def __init__(self, budget: Budget, most: int, data: bytes = b"") -> None:
-        self._budget, self._most = budget, most
-        self._memory, self._fd, self._size = bytearray(), -1, 0
+        self._budget = budget
+        self._most = most
+        self._memory = bytearray()
+        self._fd = -1
+        self._size = 0
         self.edition = 0  # increases with each change
         if data:
             self.write(0, data)
@@ -65,7 +69,8 @@ class Buffer:
         if self._fd < 0 and (size > SPILL or self._budget.is_short(more)):
             fd = self._budget.make_file()
             syscalls.pwrite_all(fd, self._memory, 0)
-            self._fd, self._size = fd, len(self._memory)
+            self._fd = fd
+            self._size = len(self._memory)
             self._budget.change(-len(self._memory))
             self._memory = bytearray()
 
@@ -121,7 +126,8 @@ class Buffer:
         """Release the memory and the unnamed file."""
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd, self._size = -1, 0
+            self._fd = -1
+            self._size = 0
         self._budget.change(-len(self._memory))
         self._memory = bytearray()
 

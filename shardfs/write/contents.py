@@ -84,17 +84,17 @@ class FileContents:
         if before is not None and before.digests:
             with suppress(ValueError):  # bytes are missing: it has changed, and reading it reports the damage
                 now = now.including(digest_of(chunk))
-        shown = None if chunk is None else target.tree.chunk_attributes(file.number, target.coords)
+        entry = None if chunk is None else target.tree.chunk_attributes(file.number, target.coords)
         with self.names.lock:
             if not file.is_settled:
                 return
             file.follow(now)
             if before is None or (now.digests and now.digests == before.digests):
                 return  # only its neighbours have changed
-            if shown is None:
+            if entry is None:
                 self.names.files.unname(file)
                 raise stale(file.number)
-            file.set_status(size=shown.size, mtime_ns=shown.mtime_ns)
+            file.set_status(size=entry.size, mtime_ns=entry.mtime_ns)
         self.names.hooks.invalidate_content(file.number)
 
     def _attributes_on_disk(self, file: WritableFile, disk: LocalDirectory) -> Attributes:

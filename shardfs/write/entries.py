@@ -54,10 +54,10 @@ class Entries(Part):
     def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
         """Return the directory and the attributes of an entry to be changed. Raise FileNotFoundError without one."""
         directory = self._open_files.directory_to_change(parent)
-        found = self._overlay.find(directory, name)
-        if found is None:
+        entry = self._overlay.find(directory, name)
+        if entry is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), join(directory, name))
-        return directory, found
+        return directory, entry
 
     def _unused(self, parent: int, name: bytes) -> str:
         """Return the directory in which an entry is to be created. Raise FileExistsError if it exists."""
@@ -66,14 +66,14 @@ class Entries(Part):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), join(directory, name))
         return directory
 
-    def classify(self, directory: str, name: bytes, found: Attributes) -> NameMeaning:
+    def classify(self, directory: str, name: bytes, entry: Attributes) -> NameMeaning:
         """Return the kind and target of an existing file."""
-        file = self._files.by_number.get(found.number)
+        file = self._files.by_number.get(entry.number)
         if file is not None:
             return NameMeaning(file.kind, file.target)
         meaning = self._names.classify_name(directory, name)
         if meaning.kind is NameKind.ORPHAN:  # a chunk outside of the array's new shape
-            former = self._base.target_of(found.number)
+            former = self._base.target_of(entry.number)
             return meaning if former is None else NameMeaning(NameKind.CHUNK, former)
         return meaning
 
@@ -81,31 +81,31 @@ class Entries(Part):
 
     def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file. A chunk is removed from its shard at the next publishing, or becomes a chunk of zeros."""
-        directory, found = self.existing(parent, name)
+        directory, entry = self.existing(parent, name)
         path = join(directory, name)
-        if found.directory:
+        if entry.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._names.waiting()
-        meaning = self.classify(directory, name, found)
+        meaning = self.classify(directory, name, entry)
         require_changeable(meaning.kind, path)
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)
         kind = self._kinds[meaning.kind]
         kind.require_own_name(path, meaning.target)
         if meaning.kind is not NameKind.PLAIN:
-            self._open_files.keep(found.number)
+            self._open_files.keep(entry.number)
             if meaning.kind is NameKind.DOCUMENT:
                 self._remove_cleared(parent, directory, besides=name)
                 kind.leave(path)
             if meaning.target is not None and meaning.target.tree.collection.zeros is not None:
-                self._pending.make_room(found.size)
+                self._pending.make_room(entry.size)
             with self._names.gate.shared():  # another thread may have renamed the directory
                 directory = self._open_files.directory_to_change(parent)
                 if not self.clear(directory, name):
                     kind.remove(join(directory, name), meaning.target)
             return
         with self._names.renaming():
-            self._open_files.keep(found.number)
+            self._open_files.keep(entry.number)
             self._writer.delete(path)
             kind.remove(path, None)
             self._base.changed(path)
@@ -118,10 +118,10 @@ class Entries(Part):
         Return False for other files, for chunks outside of their array, and for those of a deleted array.
         """
         target = self._names.classify_name(directory, name).target
-        found = None if target is None else self._cleared(target)
-        if target is None or found is None:
+        zeros = None if target is None else self._cleared(target)
+        if target is None or zeros is None:
             return False
-        stored, shown = found
+        stored, shown = zeros
         path = join(directory, name)
         self._pending.look(path, target)
         with self._names.lock:
@@ -168,19 +168,19 @@ class Entries(Part):
         source = self._files.by_number.get(number)
         if source is not None:
             self._kinds.commit(source)
-        found = self._overlay.attributes(number)
-        data = bytes(self._overlay.read(number, 0, max(found.size, 1)))
+        entry = self._overlay.attributes(number)
+        data = bytes(self._overlay.read(number, 0, max(entry.size, 1)))
         self._pending.make_room(len(data))
         file, kind = self._files.unnamed(meaning.kind, meaning.target), self._kinds[meaning.kind]
-        file.set_status(size=-1, mtime_ns=time.time_ns(), mode=found.mode)
+        file.set_status(size=-1, mtime_ns=time.time_ns(), mode=entry.mode)
         kind.write(file, path, data)
         kind.describe(path)
         if not kind.is_journaled:
             self._kinds.copy_status(file, path)
             with self._names.lock:
                 self._files.name(file, directory, name)
-        if found.mode and meaning.kind is NameKind.PLAIN:
-            self._metadata.set_mode(file.number, found.mode)
+        if entry.mode and meaning.kind is NameKind.PLAIN:
+            self._metadata.set_mode(file.number, entry.mode)
         return self._contents.attributes(file)
 
     # ---- directories ----
@@ -213,27 +213,27 @@ class Entries(Part):
 
     def rmdir(self, parent: int, name: bytes) -> None:
         """Remove a directory that shows no entries."""
-        directory, found = self.existing(parent, name)
+        directory, entry = self.existing(parent, name)
         path = join(directory, name)
-        if not found.directory:
+        if not entry.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         self._names.waiting()
         self._writer.require_own_name(f"{path}/")  # the directory itself may be a link, too
-        self.remove_directory(found.number, path)
+        self.remove_directory(entry.number, path)
 
     def remove_directory(self, number: int, path: str) -> None:
         """Remove a directory. Raise OSError (ENOTEMPTY) if it shows entries, or the store has others there."""
         if self._has_entries(number):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        made, kind = self._files.by_number.get(number), self._names.classify_name(*split(path)).kind
-        if made is None:
+        file, kind = self._files.by_number.get(number), self._names.classify_name(*split(path)).kind
+        if file is None:
             require_changeable(kind, path)
         self._remove_cleared(number, path)
         self._pending.refused.forget_below(path)
-        if made is not None:
+        if file is not None:
             with self._names.lock:
                 self._files.forget_below(path)
-                self._files.unname(made)
+                self._files.unname(file)
         self._directories.show(path, shown=False)
         base = self._names.base_number(path)
         if base is None:
@@ -268,8 +268,8 @@ class Entries(Part):
             return False
         if file is None and not target.tree.chunks.locate(target.coords):
             return True
-        found = self._cleared(target)
-        return found is not None and bytes(self._overlay.read(number, 0, len(found[1]) + 1)) == found[1]
+        zeros = self._cleared(target)
+        return zeros is not None and bytes(self._overlay.read(number, 0, len(zeros[1]) + 1)) == zeros[1]
 
     def _remove_cleared(self, number: int, path: str, besides: bytes = b"") -> None:
         """Remove the chunks that removal has replaced by zeros, if the directory has no other entries."""

@@ -49,13 +49,13 @@ class FileCalls(Part):
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         """Create a file, or open an existing one. Return its attributes and a handle."""
         directory = self._open_files.directory_to_change(parent)
-        found = self._overlay.find(directory, name)
-        if found is not None:
+        entry = self._overlay.find(directory, name)
+        if entry is not None:
             if flags & os.O_EXCL:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(name))
-            handle = self.open(found.number, flags)
+            handle = self.open(entry.number, flags)
             try:
-                return self._overlay.attributes(found.number), handle
+                return self._overlay.attributes(entry.number), handle
             except BaseException:
                 self.release(handle)
                 raise
@@ -90,16 +90,16 @@ class FileCalls(Part):
 
     def open(self, number: int, flags: int) -> int:
         """Open a file and return a handle. Of `flags`, the access mode and O_TRUNC count."""
-        known = self._files.by_number.get(number)
-        if known is not None and known.path is None and not known.handles:
-            if flags & (os.O_ACCMODE | os.O_TRUNC) or not self._succeeded(known):
+        inode = self._files.by_number.get(number)
+        if inode is not None and inode.path is None and not inode.handles:
+            if flags & (os.O_ACCMODE | os.O_TRUNC) or not self._succeeded(inode):
                 raise stale(number)  # the kernel looks up the name again, but only once for each call
             return self._open_files.add_reader(number)
-        if known is None and self._base.is_outdated(number):
+        if inode is None and self._base.is_outdated(number):
             raise stale(number)
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR)
-        if reads and (known is not None or number < TABLE_END):
-            self._descriptions.note_read(known, number)
+        if reads and (inode is not None or number < TABLE_END):
+            self._descriptions.note_read(inode, number)
         if not flags & (os.O_ACCMODE | os.O_TRUNC):
             return self._open_files.add_reader(number)
         file, handle = self._open_files.add_known(number, flags)
@@ -117,12 +117,12 @@ class FileCalls(Part):
         A disk would open that file. Return False if there is none.
         """
         with suppress(OSError, CorruptShardError):
-            found = self._overlay.find(*split(file.last_path)) if file.last_path else None
-            if found is None or found.directory:
+            entry = self._overlay.find(*split(file.last_path)) if file.last_path else None
+            if entry is None or entry.directory:
                 return False
-            data = bytes(self._overlay.read(found.number, 0, max(found.size, 1)))
+            data = bytes(self._overlay.read(entry.number, 0, max(entry.size, 1)))
             with self._names.lock:
-                if len(data) != found.size or file.number not in self._files.by_number:
+                if len(data) != entry.size or file.number not in self._files.by_number:
                     return False
                 file.freeze(data)
             # The kernel may know another size: it must not cut the bytes.
@@ -201,9 +201,9 @@ class FileCalls(Part):
         if path is None:
             return
         opened = self._open_files.handles[handle]
-        seen, failure = self._pending.failures.since(path, opened.seen)
+        number, failure = self._pending.failures.since(path, opened.seen)
         if failure is not None:
-            self._open_files.handles[handle] = opened._replace(seen=seen)
+            self._open_files.handles[handle] = opened._replace(seen=number)
             raise failure.with_traceback(None)
 
     def fsync(self, handle: int) -> None:

@@ -195,10 +195,10 @@ class Kinds(Part):
         file = self._files.at(path)
         return file is not None and file.writers > 0
 
-    def published(self, done: Mapping[str, Version]) -> None:
+    def published(self, versions: Mapping[str, Version]) -> None:
         """Update the files whose versions are now in their shards. Called without any lock."""
         with self._names.lock:
-            for path, version in done.items():
+            for path, version in versions.items():
                 file = self._files.at(path)
                 if file is None:
                     if version.data is None:

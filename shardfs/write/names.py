@@ -103,19 +103,19 @@ class Names:
         if number is not None:
             return number
         with suppress(FileNotFoundError, NotADirectoryError):
-            found = self.base.resolve(path)
-            if found.directory:  # a missing directory is not recorded, because it may appear at any time
-                keep(self._base_numbers, path, found.number)
-                return found.number
+            entry = self.base.resolve(path)
+            if entry.directory:  # a missing directory is not recorded, because it may appear at any time
+                keep(self._base_numbers, path, entry.number)
+                return entry.number
         return None
 
     def renew(self, path: str) -> list[str]:
         """Look up a directory anew, after a change of its documents. Return the paths of its collections."""
-        found = self.base.renew(path, edited=True)
+        collections = self.base.renew(path, edited=True)
         self._outdate(path)
         self._paths.clear()
         self._base_numbers.clear()
-        return found
+        return collections
 
     def _outdate(self, path: str) -> None:
         """Show a layout's documents anew that depend on the documents in a directory."""
@@ -180,11 +180,11 @@ class Names:
         if number is None:
             return NameMeaning(self._kind_in_made(directory, os.fsdecode(name)))
         try:
-            found = self.base.classify_name(number, name)
+            meaning = self.base.classify_name(number, name)
         except CorruptShardError:  # damaged documents may be repaired
             return NameMeaning(NameKind.PLAIN)
-        if found.kind is not NameKind.PLAIN:
-            return found
+        if meaning.kind is not NameKind.PLAIN:
+            return meaning
         return NameMeaning(self._kind_by_documents(directory, os.fsdecode(name)))
 
     def _kind_by_documents(self, directory: str, name: str) -> NameKind:

@@ -66,13 +66,13 @@ class OpenFiles(Part):
 
     def add_reader(self, number: int) -> int:
         """Return a new handle that only reads a file, changed or not."""
-        known = self._files.by_number.get(number)
-        if known is not None and known.kind is NameKind.PLAIN and self._writer.local:
+        inode = self._files.by_number.get(number)
+        if inode is not None and inode.kind is NameKind.PLAIN and self._writer.local:
             return self.add_known(number, os.O_RDONLY)[1]
         with self._names.lock:
-            known = self._files.by_number.get(number)
-            if known is not None:
-                return self.add(known, os.O_RDONLY)
+            inode = self._files.by_number.get(number)
+            if inode is not None:
+                return self.add(inode, os.O_RDONLY)
             self._require_shown(number)
             handle = next(self._next_handle)
             self.handles[handle] = Handle(number, None, False, 0)
@@ -90,9 +90,9 @@ class OpenFiles(Part):
 
     def remove_reader(self, number: int) -> None:
         """Count one handle less that only reads a file of the tree. The caller holds the lock."""
-        left = self._readers.pop(number) - 1
-        if left:
-            self._readers[number] = left
+        count_left = self._readers.pop(number) - 1
+        if count_left:
+            self._readers[number] = count_left
 
     # ---- files ----
 
@@ -144,8 +144,8 @@ class OpenFiles(Part):
 
     def _adopt_from_tree(self, number: int) -> WritableFile:
         self._require_shown(number)
-        found, path = self._base.attributes(number), self._names.path_of(number)
-        if found.directory:
+        entry, path = self._base.attributes(number), self._names.path_of(number)
+        if entry.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         parent, name = split(path)
         meaning = self.classify_to_write(parent, name)
@@ -157,8 +157,8 @@ class OpenFiles(Part):
             if file is None:
                 self._require_shown(number)
                 file = self._files.new(parent, name, meaning.kind, meaning.target, number)
-                mode = self._names.modes.get(number, found.mode)
-                file.set_status(size=found.size, mtime_ns=found.mtime_ns, mode=mode)
+                mode = self._names.modes.get(number, entry.mode)
+                file.set_status(size=entry.size, mtime_ns=entry.mtime_ns, mode=mode)
         return file
 
     def _open_on_disk(self, disk: LocalDirectory, file: WritableFile, flags: int) -> None:

@@ -53,24 +53,24 @@ class Renames(Part):
 
         A directory is renamed in the store, after the pending versions in it are published.
         """
-        source, found = self._entries.existing(parent, name)
+        source, entry = self._entries.existing(parent, name)
         directory = self._open_files.directory_to_change(new_parent)
         old, new = join(source, name), join(directory, new_name)
-        there = self._overlay.find(directory, new_name)
-        if there is not None and noreplace:
+        replaced = self._overlay.find(directory, new_name)
+        if replaced is not None and noreplace:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), new)
         if old == new:
             return
-        if found.directory:
+        if entry.directory:
             self._names.waiting()
-            self._rename_directory(found, old, new, there)
+            self._rename_directory(entry, old, new, replaced)
             return
-        if there is not None and there.directory:
+        if replaced is not None and replaced.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
-        moved, meaning = self._files.by_number.get(found.number), self._names.classify_name(directory, new_name)
+        moved, meaning = self._files.by_number.get(entry.number), self._names.classify_name(directory, new_name)
         if moved is None or not self._moves_quickly(moved, meaning):
             self._names.waiting()
-        self._prepare(found, moved, meaning)
+        self._prepare(entry, moved, meaning)
         while True:
             describes = meaning.kind is NameKind.DOCUMENT
             if describes:
@@ -78,7 +78,7 @@ class Renames(Part):
             with self._names.gate.alone() if describes else self._names.gate.shared():
                 meaning = self._open_files.classify_to_write(directory, new_name)
                 if describes is (meaning.kind is NameKind.DOCUMENT):
-                    self._rename_file(found, there, old, new, meaning)
+                    self._rename_file(entry, replaced, old, new, meaning)
                     return
 
     def _moves_quickly(self, file: WritableFile, meaning: NameMeaning) -> bool:
@@ -92,7 +92,7 @@ class Renames(Part):
             return False
         return self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
 
-    def _prepare(self, found: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
+    def _prepare(self, entry: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
         """Save the data of a file before its rename, and make room in the journal.
 
         The rename itself, which holds locks, then waits for neither.
@@ -102,22 +102,22 @@ class Renames(Part):
             self._kinds.commit(file)
         moves = file is not None and file.version is not None and _keeps_bytes(file.target, meaning.target)
         if meaning.kind in JOURNALED and (carried or not moves):
-            self._pending.make_room(found.size)
+            self._pending.make_room(entry.size)
 
     def _rename_file(
-        self, found: Attributes, there: Attributes | None, old: str, new: str, meaning: NameMeaning
+        self, entry: Attributes, replaced: Attributes | None, old: str, new: str, meaning: NameMeaning
     ) -> None:
         (source, name), (directory, new_name) = split(old), split(new)
-        if there is not None:
-            meaning = self._entries.classify(directory, new_name, there)
-        was = self._entries.classify(source, name, found)
+        if replaced is not None:
+            meaning = self._entries.classify(directory, new_name, replaced)
+        was = self._entries.classify(source, name, entry)
         require_changeable(was.kind, old)
         self._kinds[was.kind].require_own_name(old, was.target)
         kinds = {meaning.kind, was.kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
-            if there is not None:
-                self._open_files.keep(there.number, replaced=True)
-            file = self._open_files.adopt(found.number, None)
+            if replaced is not None:
+                self._open_files.keep(replaced.number, replaced=True)
+            file = self._open_files.adopt(entry.number, None)
             if kinds == {NameKind.PLAIN}:
                 self._rename_plain(file, old, new)
             else:
@@ -147,14 +147,14 @@ class Renames(Part):
 
     def _replace(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
         """Rename a file whose bytes move between the journal, a shard, a document and the store."""
-        was, had, old_kind = file.kind, file.target, self._kinds[file.kind]
+        was, old_target, old_kind = file.kind, file.target, self._kinds[file.kind]
         carried = _carried(file, meaning)
         if was in JOURNALED and carried is None:
             self._kinds.commit(file)
-        converts = meaning.kind in JOURNALED and not _keeps_bytes(had, meaning.target)
+        converts = meaning.kind in JOURNALED and not _keeps_bytes(old_target, meaning.target)
         encoded = encode(meaning.target, carried or self._contents.load(file)) if converts else None
-        held = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
-        whole = None if held or converts else self._contents.whole(file)
+        is_kept = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
+        whole = None if is_kept or converts else self._contents.whole(file)
         self._pending.look(new, meaning.target)
         old_kind.require_movable(old)
         if meaning.kind not in JOURNALED:
@@ -164,7 +164,7 @@ class Renames(Part):
                 self._move_version(file, old, new, meaning, whole, encoded)
                 stays = self._pending.holds(old)  # a tombstone
             else:
-                stays = old_kind.drop(old, had)
+                stays = old_kind.drop(old, old_target)
                 file.publish(None)
             self._move_name(file, new)
             file.become(meaning.kind, meaning.target)
@@ -187,18 +187,22 @@ class Renames(Part):
         If the shard of the old name has the chunk, it is deleted there. `encoded` are the stored bytes, if the mount
         shows others.
         """
-        had, carried, converts = file.target, _carried(file, meaning), not _keeps_bytes(file.target, meaning.target)
+        old_target, carried, converts = (
+            file.target,
+            _carried(file, meaning),
+            not _keeps_bytes(file.target, meaning.target),
+        )
         if converts:
             carried = carried or self._contents.load(file)
             if encoded is not None and not encoded.is_of(meaning.target, carried):
                 encoded = encode(meaning.target, carried)  # another thread has written or saved the file meanwhile
         data: Bytes | None = whole if carried is None else carried.content() if encoded is None else encoded.stored
-        if data is None and file.version is None and had is None:
+        if data is None and file.version is None and old_target is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
-        gone = had if self._pending.is_stored(old, had) else None
+        removed = old_target if self._pending.is_stored(old, old_target) else None
         version = self._pending.move(
-            old, new, meaning.target, gone, data, file.mtime_ns, file.mode,
-            scratch=meaning.kind is NameKind.SCRATCH, had=had, stored=encoded is not None,
+            old, new, meaning.target, removed, data, file.mtime_ns, file.mode,
+            scratch=meaning.kind is NameKind.SCRATCH, had=old_target, stored=encoded is not None,
         )  # fmt: skip
         file.commit(version, dirty=carried is None)
         if encoded is not None:
@@ -220,11 +224,11 @@ class Renames(Part):
             if not file.writers and not file.superseded:
                 file.drop_buffer()
 
-    def _rename_directory(self, found: Attributes, old: str, new: str, there: Attributes | None) -> None:
+    def _rename_directory(self, entry: Attributes, old: str, new: str, replaced: Attributes | None) -> None:
         """Publish the pending versions in a directory, then rename it in the store."""
-        if there is not None and not there.directory:
+        if replaced is not None and not replaced.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
-        numbers = [found.number, *(self._names.base_number(split(path)[0]) for path in (old, new))]
+        numbers = [entry.number, *(self._names.base_number(split(path)[0]) for path in (old, new))]
         if any(number is None or self._base.is_virtual(number) for number in numbers):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
         was, kind = (self._names.classify_name(*split(path)).kind for path in (old, new))
@@ -233,8 +237,8 @@ class Renames(Part):
         self._writer.require_own_name(old)
         if NameKind.DIRECTORY in (was, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
-        if there is not None:
-            self._entries.remove_directory(there.number, new)
+        if replaced is not None:
+            self._entries.remove_directory(replaced.number, new)
         self._pending.flush(old)
         with self._names.gate.alone():  # a concurrent close waits, then uses the new path
             self._pending.flush(old)
