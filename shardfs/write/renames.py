@@ -147,36 +147,50 @@ class Renames(Part):
 
     def _replace(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
         """Rename a file whose bytes move between the journal, a shard, a document and the store."""
-        was, old_target, old_kind = file.kind, file.target, self._kinds[file.kind]
-        carried = _carried(file, meaning)
-        if was in JOURNALED and carried is None:
-            self._kinds.commit(file)
-        converts = meaning.kind in JOURNALED and not _keeps_bytes(old_target, meaning.target)
-        encoded = encode(meaning.target, carried or self._contents.load(file)) if converts else None
-        is_kept = carried is not None or (file.version is not None and meaning.kind in JOURNALED)
-        whole = None if is_kept or converts else self._contents.whole(file)
-        self._pending.look(new, meaning.target)
+        old_kind = self._kinds[file.kind]
         old_kind.require_movable(old)
-        if meaning.kind not in JOURNALED:
-            self._write_through(file, new, whole or b"", meaning)
+        if self._kinds[meaning.kind].is_journaled:
+            self._move_to_journal(file, old, new, meaning)
+        else:
+            self._move_to_store(file, old, new, meaning)
+        old_kind.leave(old)
+
+    def _move_to_journal(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
+        old_kind, carried = self._kinds[file.kind], _carried(file, meaning)
+        if old_kind.is_journaled and carried is None:
+            self._kinds.commit(file)
+        converts = not _keeps_bytes(file.target, meaning.target)
+        encoded = encode(meaning.target, carried or self._contents.load(file)) if converts else None
+        is_kept = carried is not None or file.version is not None or converts
+        whole = None if is_kept else self._contents.whole(file)
+        self._pending.look(new, meaning.target)
         with self._names.lock:
-            if meaning.kind in JOURNALED:
-                self._move_version(file, old, new, meaning, whole, encoded)
-                stays = self._pending.holds(old)  # a tombstone
-            else:
-                stays = old_kind.drop(old, old_target)
-                file.publish(None)
-            self._move_name(file, new)
-            file.become(meaning.kind, meaning.target)
-            if meaning.kind is not NameKind.DOCUMENT:
-                file.freeze(None)
-            if stays or was is NameKind.DOCUMENT:
-                self._files.hide(*split(old))
-            file.leave_disk()
-            self._descriptions.show_stored(file)
+            self._move_version(file, old, new, meaning, whole, encoded)
+            hides = self._pending.holds(old) if old_kind.is_journaled else old_kind.drop(old, None)  # a tombstone
+            self._take_name(file, old, new, meaning, hides=hides)
+
+    def _move_to_store(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
+        old_kind = self._kinds[file.kind]
+        if old_kind.is_journaled:
+            self._kinds.commit(file)
+        self._write_through(file, new, self._contents.whole(file), meaning)
+        with self._names.lock:
+            hides = old_kind.drop(old, file.target)
+            file.publish(None)
+            self._take_name(file, old, new, meaning, hides=hides)
         if meaning.kind is NameKind.COMPRESSED:
             self._kinds.compressed.retire(file)
-        old_kind.leave(old)
+
+    def _take_name(self, file: WritableFile, old: str, new: str, meaning: NameMeaning, *, hides: bool) -> None:
+        """Give a file its new name and kind, with the lock held. `hides`: the tree has a file of the old name."""
+        self._move_name(file, new)
+        file.become(meaning.kind, meaning.target)
+        if meaning.kind is not NameKind.DOCUMENT:
+            file.freeze(None)
+        if hides:
+            self._files.hide(*split(old))
+        file.leave_disk()
+        self._descriptions.show_stored(file)
 
     def _move_version(
         self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None,
