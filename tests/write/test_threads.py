@@ -24,8 +24,11 @@ from tests.write.scale import times
 from tests.write.targets import TARGETS, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+STEPS = ("write/file_calls", "write/journaled", "write/kinds")
+"""The modules at whose steps another call is made."""
 
 THREADS = 4
 SECONDS = 4 * times()
@@ -205,8 +208,56 @@ def test_a_file_is_truncated_while_a_reader_closes_it(target: Target, files: Tre
         nonlocal size
         size += 1
 
-    for step in interleaved(truncate, read_and_close, "write/file_calls", "write/saving", prepare=lengthen):
+    for step in interleaved(truncate, read_and_close, *STEPS, prepare=lengthen):
         assert len(files.read(path) or b"") == size, f"step {step}"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("call", ["close", "rename", "replace", "truncate", "unlink"])
+def test_a_close_meets_another_call_at_each_of_its_steps(call: str, tmp_path: Path) -> None:
+    """What programs see is what the journal has, and is what one call after the other would leave."""
+    target, token, handles = TARGETS["zarr_end"], 1000, [0, 0]
+    path, other = target.path(0), target.path(1)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    target.create(tmp_path / "store")
+    with Whole().open(target, tmp_path / "store", tmp_path / "journal") as files:
+        tree = files.tree
+
+        def prepare() -> None:
+            nonlocal token
+            token += 1
+            files.write(other, target.shown(1))
+            files.write(path, target.shown(2))
+            handles[:] = [tree.open(tree.resolve(path).number, os.O_RDWR) for _ in range(2)]
+            tree.write(handles[0], 0, target.shown(token))
+
+        def close(handle: int) -> None:
+            tree.flush(handle)
+            tree.release(handle)
+
+        calls: dict[str, Callable[[], object]] = {
+            "close": lambda: close(handles[1]),
+            "rename": lambda: files.rename(path, other),
+            "replace": lambda: files.rename(other, path),
+            "truncate": lambda: tree.truncate(tree.resolve(path).number, 4, None),
+            "unlink": lambda: files.unlink(path),
+        }
+        for step in interleaved(lambda: close(handles[0]), calls[call], *STEPS, prepare=prepare):
+            if call != "close":
+                close(handles[1])
+            left = {
+                "close": (target.shown(token), target.shown(1)),
+                "rename": (None, target.shown(token)),
+                "replace": (target.shown(1), None),
+                "truncate": (target.shown(token)[:4], target.shown(1)),
+                "unlink": (None, target.shown(1)),
+            }[call]
+            versions = tree.pending.versions()
+            data = [version and version.data for version in map(versions.get, (path, other))]
+            assert (files.read(path), files.read(other)) == left, f"step {step}"
+            assert tuple(part and tree.pending.read(part, 0, part.size) for part in data) == left, f"step {step}"
+        assert step > 100
 
 
 @pytest.mark.slow
