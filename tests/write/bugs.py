@@ -217,7 +217,7 @@ BUGS = [
     bug(
         "what comes out of the exchange is taken for ours",
         "settle",
-        "    if found == note.base:\n",
+        "    if temp == note.base:\n",
         "    if True:\n",
         "tests/write/test_local_writer.py",
     ),
