@@ -65,7 +65,7 @@ class _Noted(Change):
         self.change.verify(new)
 
     def begun(self, note: Begun) -> None:
-        self.backlog.begin(note, lsns=[])
+        self.backlog.begin(note)
 
 
 class ShardReplacer:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shardfs.model.errors import errno_of
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
-from shardfs.write.publishing import DirtyShard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from shardfs.vfs.chunk_dirs import Target
+    from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.pending import Backlog
     from shardfs.write.publishing import Publishing, Taken
 
@@ -22,27 +23,76 @@ EARLY = 0.5
 
 LOOK_S = 0.5
 
+RETRY_S = 0.1
+"""Seconds from the first failure of a publish to the next attempt. They double up to `MAX_RETRY_S`."""
+
+MAX_RETRY_S = 60.0
+
+LASTING = {
+    errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ENOTDIR,
+    errno.EISDIR,
+}  # fmt: skip
+"""Errors that a quick retry does not fix. The next attempt is after `LASTING_RETRY_S`, or when a flush asks for it."""
+
+LASTING_RETRY_S = 30.0
+
+
+@dataclass(eq=False)
+class DirtyShard:
+    """A shard with pending chunks, and the state of publishing it. Only `DirtyShards` changes it.
+
+    `first` and `last` are the times of the first and last pending write, `retry_at` the earliest time of the next
+    attempt, all by the monotonic clock. `due`: publish now. `busy`: a thread publishes the shard. `publishing`: the
+    paths of the chunks being published.
+    """
+
+    tree: ChunkDirs
+    number: int
+    key: str
+    slots: int | None
+    """The number of the array's chunks that the shard can hold; None if unknown."""
+    targets: dict[str, Target] = field(default_factory=dict)
+    first: float = 0.0
+    last: float = 0.0
+    due: bool = False
+    busy: bool = False
+    publishing: frozenset[str] = frozenset()
+    unfit: dict[str, str] = field(default_factory=dict)
+    """Chunks that do not fit into the shard, and why. A later write of another chunk may make them fit."""
+    failure: BaseException | None = None
+    retry_at: float = 0.0
+    pause: float = RETRY_S
+    seems_absent: bool = False
+    """Whether a remote store probably has no such object. A wrong value costs requests."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks that the shard can hold are pending."""
+        return self.slots is not None and len(self.targets) >= self.slots
+
 
 class DirtyShards:
-    """All shards with pending chunks. The caller of every method holds `backlog.changed`.
+    """All shards with pending chunks. Thread-safe: each method takes the lock `backlog.changed` itself.
 
     Args:
         settings: tells when shards are due.
 
     Attributes:
-        at: the shard of each pending chunk, by path.
         is_held: returns whether a path is open for writing. Such a path is published only on request.
     """
 
     def __init__(self, backlog: Backlog, settings: Publishing) -> None:
-        self._backlog, self.settings = backlog, settings
+        self._backlog = backlog
+        self._changed = backlog.changed
+        self.settings = settings
         self._early = min(EARLY * backlog.journal.limit_bytes, settings.dirty_bytes)
         self._shards: dict[tuple[int, int], DirtyShard] = {}
-        self.at: dict[str, DirtyShard] = {}
+        self._at: dict[str, DirtyShard] = {}
         self.is_held: Callable[[str], bool] = lambda path: False
 
     def __iter__(self) -> Iterator[DirtyShard]:
-        return iter(self._shards.values())
+        with self._changed:
+            return iter([*self._shards.values()])
 
     def __contains__(self, shard: tuple[int, int]) -> bool:
         """Return whether the shard with this number, of the array with this inode number, has pending chunks."""
@@ -52,22 +102,24 @@ class DirtyShards:
 
     def assign(self, path: str, target: Target | None) -> None:
         """Assign the pending version of a path to the shard of `target`; None: to no shard for now."""
-        before = self.at.pop(path, None)
-        shard = None
-        if target is not None and path in self._backlog.pending.versions:
-            shard = self.at[path] = self._shard(target)
-        if before is not None and before is not shard:
-            before.targets.pop(path, None)
-            self.forget_if_clean(before)
-            self._backlog.changed.notify_all()  # `Publisher.drain` may wait for this shard
-        if target is None or shard is None:
-            return
-        shard.targets[path], shard.last = target, time.monotonic()
-        shard.unfit.clear()
-        if shard.failure is None:
-            shard.retry_at = 0.0
-        if shard.is_complete or self._backlog.journal.nbytes > self._early:  # other shards are due later
-            self._backlog.changed.notify_all()
+        with self._changed:
+            before = self._at.pop(path, None)
+            shard = None
+            if target is not None and self._backlog.get(path) is not None:
+                shard = self._at[path] = self._shard(target)
+            if before is not None and before is not shard:
+                before.targets.pop(path, None)
+                self._forget_if_clean(before)
+                self._changed.notify_all()  # a thread that drains may wait for this shard
+            if target is None or shard is None:
+                return
+            shard.targets[path] = target
+            shard.last = time.monotonic()
+            shard.unfit.clear()
+            if shard.failure is None:
+                shard.retry_at = 0.0
+            if shard.is_complete or self._backlog.journal.nbytes > self._early:  # other shards are due later
+                self._changed.notify_all()
 
     def _shard(self, target: Target) -> DirtyShard:
         """Return the shard of a chunk, created and added to the pending shards if necessary."""
@@ -83,24 +135,41 @@ class DirtyShards:
                 shard.seems_absent = not outermost.is_local and outermost.index.is_absent(number)
         return shard
 
-    def forget_if_clean(self, shard: DirtyShard) -> None:
-        """Forget a shard without pending chunks, unless it is being published."""
+    def _forget_if_clean(self, shard: DirtyShard) -> None:
         if not shard.targets and not shard.busy:
             self._shards.pop((shard.tree.first, shard.number), None)
+
+    def at(self, path: str) -> DirtyShard | None:
+        """Return the shard of a pending chunk; None if the path has no pending version, or is no chunk."""
+        return self._at.get(path)
+
+    def paths(self, path: str = "") -> list[str]:
+        """Return the pending chunks at and below a path."""
+        with self._changed:
+            return [name for name in self._at if is_in(name, path)]
+
+    def of_array(self, tree: ChunkDirs) -> list[str]:
+        """Return the pending chunks of an array."""
+        return [path for shard in self if shard.tree is tree for path in shard.targets]
 
     # ---- what is due ----
 
     def next(self, now: float) -> tuple[DirtyShard | None, float]:
-        """Return a shard that is due; None if none is. Also return the seconds until the next one may be due."""
+        """Return a shard that is due, which is busy until `release`; None if none is due.
+
+        Also return the seconds until the next one may be due.
+        """
         wait = max(min(self.settings.idle_s, self.settings.age_s), LOOK_S)  # a new shard is not due earlier
-        # A new metadata document replaces the shards of its array by new ones with the same keys.
-        busy = {shard.key for shard in self if shard.busy}
-        for shard in self:
-            if shard.key not in busy and shard.targets:
-                when = self._due_at(shard, now)
-                if when <= now:
-                    return shard, 0.0
-                wait = min(wait, when - now)
+        with self._changed:
+            # A new metadata document replaces the shards of its array by new ones with the same keys.
+            busy = {shard.key for shard in self._shards.values() if shard.busy}
+            for shard in self._shards.values():
+                if shard.key not in busy and shard.targets:
+                    when = self._due_at(shard, now)
+                    if when <= now:
+                        shard.busy = True
+                        return shard, 0.0
+                    wait = min(wait, when - now)
         return None, wait
 
     def _due_at(self, shard: DirtyShard, now: float) -> float:
@@ -119,7 +188,7 @@ class DirtyShards:
             when = now
         return max(when, shard.retry_at)
 
-    def taken(self, shard: DirtyShard) -> dict[str, Taken]:
+    def _to_publish(self, shard: DirtyShard) -> dict[str, Taken]:
         """Return the chunks of a shard to publish now.
 
         Omits empty chunks, conflicts, chunks that do not fit, and (unless a flush asks for the shard) open files.
@@ -132,30 +201,106 @@ class DirtyShards:
                 out[path] = target, version
         return out
 
+    # ---- publishing ----
+
+    def take(self, shard: DirtyShard) -> dict[str, Taken]:
+        """Begin to publish a shard: return its chunks that can be published now."""
+        with self._changed:
+            taken = self._to_publish(shard)
+            shard.publishing = frozenset(taken)
+            shard.due = False
+            if not taken:  # look again in a second, even if the journal is full
+                now = time.monotonic()
+                shard.retry_at = now + 1
+                shard.first = now
+                shard.last = now
+            return taken
+
+    def published(self, shard: DirtyShard, paths: Iterable[str], unfit: Mapping[str, str], *, absent: bool) -> None:
+        """Note that a shard was replaced, or (`absent`) removed, and which of its chunks do not fit, and why."""
+        with self._changed:
+            shard.seems_absent = absent
+            shard.failure = None
+            shard.pause = RETRY_S
+            shard.retry_at = 0.0
+            shard.unfit.update(unfit)
+            for path in paths:
+                if self._backlog.get(path) is None:
+                    shard.targets.pop(path, None)
+                    self.assign(path, None)  # a new document may have assigned it to another shard meanwhile
+
+    def failed(self, shard: DirtyShard, failure: BaseException) -> bool:
+        """Note that a publish has failed. Return whether that differs from the failure before."""
+        with self._changed:
+            before = shard.failure
+            shard.failure = failure
+            shard.retry_at = time.monotonic() + (shard.pause if _passes(failure) else LASTING_RETRY_S)
+            shard.pause = min(2 * shard.pause, MAX_RETRY_S)
+            return before is None or str(before) != str(failure)
+
+    def release(self, shard: DirtyShard) -> None:
+        """End an attempt to publish a shard."""
+        with self._changed:
+            shard.busy = False
+            shard.publishing = frozenset()
+            self._forget_if_clean(shard)
+            self._changed.notify_all()
+
+    # ---- publishing on request ----
+
+    def ask(self, path: str = "") -> dict[DirtyShard, dict[str, int]]:
+        """Make the shards at and below a path due at once, even after failures.
+
+        Return the LSNs of their versions there, by shard and path.
+        """
+        wanted = {}
+        with self._changed:
+            for shard in self._shards.values():
+                lsns = {name: self._backlog.pending.versions[name].lsn for name in shard.targets if is_in(name, path)}
+                if lsns:
+                    wanted[shard] = lsns
+                    shard.due = True
+                    shard.failure = None
+                    shard.retry_at = 0.0
+            self._changed.notify_all()
+        return wanted
+
     def waits_for(self, shard: DirtyShard, lsns: Mapping[str, int]) -> bool:
         """Return whether a flush must still wait for the shard. `lsns` are the versions to publish, by path."""
-        if shard.busy:
-            return True
-        if shard.failure is not None:
-            return bool(shard.targets)
-        shard.due = True
-        taken = self.taken(shard)
-        shard.due = any(path in taken and taken[path][1].lsn <= lsn for path, lsn in lsns.items())
-        return shard.due
+        with self._changed:
+            if shard.busy:
+                return True
+            if shard.failure is not None:
+                return bool(shard.targets)
+            shard.due = True
+            taken = self._to_publish(shard)
+            shard.due = any(path in taken and taken[path][1].lsn <= lsn for path, lsn in lsns.items())
+            return shard.due
 
     def can_progress(self) -> bool:
         """Return whether a shard is being published, or may be within a second."""
         soon = time.monotonic() + 1
         return any(s.targets and (s.busy or s.failure is None or s.retry_at <= soon) for s in self)
 
+    def may_arrive(self) -> bool:
+        """Return whether a shard is being published, or can be published without a user's help."""
+        with self._changed:
+            return any(
+                s.busy or (bool(self._to_publish(s)) and (s.failure is None or _passes(s.failure)))
+                for s in self._shards.values()
+            )
+
     # ---- what a user must decide ----
 
-    def undecided(self, path: str = "") -> Iterator[tuple[str, OSError]]:
-        """Yield the chunks at and below a path that cannot be published, and why: unfit ones, then conflicts."""
-        for shard in self:
-            for name, why in shard.unfit.items():
-                if is_in(name, path):
-                    yield name, OSError(errno.EINVAL, why, name)
-        for name, version in self._backlog.pending.versions.items():
-            if version.conflict and is_in(name, path):
-                yield name, OSError(errno.ESTALE, version.conflict, name)
+    def undecided(self, path: str = "") -> list[tuple[str, OSError]]:
+        """Return the chunks at and below a path that cannot be published, and why: unfit ones, then conflicts."""
+        with self._changed:
+            unfit = [(name, errno.EINVAL, why) for shard in self for name, why in shard.unfit.items()]
+            versions = self._backlog.pending.versions.items()
+            conflicts = [(name, errno.ESTALE, version.conflict) for name, version in versions if version.conflict]
+        return [(name, OSError(number, why, name)) for name, number, why in unfit + conflicts if is_in(name, path)]
+
+
+def _passes(failure: BaseException) -> bool:
+    """Return whether a quick retry may succeed."""
+    return isinstance(failure, OSError) and errno_of(failure) not in LASTING

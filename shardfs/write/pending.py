@@ -29,14 +29,16 @@ Only this module knows the meaning of records. Both the live mount and recovery 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardfs.write.journal import Position, Record, RecordKind
 from shardfs.write.stored import ANYTHING, NOT_NOTED, Stored, version_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardfs.model.blobs import Bytes
     from shardfs.model.changes import Begun
@@ -46,6 +48,11 @@ if TYPE_CHECKING:
 
 SAME = False
 """Stands for the digest of a chunk whose stored bytes a publish has not changed, because they were the same."""
+
+Entries: TypeAlias = Mapping[str, "str | bool"]
+"""Digests of chunks, or `SAME`, by path."""
+
+NO_ENTRIES: Entries = MappingProxyType({})
 
 
 class Version(NamedTuple):
@@ -254,45 +261,90 @@ _APPLY = {
 
 
 class Backlog:
-    """An open journal and its unpublished versions.
+    """An open journal and its unpublished versions. Thread-safe: each method takes the lock itself.
 
-    `changed` guards both; the only slow operation under it is a copy to the page cache. Its threads are notified when
-    versions or the state of their shards change. `replaced` is the number of shards that were replaced.
+    `layout` are the options that say how the mount shows the source; they are recorded with each version.
+
+    Attributes:
+        changed: the lock; the only slow operation under it is a copy to the page cache. Its threads are notified when
+            versions or the state of their shards change.
+        replaced: the number of shards that were replaced.
+        written_bytes: the bytes of all versions that were added.
+        took_s: the seconds that adding the last version took.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, layout: str = "") -> None:
         self.journal = journal
         self.pending = Pending()
         self.replaced = 0
+        self.written_bytes = 0
+        self.took_s = 0.0
         self.changed = threading.Condition(threading.RLock())
+        self._noted = {"layout": layout} if layout else {}
         for record in journal.recovered:
             journal.release(self.pending.apply(record))
 
-    def add(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> Record:
-        """Append a record to the journal, and apply it. Release the records that are not needed any more."""
-        record = self.journal.append(kind, meta, data, reserve=data is None)
-        self.journal.release(self.pending.apply(record))
-        return record
+    def get(self, path: str) -> Version | None:
+        """Return the pending version of a path; None if there is none."""
+        return self.pending.versions.get(path)
+
+    def versions(self) -> dict[str, Version]:
+        """Return all pending versions by path."""
+        with self.changed:
+            return dict(self.pending.versions)
 
     def fullness(self, more: int) -> float:
         """Return how full the journal is with so many bytes more: 1 is its limit."""
         return (self.journal.nbytes + more) / self.journal.limit_bytes
 
-    def begin(self, note: Begun, **meta: Any) -> None:
-        """Record on disk that a shard is about to be replaced. `meta` is that of BEGIN, without the note."""
+    # ---- versions
+
+    def add(
+        self, kind: RecordKind, path: str, meta: dict[str, Any], data: Bytes | None = None, **more: bool | str
+    ) -> Version:
+        """Add a version of a path by a PUT, DEL or MOVE, and return it. `more`: members omitted if they are false."""
         with self.changed:
-            self.add(RecordKind.BEGIN, {**note._asdict(), **meta})
+            began = time.monotonic()
+            present = {name: value for name, value in more.items() if value}
+            record = self._append(kind, meta | present | self._noted, data)
+            self.took_s = time.monotonic() - began
+            self.written_bytes += 0 if record.data is None else record.data.size
+            return self.pending.versions[path]
+
+    def drop(self, path: str) -> None:
+        """Discard the version of a path, if there is one."""
+        with self.changed:
+            if (version := self.get(path)) is not None:
+                self._append(RecordKind.DROP, {"path": path, "lsn": version.lsn})
+
+    def decide(self, path: str, lsn: int, why: str, *, obsolete: bool = False) -> None:
+        """Note that a version is in conflict. `why` "": the user has decided that it replaces whatever is stored."""
+        with self.changed:
+            more = {"obsolete": True} if obsolete else {}
+            self._append(RecordKind.CONFLICT, {"path": path, "lsn": lsn, "why": why, **more})
+
+    def _append(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> Record:
+        """Append a record to the journal, and apply it. Release the records that are not needed any more."""
+        record = self.journal.append(kind, meta, data, reserve=data is None)
+        self.journal.release(self.pending.apply(record))
+        return record
+
+    # ---- publishing
+
+    def begin(self, note: Begun, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES) -> None:
+        """Record on disk that a shard is about to be replaced. See BEGIN for the arguments."""
+        with self.changed:
+            self._append(RecordKind.BEGIN, {**note._asdict(), "lsns": list(lsns), "entries": dict(entries)})
         self.journal.sync()
 
     def done(
-        self, key: str, lsns: Sequence[int] = (), entries: Mapping[str, str | bool] = MappingProxyType({}),
-        others: Iterable[str] = (), before: StoredVersion = None, after: StoredVersion = None,
+        self, key: str, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES, others: Iterable[str] = (),
+        before: StoredVersion = None, after: StoredVersion = None,
     ) -> None:  # fmt: skip
         """Record that a shard was replaced. `others`: the paths of its pending chunks that were not published."""
         with self.changed:
             self.replaced += 1
-            bases = {path: self.pending.versions[path].base for path in others}
-            meta: dict[str, Any] = {"key": key, "lsns": list(lsns), "entries": dict(entries)}
-            meta |= {"before": before, "after": after}
-            meta["kept"] = [path for path, base in bases.items() if base.relies_on(before)]
-            self.add(RecordKind.DONE, meta)
+            versions = self.pending.versions
+            kept = [path for path in others if versions[path].base.relies_on(before)]
+            meta = {"key": key, "lsns": list(lsns), "entries": dict(entries)}
+            self._append(RecordKind.DONE, {**meta, "before": before, "after": after, "kept": kept})

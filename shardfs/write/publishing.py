@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from shardfs.model.changes import FIRST, Change
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from shardfs.model.values import Coords
     from shardfs.model.values import Version as StoredVersion
     from shardfs.storage.writers import Writer
-    from shardfs.vfs.chunk_dirs import ChunkDirs, Target
+    from shardfs.vfs.chunk_dirs import Target
+    from shardfs.write.dirty_shards import DirtyShard
     from shardfs.write.journal import Position
     from shardfs.write.pending import Backlog, Version
 
@@ -38,8 +39,6 @@ log = logging.getLogger(__name__)
 
 LIMIT = 64 << 20
 """Dead bytes. A shard with more is compacted if its dead bytes also exceed three times its live bytes."""
-
-RETRY_S = 0.1
 
 Taken: TypeAlias = "tuple[Target, Version]"
 """A chunk and its version to be published."""
@@ -72,46 +71,6 @@ class Publishing:
     inplace: str = "never"
     dirty_bytes: int = 256 << 20
     workers: int = 2
-
-
-@dataclass(eq=False)
-class DirtyShard:
-    """A shard with pending chunks, and the state of publishing it.
-
-    `first` and `last` are the times of the first and last pending write, `retry_at` the earliest time of the next
-    attempt, all by the monotonic clock. `due`: publish now. `busy`: a thread publishes the shard. `publishing`: the
-    paths of the chunks being published.
-    """
-
-    tree: ChunkDirs
-    number: int
-    key: str
-    slots: int | None
-    """The number of the array's chunks that the shard can hold; None if unknown."""
-    targets: dict[str, Target] = field(default_factory=dict)
-    first: float = 0.0
-    last: float = 0.0
-    due: bool = False
-    busy: bool = False
-    publishing: frozenset[str] = frozenset()
-    unfit: dict[str, str] = field(default_factory=dict)
-    """Chunks that do not fit into the shard, and why. A later write of another chunk may make them fit."""
-    failure: BaseException | None = None
-    retry_at: float = 0.0
-    pause: float = RETRY_S
-    seems_absent: bool = False
-    """Whether a remote store probably has no such object. A wrong value costs requests."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all chunks that the shard can hold are pending."""
-        return self.slots is not None and len(self.targets) >= self.slots
-
-    def ask(self) -> None:
-        """Make the shard due at once, even after a failure."""
-        self.due = True
-        self.failure = None
-        self.retry_at = 0.0
 
 
 class PublishPlan(NamedTuple):

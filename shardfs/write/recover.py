@@ -20,7 +20,7 @@ from shardfs.model.kinds import is_in
 from shardfs.model.text import counted
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import LOCK, journal_directory, state_directory
-from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.journal import Journal
 from shardfs.write.journal.places import DISCARDED, LOST, Lock, is_locked, own_directory
 from shardfs.write.journal.scanning import NAME
 from shardfs.write.pending import Backlog, Pending, Version
@@ -272,22 +272,23 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
     """
     _require_journal(directory)
     with opened(directory) as backlog:
-        kinds: dict[str, RecordKind] = {}
-        for kind, paths in ((RecordKind.CONFLICT, ours), (RecordKind.DROP, theirs)):
-            for path in (found for given in paths for found in _conflicts(backlog.pending, given)):
-                if kinds.setdefault(path, kind) is not kind:
-                    raise OSError(
-                        errno.EINVAL, "this conflict cannot be decided both for --ours and for --theirs", path
-                    )
-        for path, kind in kinds.items():
-            if kind is RecordKind.CONFLICT and backlog.pending.versions[path].obsolete:
+        chosen, discarded = (
+            {p for given in paths for p in _conflicts(backlog.pending, given)} for paths in (ours, theirs)
+        )
+        for path in chosen & discarded:
+            raise OSError(errno.EINVAL, "this conflict cannot be decided both for --ours and for --theirs", path)
+        versions = backlog.versions()
+        for path in chosen:
+            if versions[path].obsolete:
                 text = (
                     "another program has created the array anew, with other codecs or chunks, which --ours would "
                     "damage; use --export to keep this version, then --theirs"
                 )
                 raise OSError(errno.EINVAL, text, path)
-        for path, kind in kinds.items():
-            backlog.add(kind, {"path": path, "lsn": backlog.pending.versions[path].lsn, "why": ""})
+        for path in chosen:
+            backlog.decide(path, versions[path].lsn, "")
+        for path in discarded:
+            backlog.drop(path)
 
 
 def _conflicts(pending: Pending, given: str) -> list[str]:
@@ -343,7 +344,7 @@ def park_scratch(backlog: Backlog) -> list[str]:
     The files are kept for seven days in the `LOST` directory of the journal.
     """
     parked, lost = [], backlog.journal.directory / LOST
-    for path, version in list(backlog.pending.versions.items()):
+    for path, version in backlog.versions().items():
         if not version.scratch:
             continue
         try:
@@ -354,7 +355,7 @@ def park_scratch(backlog: Backlog) -> list[str]:
                 with suppress(FileNotFoundError):  # left by an interrupted recovery
                     syscalls.unlink(str(lost / name))
                 _write_file(backlog.journal, version.data, lost, name)
-            backlog.add(RecordKind.DROP, {"path": path, "lsn": version.lsn})
+            backlog.drop(path)
         except OSError as e:
             log.warning("%s: %s; unfinished files stay in the journal", backlog.journal.directory, e.strerror)
             break

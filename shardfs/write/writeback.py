@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
-    from shardfs.write.journal import Journal
+    from shardfs.write.journal import Journal, Position
     from shardfs.write.pending import Version
 
 log = logging.getLogger(__name__)
@@ -86,26 +86,26 @@ class WriteBuffer:
         settings: Publishing | None = None, waiting: Callable[[], None] = nothing, layout: str = "",
     ) -> None:  # fmt: skip
         self.settings = settings or Publishing()
-        self._journal, self._writer, self._waiting = journal, writer, waiting
-        self._noted = {"layout": layout} if layout else {}
-        self.backlog = Backlog(journal)
+        self.backlog = Backlog(journal, layout)
         _require_layout(self.backlog, layout)
-        self._pending, self._lock = self.backlog.pending, self.backlog.changed
+        self._journal = journal
+        self._writer = writer
+        self._waiting = waiting
+        self._lock = self.backlog.changed
         self.shards = DirtyShards(self.backlog, self.settings)
         self.failures = Failures()
         self.refused = Refused(self.failures)
         self.publisher = Publisher(self.backlog, self.shards, writer, self.failures, form_now)
-        self.read = journal.read  # bytes of a pending version
-        self._slow = self._closed = False
+        self._closed = False
         self._thread = threading.local()  # its last look
-        self._written_bytes = 0
         self._unwritable: set[str] = set()  # arrays whose reason was logged
-        self._damaged = [*journal.damaged_paths, *self._pending.lost]
-        for loss in self._pending.losses():
+        pending = self.backlog.pending
+        self._damaged = [*journal.damaged_paths, *pending.lost]
+        for loss in pending.losses():
             log.warning("%s", loss)
             journal.problems.append(loss)
         park_scratch(self.backlog)
-        for begun in self._pending.begun.values():
+        for begun in pending.begun.values():
             writer.recover(Begun.from_json(begun))
         writer.recovered()
 
@@ -119,27 +119,29 @@ class WriteBuffer:
 
     def versions(self) -> dict[str, Version]:
         """Return all pending versions by path. A deleted file has `data` None."""
-        with self._lock:
-            return dict(self._pending.versions)
+        return self.backlog.versions()
 
     def holds(self, path: str) -> bool:
         """Return whether a version is pending for a path."""
-        return path in self._pending.versions
+        return self.backlog.get(path) is not None
+
+    def read(self, data: Position, offset: int, size: int) -> bytes:
+        """Return bytes of a pending version. Raise OSError (ESTALE) if it is not pending any more."""
+        return self._journal.read(data, offset, size)
 
     def target(self, path: str) -> Target | None:
         """Return the chunk that the pending version of a path replaces; None if there is none."""
         with self._lock:
-            shard = self.shards.at.get(path)
+            shard = self.shards.at(path)
             return None if shard is None else shard.targets[path]
 
     def is_stored(self, path: str, target: Target | None) -> bool:
         """Return whether the chunk's shard has the chunk, or a publish of the chunk is in progress."""
         if target is None:
             return False
-        with self._lock:  # first: a shard that is no longer being published has the chunk
-            shard = self.shards.at.get(path)
-            if shard is not None and path in shard.publishing:
-                return True
+        shard = self.shards.at(path)  # first: a shard that is no longer being published has the chunk
+        if shard is not None and path in shard.publishing:
+            return True
         return target.tree.shards.has(target.coords)
 
     def put(
@@ -150,32 +152,30 @@ class WriteBuffer:
 
         `stored`: `data` are the bytes that the shard is to have, and the mount shows others.
         """
-        meta: dict[str, Any] = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, **_form(target)}
-        if stored:
-            meta["stored"] = True
         with self._based(path, target) as base:
-            self._add(RecordKind.PUT, {**meta, "base": base.to_json()}, data)
+            meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": base.to_json()}
+            version = self.backlog.add(RecordKind.PUT, path, meta, data, stored=stored, form=_form(target))
             self.refused.forget(path)
             self.shards.assign(path, target)
-            return self._pending.versions[path]
+            return version
 
     def keep(self, path: str, data: bytes, why: str, mtime_ns: int, mode: int) -> None:
         """Keep a metadata document as a conflict until a user decides, because another program has changed it too."""
         self.make_room(len(data))
-        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "document": True, "conflict": why}
+        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode}
         with self._lock:
-            self._add(RecordKind.PUT, meta, data)
+            self.backlog.add(RecordKind.PUT, path, meta, data, document=True, conflict=why)
             self.publisher.counts["conflicts"] += 1
         self.failures.failed(path, OSError(errno.ESTALE, why, path))
 
     def drop(self, path: str, target: Target | None) -> None:
         """Remove a file. With `target`, its shard loses the chunk too; without, only the pending version is dropped."""
         with self._based(path, target) as base:
-            known = self._pending.versions.get(path)
             if target is not None:
-                self._add(RecordKind.DEL, {"path": path, "base": base.to_json(), **_form(target)})
-            elif known is not None:
-                self._add(RecordKind.DROP, {"path": path, "lsn": known.lsn})
+                meta = {"path": path, "base": base.to_json()}
+                self.backlog.add(RecordKind.DEL, path, meta, form=_form(target))
+            else:
+                self.backlog.drop(path)
             self.shards.assign(path, target)
 
     def move(
@@ -193,22 +193,21 @@ class WriteBuffer:
             stored: as for `put`.
         """
         with self._based(new, target) as base:
-            version = self._pending.versions.get(old)
-            if data is None and version is None and had is not None:
-                gone, tree = had, had.tree
-                data = bytes(tree.read_chunk(had.coords, 0, EVERYTHING))
+            if data is None and had is not None and not self.holds(old):
+                gone = had
+                data = bytes(had.tree.read_chunk(had.coords, 0, EVERYTHING))
+            known = self.backlog.get(old)
             meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base.to_json()}
-            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, **({"stored": True} if stored else {})}
-            meta |= _form(target)
-            if data is None and version is not None:
-                meta["lsn"] = version.lsn
-            elif gone is not None and version is None:
+            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
+            if data is None and known is not None:
+                meta["lsn"] = known.lsn
+            elif gone is not None and known is None:
                 meta["from_base"] = self._look(old, gone).base.to_json()
-            self._add(RecordKind.MOVE, meta, data)
+            version = self.backlog.add(RecordKind.MOVE, new, meta, data, stored=stored, form=_form(target))
             self.refused.forget(new)
             self.shards.assign(old, gone)
             self.shards.assign(new, target)
-            return self._pending.versions[new]
+            return version
 
     def retarget(self, path: str, target: Target | None) -> None:
         """Assign the pending version of a path to the shard of `target`; None: to no shard for now.
@@ -216,24 +215,17 @@ class WriteBuffer:
         A version that was written for an array of another form becomes a conflict.
         """
         with self._lock:
-            version, before = self._pending.versions.get(path), self.target(path)
+            version = self.backlog.get(path)
             if version is not None and target is not None:
-                form = version.form or ("" if before is None else before.tree.collection.form)
-                if form not in ("", target.tree.collection.form):
-                    self.publisher.refuse_obsolete([path])
+                form = version.form or _form(self.target(path))
+                if form not in ("", _form(target)):
+                    self.publisher.refuse_obsolete(path)
             self.shards.assign(path, target)
 
     def is_obsolete(self, path: str) -> bool:
         """Return whether the pending version of a path was written for an array that another one has replaced."""
-        version = self._pending.versions.get(path)
+        version = self.backlog.get(path)
         return version is not None and version.obsolete
-
-    def _add(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> None:
-        began = time.monotonic()
-        record = self.backlog.add(kind, {**meta, **self._noted} if self._noted else meta, data)
-        self._slow = time.monotonic() - began > QUICK_S
-        if record.data is not None:
-            self._written_bytes += record.data.size
 
     @contextmanager
     def _based(self, path: str, target: Target | None) -> Iterator[Stored]:
@@ -264,7 +256,7 @@ class WriteBuffer:
         The bytes of a remote chunk are not read: a program that replaces chunks need not load them
         (docs/durability.md). Raise CorruptShardError if the bytes of a local chunk are not there.
         """
-        known, replaced = self._pending.versions.get(path), self.backlog.replaced
+        known, replaced = self.backlog.get(path), self.backlog.replaced
         if known is not None and not known.obsolete:
             base = known.base
         else:
@@ -273,7 +265,7 @@ class WriteBuffer:
 
     def _is_now(self, path: str, looked: _Look) -> bool:
         """Return whether nothing was written to the path, and no shard replaced, since a look at it."""
-        known = self._pending.versions.get(path)
+        known = self.backlog.get(path)
         return (looked.path, looked.known, looked.replaced) == (path, known, self.backlog.replaced)
 
     def require_writable(self, target: Target) -> None:
@@ -312,7 +304,7 @@ class WriteBuffer:
         return (
             (target is None or target.is_verbatim)
             and size <= QUICK_BYTES
-            and not self._slow
+            and self.backlog.took_s <= QUICK_S
             and self.settings.close == "journal"
         )
 
@@ -351,9 +343,8 @@ class WriteBuffer:
     def flush(self, path: str = "", timeout: float | None = None) -> None:
         """Drain. Also raise OSError if a chunk needs a user's decision: in a conflict, or if it does not fit."""
         self.drain(path, timeout)
-        with self._lock:
-            for _, failure in self.shards.undecided(path):
-                raise failure
+        for _, failure in self.shards.undecided(path):
+            raise failure
 
     def publish(self, path: str, timeout: float | None = None) -> None:
         """Flush on a user's request. Also raise errors of earlier closes, because programs may have ignored them."""
@@ -365,18 +356,17 @@ class WriteBuffer:
 
     def count(self, path: str) -> int:
         """Return the number of pending chunks at and below a path."""
-        with self._lock:
-            return sum(is_in(p, path) for p in self.shards.at)
+        return len(self.shards.paths(path))
 
     def failure(self, path: str) -> BaseException | None:
         """Return the error that prevents publishing a path; None if there is none."""
         with self._lock:
-            shard = self.shards.at.get(path)
+            shard = self.shards.at(path)
             if shard is not None and shard.failure is not None:
                 return shard.failure
             if shard is not None and path in shard.unfit:
                 return OSError(errno.EINVAL, shard.unfit[path])
-            version = self._pending.versions.get(path)
+            version = self.backlog.get(path)
             if version is not None and version.conflict:
                 return OSError(errno.ESTALE, version.conflict)
             is_empty = version is not None and version.data is not None and not version.data.size
@@ -385,22 +375,23 @@ class WriteBuffer:
 
     def left(self) -> list[str]:
         """Return the paths of all unpublished versions, except temporary files of programs."""
-        with self._lock:
-            return [path for path, version in self._pending.versions.items() if not version.scratch]
+        return [path for path, version in self.versions().items() if not version.scratch]
 
     def state(self) -> dict[str, Any]:
         """Return counters, orphans and errors for `status.json`."""
         with self._lock:
-            versions, at = self._pending.versions, self.shards.at
-            orphans = [p for p, v in versions.items() if not (v.scratch or v.is_document or p in at)]
+            versions = self.versions()
+            chunks = self.shards.paths()
+            others = versions.keys() - chunks
+            orphans = [p for p, v in versions.items() if p in others and not (v.scratch or v.is_document)]
             # Perhaps a program has ended in the middle of a write.
             before = time.time_ns() - EMPTY_NS
-            empty = [p for p in at if (v := versions[p]).data and not v.data.size and v.mtime_ns < before]
+            empty = [p for p in chunks if (v := versions[p]).data and not v.data.size and v.mtime_ns < before]
             failing = {s.key: str(s.failure) for s in self.shards if s.failure is not None}
             failing |= {path: str(failure.strerror) for path, failure in self.shards.undecided()}
             failing |= dict.fromkeys(empty, EMPTY)
             return {
-                "dirty_chunks": len(at),
+                "dirty_chunks": len(chunks),
                 "dirty_shards": len([s for s in self.shards if s.targets]),
                 "orphans": len(orphans),
                 "orphan_paths": orphans[:NAMED],
@@ -413,7 +404,7 @@ class WriteBuffer:
                 "errors": dict(islice(failing.items(), NAMED)),
                 "refused": len(self.refused),
                 "refused_paths": self.refused.state(NAMED),
-                "written_bytes": self._written_bytes,
+                "written_bytes": self.backlog.written_bytes,
                 **self.publisher.counts,
             }
 
@@ -440,10 +431,9 @@ class WriteBuffer:
         return False
 
 
-def _form(target: Target | None) -> dict[str, str]:
-    """Return the member `form` of a record about a chunk."""
-    form = "" if target is None else target.tree.collection.form
-    return {"form": form} if form else {}
+def _form(target: Target | None) -> str:
+    """Return the form of the array of a chunk; "" for another file."""
+    return "" if target is None else target.tree.collection.form
 
 
 def _require_layout(backlog: Backlog, layout: str) -> None:

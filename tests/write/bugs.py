@@ -112,10 +112,8 @@ BUGS = [
     bug(
         "the journal says that it is published before it is",
         "Backlog.begin",
-        "            self.add(RecordKind.BEGIN, {**note._asdict(), **meta})\n",
-        "            self.add(RecordKind.BEGIN, {**note._asdict(), **meta})\n"
-        '            done = {"key": note.key, **meta, "entries": dict.fromkeys(meta.get("entries", {}))}\n'
-        "            self.add(RecordKind.DONE, done)\n",
+        "        self.journal.sync()\n",
+        "        self.done(note.key, lsns, dict.fromkeys(entries, SAME))\n        self.journal.sync()\n",
         KILLS,
     ),
     bug(
@@ -252,8 +250,8 @@ BUGS = [
     ),
     bug(
         "a chunk that was written again while it was published is forgotten",
-        "Publisher._arrived",
-        "                if path not in self._backlog.pending.versions:\n",
+        "DirtyShards.published",
+        "                if self._backlog.get(path) is None:\n",
         "                if True:\n",
         MANY,
     ),
@@ -297,7 +295,7 @@ BUGS = [
     ),
     bug(
         "empty chunks are published",
-        "DirtyShards.taken",
+        "DirtyShards._to_publish",
         "            empty = version.data is not None and version.data.size == 0 and not target.tree.by_id\n",
         "            empty = False\n",
         MODEL,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.changes import Begun
     from shardfs.model.collection import Collection
     from tests.datasets import Client, Dataset
 
@@ -194,14 +195,13 @@ def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkey
     class Killed(BaseException):
         pass
 
-    def add(kind: RecordKind, meta: dict[str, object]) -> None:
-        original(kind, meta)
-        if kind is RecordKind.BEGIN:
-            raise Killed
+    def begin(note: Begun) -> None:
+        original(note)
+        raise Killed
 
-    original = packer._backlog.add
+    original = packer._backlog.begin
     with monkeypatch.context() as patch:
-        patch.setattr(packer._backlog, "add", add)
+        patch.setattr(packer._backlog, "begin", begin)
         patch.setattr("shardfs.storage.syscalls.unlink", lambda *_: None)  # who is killed clears nothing away
         with pytest.raises(Killed):
             packer.pack(work)
