@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import errno_of
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
+from shardfs.write.publishing import RETRY_S, DirtyShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,9 +23,6 @@ EARLY = 0.5
 
 LOOK_S = 0.5
 
-RETRY_S = 0.1
-"""Seconds from the first failure of a publish to the next attempt. They double up to `MAX_RETRY_S`."""
-
 MAX_RETRY_S = 60.0
 
 LASTING = {
@@ -35,40 +32,6 @@ LASTING = {
 """Errors that a quick retry does not fix. The next attempt is after `LASTING_RETRY_S`, or when a flush asks for it."""
 
 LASTING_RETRY_S = 30.0
-
-
-@dataclass(eq=False)
-class DirtyShard:
-    """A shard with pending chunks, and the state of publishing it. Only `DirtyShards` changes it.
-
-    `first` and `last` are the times of the first and last pending write, `retry_at` the earliest time of the next
-    attempt, all by the monotonic clock. `due`: publish now. `busy`: a thread publishes the shard. `publishing`: the
-    paths of the chunks being published.
-    """
-
-    tree: ChunkDirs
-    number: int
-    key: str
-    slots: int | None
-    """The number of the array's chunks that the shard can hold; None if unknown."""
-    targets: dict[str, Target] = field(default_factory=dict)
-    first: float = 0.0
-    last: float = 0.0
-    due: bool = False
-    busy: bool = False
-    publishing: frozenset[str] = frozenset()
-    unfit: dict[str, str] = field(default_factory=dict)
-    """Chunks that do not fit into the shard, and why. A later write of another chunk may make them fit."""
-    failure: BaseException | None = None
-    retry_at: float = 0.0
-    pause: float = RETRY_S
-    seems_absent: bool = False
-    """Whether a remote store probably has no such object. A wrong value costs requests."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all chunks that the shard can hold are pending."""
-        return self.slots is not None and len(self.targets) >= self.slots
 
 
 class DirtyShards:

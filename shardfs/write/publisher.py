@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Stat
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs
-    from shardfs.write.dirty_shards import DirtyShard, DirtyShards
+    from shardfs.write.dirty_shards import DirtyShards
     from shardfs.write.failures import Failures
     from shardfs.write.pending import Backlog, Version
-    from shardfs.write.publishing import Taken
+    from shardfs.write.publishing import DirtyShard, Taken
 
 log = logging.getLogger(__name__)
 

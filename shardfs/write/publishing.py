@@ -1,14 +1,13 @@
 """Publish one shard: compute its new content from the pending chunks, detect conflicts, and verify the result.
 
-`plan_change` is a function of what is pending and what is stored. `Job` carries its result through the steps of
-`Writer.update`, which plans again when another writer changes the shard.
+`Job` carries the plan through the steps of `Writer.update`, which plans again when another writer changes the shard.
 """
 
 from __future__ import annotations
 
 import logging
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from shardfs.model.changes import FIRST, Change
@@ -22,16 +21,14 @@ from shardfs.write.pending import SAME
 from shardfs.write.stored import ABSENT, Stored, conflicts, digest_of, digest_of_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence, Set
+    from collections.abc import Iterable, Mapping, Set
 
     from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan, Stat
     from shardfs.model.changes import Begun
-    from shardfs.model.collection import Transform
     from shardfs.model.values import Coords
     from shardfs.model.values import Version as StoredVersion
     from shardfs.storage.writers import Writer
-    from shardfs.vfs.chunk_dirs import Target
-    from shardfs.write.dirty_shards import DirtyShard
+    from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Position
     from shardfs.write.pending import Backlog, Version
 
@@ -39,6 +36,9 @@ log = logging.getLogger(__name__)
 
 LIMIT = 64 << 20
 """Dead bytes. A shard with more is compacted if its dead bytes also exceed three times its live bytes."""
+
+RETRY_S = 0.1
+"""Seconds from the first failure of a publish to the next attempt. They double up to a minute."""
 
 Taken: TypeAlias = "tuple[Target, Version]"
 """A chunk and its version to be published."""
@@ -73,6 +73,40 @@ class Publishing:
     workers: int = 2
 
 
+@dataclass(eq=False)
+class DirtyShard:
+    """A shard with pending chunks, and the state of publishing it. Only `DirtyShards` changes it.
+
+    `first` and `last` are the times of the first and last pending write, `retry_at` the earliest time of the next
+    attempt, all by the monotonic clock. `due`: publish now. `busy`: a thread publishes the shard. `publishing`: the
+    paths of the chunks being published.
+    """
+
+    tree: ChunkDirs
+    number: int
+    key: str
+    slots: int | None
+    """The number of the array's chunks that the shard can hold; None if unknown."""
+    targets: dict[str, Target] = field(default_factory=dict)
+    first: float = 0.0
+    last: float = 0.0
+    due: bool = False
+    busy: bool = False
+    publishing: frozenset[str] = frozenset()
+    unfit: dict[str, str] = field(default_factory=dict)
+    """Chunks that do not fit into the shard, and why. A later write of another chunk may make them fit."""
+    failure: BaseException | None = None
+    retry_at: float = 0.0
+    pause: float = RETRY_S
+    seems_absent: bool = False
+    """Whether a remote store probably has no such object. A wrong value costs requests."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks that the shard can hold are pending."""
+        return self.slots is not None and len(self.targets) >= self.slots
+
+
 class PublishPlan(NamedTuple):
     """What a publish does to a shard.
 
@@ -85,95 +119,6 @@ class PublishPlan(NamedTuple):
     conflicts: dict[str, str]
     unfit: dict[str, str]
     packed: bool
-
-
-def plan_change(
-    shard: DirtyShard, taken: dict[str, Taken], old: Blob | None, settings: Publishing,
-    content: Callable[[str], Bytes], *, may_replace: bool = False,
-) -> PublishPlan:  # fmt: skip
-    """Return how to publish chunks, given the present shard object `old`.
-
-    Args:
-        taken: the chunks to publish, by path.
-        content: returns the bytes to store for the chunk at a path. Raises ValueError if they do not fit, and why.
-        may_replace: write the shard anew, without its old bytes, if all its chunks are changed.
-    """
-    changed = _conflicts(shard, taken, old, settings)
-    left = {path: known for path, known in taken.items() if path not in changed}
-    collection = shard.tree.collection
-    refused = dict[Any, str]()
-    puts = dict[Any, Put]()
-    for path, (target, version) in left.items():
-        try:
-            if version.data is not None:
-                puts[target.coords] = Put(content(path))
-        except ValueError as e:
-            refused[target.coords] = str(e)
-    drops = {target.coords for target, version in left.values() if version.data is None}
-    anew = may_replace and _is_replaced(shard, taken, old, puts.keys() | drops)
-    packed = not anew and _packs(shard, old, settings.compact)
-    kept = None if anew else old
-    plan = rewriting.plan(collection, shard.number, kept, puts, drops, pack=packed, unfit=refused)
-    if anew and refused:  # these chunks keep their old bytes
-        return plan_change(shard, taken, old, settings, content)
-    unfit = {path: refused[target.coords] for path, (target, _) in taken.items() if target.coords in refused}
-    done = {path: known for path, known in left.items() if path not in unfit}
-    return PublishPlan(plan, done, changed, unfit, packed)
-
-
-def _is_replaced(shard: DirtyShard, taken: Mapping[str, Taken], old: Blob | None, changed: Set[Coords]) -> bool:
-    """Return whether all chunks of the shard are changed, and it has the version over which programs wrote them.
-
-    A shard with another version may have the new chunks already, from a publish that a crash interrupted.
-    """
-    bases = [version.base for _, version in taken.values() if version.base.version is not None]
-    if old is None or not bases or not all(base.is_in(old.stat().version) for base in bases):
-        return False
-    return rewriting.replaces_all(shard.tree.collection, shard.number, old, changed)
-
-
-def _packs(shard: DirtyShard, old: Blob | None, compact: str) -> bool:
-    """Return whether this publish removes dead bytes.
-
-    That moves chunks: a reader that has cached the old index then reads wrong bytes.
-    """
-    if old is None or compact == "never" or (compact == "limit" and old.stat().size <= LIMIT):
-        return False
-    usage = rewriting.usage(shard.tree.collection, shard.number, old)
-    packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
-    if packs:
-        log.info("%s: is compacted: %d bytes are dead, %d live", shard.key, usage.dead, usage.live)
-    return packs
-
-
-def _conflicts(shard: DirtyShard, taken: Mapping[str, Taken], old: Blob | None, settings: Publishing) -> dict[str, str]:
-    """Return the chunks that may have been changed by another writer since they were written here, and why."""
-
-    def digests(paths: Collection[str]) -> list[str]:
-        return _digests(shard, old, [taken[path][0] for path in paths])
-
-    bases = {path: pending.base for path, (_, pending) in taken.items()}
-    removed = {path for path, (_, pending) in taken.items() if pending.data is None}
-    reasons = conflicts(bases, removed, None if old is None else old.stat().version, digests)
-    if reasons and settings.conflict == "ours":
-        text = "%s: another writer has changed this shard; conflict=ours replaces %s of its version, first %s"
-        log.warning(text, shard.key, counted(len(reasons), "chunk"), next(iter(reasons)))
-        return {}
-    return reasons
-
-
-def _digests(shard: DirtyShard, blob: Blob | None, targets: Sequence[Target]) -> list[str]:
-    """Return the digests of chunks in a shard object. Raise CorruptShardError."""
-    chunks = rewriting.stored_chunks(shard.tree.collection, blob, [target.coords for target in targets])
-    try:
-        return [digest_of(chunk) for chunk in chunks]
-    except ValueError as e:  # another program shortens the file at this moment
-        raise CorruptShardError(shard.tree.path, shard.key, str(e)) from e
-
-
-def _transform(target: Target, version: Version) -> Transform | None:
-    """Return the transform from the bytes of the version to those that the shard gets; None if they are the same."""
-    return None if version.stored else target.transform
 
 
 class Job(Change):
@@ -229,26 +174,85 @@ class Job(Change):
 
     def plan(self, old: Blob | None) -> Plan | None:
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
-        shard, settings, anew = self._shard, self._settings, self._may_replace
         self.before = None if old is None else old.stat().version
-        if old is not None and not anew and old.stat().size <= FIRST.stop:
-            self._note_bases(old)
-        self.outcome = plan_change(shard, self.taken, old, settings, self._content, may_replace=anew)
-        self.written = 0 if self.outcome.plan is None else size_of(self.outcome.plan)
         self._old_size = 0 if old is None else old.stat().size
+        if old is not None and not self._may_replace and self._old_size <= FIRST.stop:
+            self._note_bases(old)
+        self.outcome = self._outcome(old, may_replace=self._may_replace)
+        self.written = 0 if self.outcome.plan is None else size_of(self.outcome.plan)
         done = self.outcome.done.items()
         self.digests = {path: ABSENT if version.data is None else SAME for path, (_, version) in done}
         self._kept = {} if old is None else self._digests_of_kept(old)
         return self.outcome.plan
+
+    def _outcome(self, old: Blob | None, *, may_replace: bool) -> PublishPlan:
+        """Return how to publish the chunks.
+
+        `may_replace`: write the shard anew, without its old bytes, if all its chunks are changed.
+        """
+        changed = self._conflicts(old)
+        left = {path: chunk for path, chunk in self.taken.items() if path not in changed}
+        refused = dict[Any, str]()
+        puts = dict[Any, Put]()
+        for path, (target, version) in left.items():
+            try:
+                if version.data is not None:
+                    puts[target.coords] = Put(self._content(path))
+            except ValueError as e:
+                refused[target.coords] = str(e)
+        drops = {target.coords for target, version in left.values() if version.data is None}
+        anew = may_replace and self._is_replaced(old, puts.keys() | drops)
+        packed = not anew and self._packs(old)
+        kept, collection = None if anew else old, self._shard.tree.collection
+        plan = rewriting.plan(collection, self._shard.number, kept, puts, drops, pack=packed, unfit=refused)
+        if anew and refused:  # these chunks keep their old bytes
+            return self._outcome(old, may_replace=False)
+        unfit = {path: refused[target.coords] for path, (target, _) in self.taken.items() if target.coords in refused}
+        done = {path: chunk for path, chunk in left.items() if path not in unfit}
+        return PublishPlan(plan, done, changed, unfit, packed)
+
+    def _is_replaced(self, old: Blob | None, changed: Set[Coords]) -> bool:
+        """Return whether all chunks of the shard are changed, and it has the version over which programs wrote them.
+
+        A shard with another version may have the new chunks already, from a publish that a crash interrupted.
+        """
+        bases = [version.base for _, version in self.taken.values() if version.base.version is not None]
+        if old is None or not bases or not all(base.is_in(self.before) for base in bases):
+            return False
+        return rewriting.replaces_all(self._shard.tree.collection, self._shard.number, old, changed)
+
+    def _packs(self, old: Blob | None) -> bool:
+        """Return whether this publish removes dead bytes.
+
+        That moves chunks: a reader that has cached the old index then reads wrong bytes.
+        """
+        shard, compact = self._shard, self._settings.compact
+        if old is None or compact == "never" or (compact == "limit" and self._old_size <= LIMIT):
+            return False
+        usage = rewriting.usage(shard.tree.collection, shard.number, old)
+        packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
+        if packs:
+            log.info("%s: is compacted: %d bytes are dead, %d live", shard.key, usage.dead, usage.live)
+        return packs
+
+    def _conflicts(self, old: Blob | None) -> dict[str, str]:
+        """Return the chunks that may have been changed by another writer since they were written here, and why."""
+        bases = {path: version.base for path, (_, version) in self.taken.items()}
+        removed = {path for path, (_, version) in self.taken.items() if version.data is None}
+        reasons = conflicts(bases, removed, self.before, lambda paths: self._digests(old, self._targets(paths)))
+        if reasons and self._settings.conflict == "ours":
+            text = "%s: another writer has changed this shard; conflict=ours replaces %s of its version, first %s"
+            log.warning(text, self._shard.key, counted(len(reasons), "chunk"), next(iter(reasons)))
+            return {}
+        return reasons
 
     def _note_bases(self, old: Blob) -> None:
         """Note the digests of the chunks in `old` that programs have written over, in case another writer is faster.
 
         `old` is in memory as a whole.
         """
-        bases = {path: version.base for path, (_, version) in self.taken.items()}
-        relying = {path: self.taken[path][0] for path, base in bases.items() if base.relies_on(self.before)}
-        for path, digest in self._digests_in(old, relying).items():
+        relying = [path for path, (_, version) in self.taken.items() if version.base.relies_on(self.before)]
+        for path, digest in self._digests(old, self._targets(relying)).items():
             target, version = self.taken[path]
             self.taken[path] = target, version._replace(base=version.base.including(digest))
 
@@ -258,12 +262,21 @@ class Job(Change):
         This publish replaces that version.
         """
         with self._backlog.changed:
-            bases = {path: self._backlog.pending.versions[path].base for path in self._shard.targets}
-            relying = {path: self._shard.targets[path] for path, base in bases.items() if base.relies_on(self.before)}
-        return self._digests_in(old, {path: relying[path] for path in relying.keys() - self.outcome.done.keys()})
+            versions, targets = self._backlog.pending.versions, dict(self._shard.targets)
+            relying = {path for path in targets if versions[path].base.relies_on(self.before)}
+        return self._digests(old, {path: targets[path] for path in relying - self.outcome.done.keys()})
 
-    def _digests_in(self, old: Blob, targets: Mapping[str, Target]) -> dict[str, str]:
-        return dict(zip(targets, _digests(self._shard, old, list(targets.values())), strict=True))
+    def _targets(self, paths: Iterable[str]) -> dict[str, Target]:
+        return {path: self.taken[path][0] for path in paths}
+
+    def _digests(self, blob: Blob | None, targets: Mapping[str, Target]) -> dict[str, str]:
+        """Return the digests of chunks in a shard object, by path. Raise CorruptShardError."""
+        collection = self._shard.tree.collection
+        chunks = rewriting.stored_chunks(collection, blob, [target.coords for target in targets.values()])
+        try:
+            return {path: digest_of(chunk) for path, chunk in zip(targets, chunks, strict=True)}
+        except ValueError as e:  # another program shortens the file at this moment
+            raise CorruptShardError(self._shard.tree.path, self._shard.key, str(e)) from e
 
     def _content(self, path: str) -> Bytes:
         """Return the bytes to store: those of the journal, unless it got them before it was known what they are.
@@ -271,7 +284,7 @@ class Job(Change):
         Note their digest for `verify`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
         """
         target, version = self.taken[path]
-        data, transform = cast("Position", version.data), _transform(target, version)
+        data, transform = cast("Position", version.data), None if version.stored else target.transform
         part = self._pinned.enter_context(self._backlog.journal.using(data))
         try:
             if transform is None:
@@ -311,12 +324,10 @@ class Job(Change):
     def done(self, stat: Stat | None) -> dict[str, Version]:
         """Return the published versions by path, with what is stored now as their base. `stat`: of the new shard."""
         now = Stored(None if stat is None else stat.version)
-        versions = {path: version for path, (_, version) in self.outcome.done.items()}
-        digests = {path: digest for path, digest in self.digests.items() if isinstance(digest, str)}
-        return {
-            path: version._replace(base=now.including(digests[path]) if path in digests else now)
-            for path, version in versions.items()
+        bases = {
+            path: now.including(digest) if isinstance(digest, str) else now for path, digest in self.digests.items()
         }
+        return {path: version._replace(base=bases[path]) for path, (_, version) in self.outcome.done.items()}
 
     def close(self) -> None:
         """Unpin the chunks' bytes in the journal."""

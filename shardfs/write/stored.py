@@ -14,7 +14,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.write_plan import chunks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+    from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Version
@@ -127,7 +127,7 @@ def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def conflicts(
-    bases: Mapping[K, Stored], removed: Set[K], version: Version, digests: Callable[[Collection[K]], Sequence[str]]
+    bases: Mapping[K, Stored], removed: Set[K], version: Version, digests: Callable[[Collection[K]], Mapping[K, str]]
 ) -> dict[K, str]:
     """Return the chunks that are not known to be stored unchanged, and why.
 
@@ -139,7 +139,7 @@ def conflicts(
     """
     same = {key for key, base in bases.items() if base.is_in(version)}
     asked = [key for key, base in bases.items() if key not in same and (base.digests or key in removed)]
-    now = dict(zip(asked, digests(asked), strict=True))
+    now = digests(asked)
     reasons = {}
     for key, base in bases.items():
         if key in same or base.digests is None or now.get(key) in base.digests:

@@ -236,14 +236,14 @@ BUGS = [
     ),
     bug(
         "every publish packs the shard",
-        "_packs",
-        '    if old is None or compact == "never"',
-        '    return old is not None\n    if old is None or compact == "never"',
+        "Job._packs",
+        '        if old is None or compact == "never"',
+        '        return old is not None\n        if old is None or compact == "never"',
         f"{MANY}::test_native_readers_see_whole_versions_during_publishes",
     ),
     bug(
         "a shard is replaced without a look at the chunks that it has",
-        "_is_replaced",
+        "Job._is_replaced",
         "    return rewriting.replaces_all(",
         "    return True or rewriting.replaces_all(",
         "tests/write/test_remote_requests.py::test_chunks_outside_of_the_array_stay",

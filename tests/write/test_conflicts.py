@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.write.dirty_shards import DirtyShard
+    from shardfs.write.publishing import DirtyShard
     from tests.write.engines import TreeFiles
 
 NAMES = [

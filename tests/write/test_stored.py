@@ -18,8 +18,8 @@ V1, V2 = (1, 7, 100), (1, 8, 100)
 
 
 def judged(base: Stored, now: str, version: Any = V2, *, removed: bool = False) -> str | None:
-    def digests(keys: Collection[str]) -> list[str]:
-        return [now for _ in keys]
+    def digests(keys: Collection[str]) -> dict[str, str]:
+        return dict.fromkeys(keys, now)
 
     return conflicts({"x": base}, {"x"} if removed else set(), version, digests).get("x")
 
