@@ -55,3 +55,20 @@ def test_no_program_in_a_string_calls_a_higher_room() -> None:
                 named = re.findall(r"(?:from|import|-m) shardfs\.(\w+)", text)
                 calls += [(str(path), name) for name in named if floor_of[name] > floor_of[room]]
     assert calls == []
+
+
+def test_no_verb_returns_a_mere_number() -> None:
+    """Exit codes are those of `ExitCode`, whose meanings the documentation lists."""
+    numbers = []
+    for path in (ROOT / "shardfs/cli").glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and ast.unparse(function.returns or function) in (
+                "int",
+                "ExitCode",
+            ):
+                returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+                values = [
+                    v for one in returns for v in ([one.body, one.orelse] if isinstance(one, ast.IfExp) else [one])
+                ]
+                numbers += [f"{path.name}: {function.name}" for value in values if isinstance(value, ast.Constant)]
+    assert numbers == []

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfs.cli import Group
-from shardfs.cli.printing import echo, human_bytes, write_json
+from shardfs.cli.printing import echo, write_json
 from shardfs.cli.sources import decorated
 from shardfs.config import loading, parsers
-from shardfs.model.text import counted
+from shardfs.model.text import counted, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

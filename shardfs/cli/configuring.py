@@ -14,6 +14,7 @@ from shardfs.cli.completing import profiles as complete_profile
 from shardfs.cli.printing import echo, write_json
 from shardfs.config import loading, options, parsers
 from shardfs.model.errors import OptionError
+from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import public_name, redacted_values
 from shardfs.model.text import counted
 
@@ -46,7 +47,7 @@ def check(where: str | None) -> int:
     if not faults:
         profiles, files = counted(len(found.profiles), "profile"), counted(len(found.files), "file")
         echo(f"{profiles} in {files}, nothing wrong")
-    return 2 if any(not fault.warning for fault in faults) else 0
+    return ExitCode.OK if all(fault.warning for fault in faults) else ExitCode.USAGE
 
 
 def _misfits(profiles: Iterable[Profile]) -> Iterator[ConfigFault]:

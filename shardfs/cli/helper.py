@@ -45,14 +45,14 @@ def _mount(args: list[str]) -> int:
     names = {name for name, _ in flags}
     if names & {"-h", "--help", "-V", "--version"}:
         echo(_SYNTAX, f"shardfs {__version__}")
-        return 0
+        return ExitCode.OK
     if len(words) != 2:
         raise click.UsageError(_SYNTAX)
     found, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
     check(found)
     if "-v" in names:
         echo(f"shardfs: {public_name(words[0])} on {words[1]}")
-    return 0 if "-f" in names else start(words[0], words[1], found, foreground=False)
+    return ExitCode.OK if "-f" in names else start(words[0], words[1], found, foreground=False)
 
 
 def main() -> NoReturn:

@@ -9,6 +9,7 @@ import click
 
 from shardfs.cli.printing import echo
 from shardfs.cli.sources import decorated
+from shardfs.model.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
     for item in foreign:
         echo(f"shardfs: {item.path}: was not installed by shardfs; --force replaces it", err=True)
     if foreign:
-        return 1
+        return ExitCode.PROBLEM
     for item in wanted:
         if item.is_there():
             _print(item, "is up to date")
@@ -51,7 +52,7 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
             _change(item, item.place, "installed", user=user, dry_run=dry_run)
     if not dry_run and not root:
         reload_manager(user=user)
-    return 0
+    return ExitCode.OK
 
 
 @click.command()

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import csv_line, echo, human_bytes, waiting, write, write_json
+from shardfs.cli.printing import csv_line, echo, waiting, write, write_json
 from shardfs.cli.sources import Given, opened, source_options
 from shardfs.config.parsers import absolute
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.text import counted, printable
+from shardfs.model.text import counted, human_bytes, printable
 from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import echo, human_bytes, natural, write, write_json
+from shardfs.cli.printing import echo, natural, write, write_json
 from shardfs.cli.sources import Given, opened_to_look, source_options
 from shardfs.model.errors import ShardfsError
-from shardfs.model.text import counted, printable
+from shardfs.model.text import counted, human_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

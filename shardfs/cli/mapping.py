@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.cli.printing import human_bytes
-from shardfs.model.text import counted, printable
+from shardfs.model.text import counted, human_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

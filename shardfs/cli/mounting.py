@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli import completing
-from shardfs.cli.printing import echo, human_bytes, waiting
+from shardfs.cli.printing import echo, waiting
 from shardfs.cli.sources import (
     Given,
     debug_option,
@@ -27,7 +27,7 @@ from shardfs.config.parsers import absolute
 from shardfs.model.errors import MountError
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import has_password, public_name
-from shardfs.model.text import counted
+from shardfs.model.text import counted, human_bytes
 from shardfs.storage.source_locks import journal_directory
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def umount(mountpoint: str, timeout: str, lazy: bool, patient: bool, if_mounted:
     if not unmount.is_mounted(mountpoint) and (profile := profile_named(mountpoint)) is not None:
         mountpoint = profile.mountpoint
     if if_mounted and not unmount.is_mounted(mountpoint):
-        return 0
+        return ExitCode.OK
     with waiting("publishing") as show_progress:
         return unmount.umount(
             mountpoint,
@@ -202,4 +202,4 @@ def flush(path: str, timeout: str) -> int:
         more = "" if late else f"; shardfs status {mountpoint} names the files and the reasons"
         echo(f"shardfs: {path}: {e.strerror}{more}", err=True)
         return ExitCode.LATE if late else ExitCode.LEFT
-    return 0
+    return ExitCode.OK

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.completing import profiles_and_files
-from shardfs.cli.printing import echo, human_bytes, write_json
+from shardfs.cli.printing import echo, write_json
 from shardfs.cli.sources import Given, is_source, profile_named, source_options
 from shardfs.config.parsers import absolute
+from shardfs.daemon import figures
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.text import counted
+from shardfs.model.text import counted, human_bytes
 from shardfs.storage.counters import ORDINARY
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: 
     if not found and not as_json:
         echo("nothing is mounted")
     failing = any((w := mount.writing) and (w["errors"] or w["refused"] or w["read_only"]) for mount in found)
-    return int(failing or any(mount.is_wrong for mount in found))
+    return ExitCode.PROBLEM if failing or any(mount.is_wrong for mount in found) else ExitCode.OK
 
 
 def _watch(mountpoint: str | None, *, alone: bool) -> int:
@@ -82,7 +83,7 @@ def _watch(mountpoint: str | None, *, alone: bool) -> int:
 
     with suppress(KeyboardInterrupt):
         watch(mountpoint)
-    return 0
+    return ExitCode.OK
 
 
 def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -> int:
@@ -106,7 +107,7 @@ def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -
         write_json({"source": absolute(source), "journal": str(directory), "owner": owner, **counts})
     else:
         echo(*_left_lines(source, left))
-    return int(bool(waiting) and owner is None)
+    return ExitCode.PROBLEM if waiting and owner is None else ExitCode.OK
 
 
 def _left_lines(source: str, left: Left | None) -> Iterator[str]:
@@ -131,61 +132,32 @@ def _lines(mount: Mount) -> Iterator[str]:
     yield f"{mount.mountpoint}: {mount.source}"
     memory = f"{human_bytes(s['resident_bytes'])} of memory"
     yield f"  layout {s['layout']}, process {s['pid']}, up {_duration(s['uptime'])}, {memory}"
-    yield f"  requests: {_counts(s['requests'])}"
+    yield from (f"  {line}" for line in figures.lines("", s))
     for op, errors in s["errors"].items():
         if failures := {name: n for name, n in errors.items() if name not in ORDINARY}:
-            yield f"  errors of {op}: {_counts(failures)}"
-    yield f"  served: {human_bytes(s['bytes_served'])}"
-    if s["waiting"] or s["postponed"]:
-        yield f"  waiting for the source: {counted(s['waiting'], 'request')}, and {s['postponed']} for a thread"
+            yield f"  errors of {op}: {', '.join(f'{name} {n}' for name, n in failures.items())}"
     for op, latency in s["latencies"].items():
         yield f"  {op}: {_latency(latency)}"
     for name, cache in s["caches"].items():
-        lookups = cache["hits"] + cache["misses"]
-        share = f"{100 * cache['hits'] / lookups:.1f} % of {lookups} found" if lookups else "not used"
-        yield f"  {name} cache: {share}, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}"
-    if s["store"]:
-        yield from _store_lines(s["store"])
-    if s["writing"]:
-        yield from _writing_lines(s["writing"])
+        yield from (f"  {line}" for line in figures.lines("caches", cache, cache=name))
+    if store := s["store"]:
+        yield from (f"  {line}" for line in figures.lines("store", store))
+        if store["latency"]:
+            yield f"  store operations: {_latency(store['latency'])}"
+    if writing := s["writing"]:
+        yield from (f"  {line}" for line in figures.lines("writing", writing, journal=writing["journal"]))
+        yield from (f"  {line}" for line in _files(writing))
 
 
-def _store_lines(store: Mapping[str, Any]) -> Iterator[str]:
-    silent = "; THE STORE DOES NOT ANSWER" if store["silent"] else ""
-    yield f"  store: {_counts(store['requests'])}; {human_bytes(store['bytes_fetched'])} fetched{silent}"
-    if store["bytes_ahead_used"] or store["bytes_ahead_wasted"]:
-        used, wasted = human_bytes(store["bytes_ahead_used"]), human_bytes(store["bytes_ahead_wasted"])
-        yield f"  fetched ahead: {used} read, {wasted} not read"
-    if lookups := store["disk_cache_hits"] + store["disk_cache_misses"]:
-        share, nbytes = store["disk_cache_hits"] / lookups, human_bytes(store["bytes_from_disk_cache"])
-        yield f"  disk cache: {100 * share:.1f} % of {lookups} found, {nbytes} read"
-    if store["latency"]:
-        yield f"  store operations: {_latency(store['latency'])}"
-    if store["errors"]:
-        yield f"  errors of the store: {_counts(store['errors'])}"
-    if store["retries"] or store["timeouts"]:
-        yield f"  retries: {store['retries']}; time-outs: {store['timeouts']}"
-
-
-def _writing_lines(w: Mapping[str, Any]) -> Iterator[str]:
-    if w["read_only"]:
-        yield f"  READ-ONLY NOW: {w['read_only']}"
-    yield f"  to be published: {counted(w['dirty_chunks'], 'chunk')} of {counted(w['dirty_shards'], 'shard')}"
-    yield f"  journal: {human_bytes(w['journal_bytes'])} of {human_bytes(w['journal_limit'])} in {w['journal']}"
-    shards = f"{human_bytes(w['published_bytes'])} in {counted(w['published_shards'], 'shard')}"
-    has_ratio = w["written_bytes"] and w["published_shards"]  # only deletions are published without written bytes
-    per = f", {w['published_bytes'] / w['written_bytes']:.2f} bytes for each" if has_ratio else ""
-    yield f"  written: {human_bytes(w['written_bytes'])}; published: {shards}{per}"
+def _files(w: Mapping[str, Any]) -> Iterator[str]:
+    """Problems of the journal, and files of a writable mount that are not published."""
     files = [f"NOT PUBLISHED: {path}: {why}" for path, why in w["errors"].items()]
     files += [f"LOST, REFUSED AT CLOSE: {path or 'more files'}: {why}" for path, why in w["refused_paths"].items()]
     files += [f"belongs to no array: {path}" for path in w["orphan_paths"]]
-    yield from (f"  {line}" for line in [*w["problems"], *files[:NAMED]])
+    yield from w["problems"]
+    yield from files[:NAMED]
     if (n := w["failing"] + w["refused"] + w["orphans"]) > NAMED:
-        yield f"  and {n - NAMED} more"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]) if n) or "none"
+        yield f"and {n - NAMED} more"
 
 
 def _latency(latency: Mapping[str, Any]) -> str:
@@ -241,4 +213,4 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
             echo(f"{finding.state:5}  {finding.check}: {finding.message}")
             if finding.fix:
                 echo(f"       -> {finding.fix}")
-    return int(wrong)
+    return ExitCode.PROBLEM if wrong else ExitCode.OK

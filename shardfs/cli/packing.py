@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.jobs import executor_of, part_of, source_of_job, target_of_job
-from shardfs.cli.printing import ProgressDisplay, echo, human_bytes, write_json
+from shardfs.cli.printing import ProgressDisplay, echo, write_json
 from shardfs.cli.repacking import repack
 from shardfs.cli.sources import Given, decorated, given_options, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import OptionError
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.text import counted
+from shardfs.model.text import counted, human_bytes
 from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from shardfs.model.text import printable
+from shardfs.model.text import human_bytes, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,15 +51,6 @@ def natural(text: str) -> list[list[str | int]]:
     """Sort key for paths: compares components, and numbers in names by value, so that s2 sorts before s10."""
     parts = (re.split(r"(\d+)", name) for name in text.split("/"))
     return [[int(word) if i % 2 else word for i, word in enumerate(words)] for words in parts]
-
-
-def human_bytes(n: float) -> str:
-    """Text of a number of bytes with a binary unit."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while n >= 1024 and len(units) > 1:
-        n /= 1024
-        units.pop(0)
-    return f"{n:.0f} B" if units[0] == "B" else f"{n:.1f} {units[0]}"
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.printing import echo, human_bytes, waiting, write_json
+from shardfs.cli.printing import echo, waiting, write_json
 from shardfs.cli.sources import Given, is_source, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import ShardfsError, message
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.text import counted
+from shardfs.model.text import counted, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,12 +83,12 @@ def recover(
         if out is not None or ours or theirs or not is_source(source, found):
             raise
         echo(f"{source}: nothing to be published: there is no journal of it")
-        return 0
+        return ExitCode.OK
     if out is not None:
         return _export(directory, parsers.file_path(out))
     if ours or theirs:
         work.decide(directory, ours, theirs)
-        return 0
+        return ExitCode.OK
     if action == "apply":
         return _apply(source, directory, found)
     if action == "salvage":
@@ -136,7 +136,7 @@ def _list_all(found: Options, *, everything: bool, as_json: bool) -> int:
             echo(f"{left.source}: {_summary(left)}", f"  {directory}")
     if not shown and not as_json:
         echo(f"nothing needs a decision; --all lists {counted(hidden, 'more journal')}" if hidden else "no journals")
-    return 0
+    return ExitCode.OK
 
 
 def _as_json(left: Left) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _salvage(directory: Path) -> int:
     for problem in lost:
         echo(problem)
     echo(f"moved aside in {directory}: {counted(len(lost), 'damaged part')}" if lost else "there is no damage")
-    return 0
+    return ExitCode.OK
 
 
 def _discard(directory: Path, *, confirmed: bool) -> int:
@@ -221,4 +221,4 @@ def _discard(directory: Path, *, confirmed: bool) -> int:
         raise click.UsageError(f"--discard would give up {files} in {directory}: add --yes to confirm")
     aside = work.discard(directory)
     echo("the journal is empty" if aside is None else f"moved aside to {aside}, for seven days")
-    return 0
+    return ExitCode.OK

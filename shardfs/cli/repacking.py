@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardfs.cli.printing import echo, human_bytes, write_json
+from shardfs.cli.printing import echo, write_json
+from shardfs.model.text import human_bytes
 
 if TYPE_CHECKING:
     from shardfs.config.options import Options

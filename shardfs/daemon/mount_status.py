@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from shardfs.daemon.figures import Figure, Kind, of_group
 from shardfs.model.bounded_json import load_json
 
 MAX_STATUS = 16 << 20
@@ -26,45 +27,47 @@ _LATENCY: Shape = {
     "p99_below": (None, *NUMBER),
 }
 
-_STORE: Shape = {
-    "requests": _COUNTS,
-    "errors": _COUNTS,
-    "silent": bool,
-    "latency": (None, _LATENCY),
-    **dict.fromkeys(
-        ("bytes_fetched", "bytes_ahead_used", "bytes_ahead_wasted", "disk_cache_hits", "disk_cache_misses"), COUNT
-    ),
-    **dict.fromkeys(("bytes_from_disk_cache", "retries", "timeouts"), COUNT),
-}
+_STORE: Shape = {"latency": (None, _LATENCY)}
 
 _WRITING: Shape = {
     "journal": str,
-    "read_only": (None, str),
     "errors": _TEXTS,
     "refused_paths": _TEXTS,
     "orphan_paths": [str],
     "problems": [str],
-    **dict.fromkeys(("dirty_chunks", "dirty_shards", "journal_bytes", "journal_limit", "written_bytes"), COUNT),
-    **dict.fromkeys(("published_bytes", "published_shards", "failing", "refused", "orphans"), COUNT),
 }
 
-STATUS: Shape = {
+_STATUS: Shape = {
     "pid": COUNT,
     "layout": str,
-    "started": NUMBER,
     "uptime": NUMBER,
-    "resident_bytes": COUNT,
-    "bytes_served": COUNT,
-    "waiting": COUNT,
-    "postponed": COUNT,
-    "requests": _COUNTS,
     "errors": {ANY: _COUNTS},
     "latencies": {ANY: _LATENCY},
-    "caches": {ANY: dict.fromkeys(("hits", "misses", "bytes", "limit"), COUNT)},
-    "store": (None, _STORE),
-    "writing": (None, _WRITING),
 }
-"""The members that commands use. A status may have more."""
+
+
+def status_shape() -> Shape:
+    """The members that commands use: those above, and all figures. A status may have more."""
+    return {
+        **_STATUS,
+        **_figures_of(""),
+        "caches": {ANY: _figures_of("caches")},
+        "store": (None, {**_STORE, **_figures_of("store")}),
+        "writing": (None, {**_WRITING, **_figures_of("writing")}),
+    }
+
+
+def _figures_of(group: str) -> Shape:
+    return {name: _shape_of(figure) for name, figure in of_group(group).items()}
+
+
+def _shape_of(figure: Figure) -> Shape:
+    if figure.label:
+        return _COUNTS
+    if figure.kind is Kind.FLAG:
+        return (None, bool, str)
+    return NUMBER if figure.unit == "seconds" else COUNT
+
 
 MOST = 1 << 63
 """Numbers are between this and its negative. No comparison with NaN is true."""
@@ -76,7 +79,7 @@ def parse_status(data: bytes) -> dict[str, Any] | None:
         status = load_json(data, MAX_STATUS)
     except ValueError:
         return None
-    return status if _fits(status, STATUS) else None
+    return status if _fits(status, status_shape()) else None
 
 
 def _fits(value: Any, shape: Shape) -> bool:

@@ -8,6 +8,7 @@ import time
 from errno import errorcode
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shardfs.daemon.figures import Kind, metrics
 from shardfs.fuse.protocol import NAMES
 from shardfs.model.file_tree import FileTree
 from shardfs.model.text import counted
@@ -17,6 +18,7 @@ from shardfs.storage.counters import BOUNDS_S, ORDINARY, Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from shardfs.daemon.figures import Row
     from shardfs.daemon.shutdown import Writing
     from shardfs.fuse.server import Server
     from shardfs.storage.retry import RetryPolicy
@@ -142,87 +144,25 @@ def _resident_bytes() -> int:
 
 # ---- Prometheus
 
-Rows = list[tuple[dict[str, Any], Any]]
-"""The samples of a metric: labels and value."""
 
-
-def _metrics(s: Mapping[str, Any], times: Mapping[int, Histogram]) -> Iterator[str]:
-    labels = {name: s.get(name, "") for name in ("version", "source", "mountpoint", "layout")}
-    yield from _metric("info", "What is mounted.", [(labels, 1)])
-    yield from _metrics_of(_DAEMON, [({}, s)])
-    by_op: Rows = [({"op": op}, n) for op, n in s["requests"].items()]
-    yield from _metric("requests_total", "FUSE requests.", by_op)
-    errors: Rows = [({"op": op, "errno": e}, n) for op, found in s["errors"].items() for e, n in found.items()]
-    yield from _metric("request_errors_total", "FUSE requests that were answered with an errno.", errors)
+def _metrics(snapshot: Mapping[str, Any], times: Mapping[int, Histogram]) -> Iterator[str]:
+    labels = {name: snapshot.get(name, "") for name in ("version", "source", "mountpoint", "layout")}
+    yield from _metric("info", "What is mounted.", Kind.GAUGE, [(labels, 1)])
+    for figure, rows in metrics(snapshot):
+        yield from _metric(figure.metric_name, figure.help, figure.kind, rows)
+    errors: list[Row] = [
+        ({"op": op, "errno": e}, n) for op, counts in snapshot["errors"].items() for e, n in counts.items()
+    ]
+    yield from _metric("request_errors_total", "FUSE requests that were answered with an errno.", Kind.COUNTER, errors)
     named = {_name(op): h for op, h in times.items() if h.count}
     yield from _histogram("request_seconds", "Time to answer; one in 64 answers from memory is timed.", named, "op")
-    yield from _metrics_of(_CACHES, [({"cache": name}, cache) for name, cache in s["caches"].items()])
-    if (store := s["store"]) is not None:
-        kinds: Rows = [({"kind": kind}, n) for kind, n in store["requests"].items()]
-        yield from _metric("store_requests_total", "Operations of the store.", kinds)
-        failures: Rows = [({"errno": e}, n) for e, n in store["errors"].items()]
-        yield from _metric("store_errors_total", "Operations that failed.", failures)
-        yield from _metrics_of(_STORE, [({}, store)])
+    if (store := snapshot["store"]) is not None:
         yield from _histogram("store_seconds", "Operations of the store, with retries.", {"": _times(store)}, "")
-    if s["writing"] is not None:
-        yield from _metrics_of(_WRITING, [({}, s["writing"])])
 
 
-# Name of a metric -> its help, and its key in the snapshot.
-_DAEMON = {
-    "start_time_seconds": ("When the mount began, since the epoch.", "started"),
-    "cpu_seconds_total": ("CPU time of the daemon.", "cpu"),
-    "resident_bytes": ("Memory of the daemon.", "resident_bytes"),
-    "threads": ("Threads that answer requests.", "threads"),
-    "waiting": ("Threads that wait for the source.", "waiting"),
-    "postponed": ("Requests that wait for a thread.", "postponed"),
-    "bytes_served_total": ("Bytes of files.", "bytes_served"),
-}
-_CACHES = {
-    "cache_hits_total": ("Lookups that found a value.", "hits"),
-    "cache_misses_total": ("Values that had to be loaded.", "misses"),
-    "cache_bytes": ("Memory in use.", "bytes"),
-    "cache_limit": ("Maximum memory.", "limit"),
-}
-_STORE = {
-    "store_retries_total": ("Further attempts.", "retries"),
-    "store_timeouts_total": ("Attempts without an answer.", "timeouts"),
-    "store_bytes_fetched_total": ("Bytes read from the store.", "bytes_fetched"),
-    "store_bytes_ahead_used_total": ("Bytes fetched before a program asked for them, and read.", "bytes_ahead_used"),
-    "store_bytes_ahead_wasted_total": ("Bytes fetched ahead that no program read.", "bytes_ahead_wasted"),
-    "store_disk_cache_hits_total": ("Byte ranges that the disk cache had.", "disk_cache_hits"),
-    "store_disk_cache_misses_total": ("Byte ranges that the disk cache did not have.", "disk_cache_misses"),
-    "store_bytes_from_disk_cache_total": ("Bytes read from the disk cache.", "bytes_from_disk_cache"),
-    "store_silent": ("1 while the store does not answer.", "silent"),
-}
-_WRITING = {
-    "journal_bytes": ("Size of the journal.", "journal_bytes"),
-    "journal_limit": ("Maximum size of the journal.", "journal_limit"),
-    "dirty_chunks": ("Chunks that are written and not published yet.", "dirty_chunks"),
-    "dirty_shards": ("Shards of these chunks.", "dirty_shards"),
-    "written_bytes_total": ("Bytes that programs wrote.", "written_bytes"),
-    "published_bytes_total": ("Bytes that were written to the source.", "published_bytes"),
-    "published_chunks_total": ("Chunks that were written to the source.", "published_chunks"),
-    "published_shards_total": ("Shards that were replaced.", "published_shards"),
-    "publish_conflicts_total": ("Chunks that another program had changed, too.", "conflicts"),
-    "publish_failures_total": ("Attempts to publish a shard that failed.", "failures"),
-    "orphans": ("Files that belong to no array.", "orphans"),
-    "unpublishable_shards": ("Shards that fail now.", "failing"),
-    "refused_files": ("Files refused at their last close.", "refused"),
-    "read_only": ("1 if the journal has failed.", "read_only"),
-}
-_FLAGS = ("silent", "read_only")
-
-
-def _metrics_of(table: Mapping[str, tuple[str, str]], rows: Rows) -> Iterator[str]:
-    for name, (words, key) in table.items():
-        values = ((labels, values[key]) for labels, values in rows)
-        yield from _metric(name, words, [(labels, int(bool(v)) if key in _FLAGS else v) for labels, v in values])
-
-
-def _metric(name: str, words: str, rows: Rows) -> Iterator[str]:
+def _metric(name: str, words: str, kind: Kind, rows: list[Row]) -> Iterator[str]:
     yield f"# HELP shardfs_{name} {words}"
-    yield f"# TYPE shardfs_{name} {'counter' if name.endswith('_total') else 'gauge'}"
+    yield f"# TYPE shardfs_{name} {'counter' if kind is Kind.COUNTER else 'gauge'}"
     for labels, value in rows:
         yield f"shardfs_{name}{_labels(labels)} {value}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import socket
 import sys
@@ -15,6 +16,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from shardfs.daemon import figures
 from shardfs.daemon.health import MountsReport
 from shardfs.model.errors import MountError
 
@@ -68,13 +70,18 @@ class StatusServer:
 
     def start(self, metrics: Callable[[], bytes]) -> None:
         """Answer requests in a daemon thread that runs until the process exits. `metrics` makes `/metrics`."""
-        page = resources.files(__package__).joinpath("status_page.html")
         self._server.pages = {
-            "/": (PAGE, page.read_bytes),
+            "/": (PAGE, _page),
             "/metrics": (METRICS, metrics),
             "/mounts.json": (JSON, MountsReport().as_json),
         }
         threading.Thread(target=self._server.serve_forever, name="shardfs-metrics", daemon=True).start()
+
+
+def _page() -> bytes:
+    page = resources.files(__package__).joinpath("status_page.html").read_text("utf8")
+    cells = [{**figure._asdict(), **cell._asdict(), "kind": ""} for figure in figures.FIGURES for cell in figure.cells]
+    return page.replace("FIGURES = []", f"FIGURES = {json.dumps(cells)}").encode()
 
 
 class _Server(ThreadingHTTPServer):

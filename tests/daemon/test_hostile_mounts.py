@@ -29,6 +29,8 @@ SOUND: dict[str, Any] = {
     "pid": 1,
     "layout": "native",
     "started": 1.5,
+    "cpu": 0.5,
+    "threads": 1,
     "uptime": 2,
     "resident_bytes": 3,
     "bytes_served": 4,
