@@ -13,13 +13,13 @@ import socket
 import subprocess
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "OPENBLAS", "OMP")
 """Beginnings of the names of environment variables that Python and libraries read when they start."""
@@ -98,7 +98,7 @@ def run(
         other than its environment.
     """
     words = [str(word) for word in command]
-    if words[1:3] != ["-m", "shardfs"] or cwd != ROOT or options:
+    if words[1:3] != ["-m", "shardfs"] or (cwd or Path.cwd()) != ROOT or options:
         return None
     environment = dict(os.environ if env is None else env)
     start = tuple(sorted((name, value) for name, value in environment.items() if name.startswith(AT_START)))

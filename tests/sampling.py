@@ -1,8 +1,8 @@
 """Which cases of a test the quick run tries: a few of many, the same ones in every process and in every run.
 
-Of a test with more than `MOST` cases, those are tried that have each value of each parameter once, if so many are
-enough, and then those that have new pairs of values. Each test takes others, so that a form of data that one leaves out
-is in another one. `pytest.mark.every_case` keeps all.
+Of a test with more than `MOST` cases, or half as many if they take long, those are tried that have each value of each
+parameter once, if so many are enough, and then those that have new pairs of values. Each test takes others, so that a
+form of data that one leaves out is in another one. `pytest.mark.every_case` keeps all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 MOST = 8
+LONG = ("fuse", "s3", "slow")
+"""Markers of tests of which each case takes a second or more."""
 
 Value = tuple[str, int]
 """A parameter and the number of its value."""
@@ -28,15 +30,17 @@ def sampled(items: Iterable[pytest.Item]) -> set[str]:
     for item in items:
         name = item.nodeid.partition("[")[0]
         tests.setdefault(name if item.get_closest_marker("every_case") is None else item.nodeid, []).append(item)
-    return {item.nodeid for cases in tests.values() for item in (cases if len(cases) <= MOST else _few(cases))}
+    return {item.nodeid for cases in tests.values() for item in _few(cases)}
 
 
-def _few(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return `MOST` cases."""
+def _few(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
+    most = MOST // 2 if any(cases[0].get_closest_marker(mark) for mark in LONG) else MOST
+    if len(cases) <= most:
+        return cases
     rest = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
     tried = list[pytest.Item]()
     values, pairs = set[Value](), set[tuple[Value, Value]]()
-    while len(tried) < MOST:
+    while len(tried) < most:
         best = max(rest, key=lambda item: (len(_values(item) - values), len(_pairs(item) - pairs)))
         rest.remove(best)
         tried.append(best)

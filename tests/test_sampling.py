@@ -26,6 +26,10 @@ def test_few_cases_are_tried_all() -> None:
     assert len(sampled(cases("f", a=2, b=4))) == MOST == 8
 
 
+def test_half_as_many_are_tried_if_they_take_long() -> None:
+    assert len(sampled(cases("f", "fuse", a=2, b=3))) == MOST / 2
+
+
 def test_each_value_is_tried_and_then_pairs() -> None:
     found = [name[2:-1].split("-") for name in sampled(cases("f", a=7, b=2, c=3))]
     assert len(found) == MOST

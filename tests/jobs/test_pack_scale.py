@@ -203,7 +203,7 @@ def test_memory_of_a_job_is_independent_of_the_number_of_shards(tmp_path: Path) 
         work = PackRun(job(source, tmp_path / f"target{len(peaks)}", 1, 200))
         tracemalloc.start()
         try:
-            assert sum(report.files for report in work.run() if gc.collect() >= 0) == rows * 200
+            assert sum(report.files for n, report in enumerate(work.run()) if n % 20 or gc.collect() >= 0) == rows * 200
             peaks.append(tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
