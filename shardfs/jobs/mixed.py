@@ -34,10 +34,10 @@ from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore, pread
 from shardfs.storage.pack_state import DIRECTORY, PLAIN, SHARDED
 from shardfs.storage.regular_files import open_or_create, open_regular, require_file
-from shardfs.storage.writers.common import is_temporary
 from shardfs.storage.writers.files import identity_in
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.storage.writers.lock_file import LOCK_ENDING, remove_left
+from shardfs.storage.writers.names import is_temporary
 from shardfs.storage.writers.writer import AT_A_TIME
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import zarr
 from shardfs.model.blobs import ByteRange, FilePart
 from shardfs.storage.open_store import open_store
 from shardfs.storage.regular_files import read_regular
-from shardfs.storage.writers.common import PlannedBlob
+from shardfs.storage.writers.planned_blob import PlannedBlob
 from shardfs.write.buffers import Budget, Buffer
 from tests.jobs.packing import pack
 from tests.jobs.test_pack import problems

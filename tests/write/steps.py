@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardfs.model.changes import FIRST, Change
-from shardfs.storage.writers.common import nobody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.model.blobs import Blob, ByteRequest, Plan
     from shardfs.model.changes import Begun
+
+
+def nobody(_: object) -> None:
+    """Told of a step, it does nothing."""
 
 
 @dataclass

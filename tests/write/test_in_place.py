@@ -22,12 +22,11 @@ from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
-from shardfs.storage.writers.common import nobody
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs.tree import open_tree
 from tests import handmade, handmade_ids
 from tests.write.hooks import Recorder, fail, hooked, in_child
-from tests.write.steps import Steps
+from tests.write.steps import Steps, nobody
 from tests.write.test_rewriting import precomputed
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.azure import AzureObjects
-from shardfs.storage.writers.common import PlannedBlob
 from shardfs.storage.writers.gcs import GcsObjects
 from shardfs.storage.writers.memory import MemoryObjects
 from shardfs.storage.writers.objects import ObjectWriter
+from shardfs.storage.writers.planned_blob import PlannedBlob
 from shardfs.storage.writers.s3 import MultipartLimits, S3Objects, in_parts
 from tests.write.azurite import azurite
 from tests.write.hooks import Recorder, hooked

@@ -12,7 +12,7 @@ from shardfs.model.errors import UnsupportedError
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers import open_writer
-from shardfs.storage.writers.common import temporary_name
+from shardfs.storage.writers.names import temporary_name
 from shardfs.storage.writers.objects import ABANDONED_S, ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from tests.conftest import MountFailed, need_fuse

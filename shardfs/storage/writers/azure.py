@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardfs.storage.remote import store_errors
-from shardfs.storage.writers.common import Changed
 from shardfs.storage.writers.objects import Objects, ObjectVersion, Requests, Upload
+from shardfs.storage.writers.races import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,12 +38,8 @@ class AzureObjects(Objects):
         self._fs = store.fs
         self._requests = Requests(store, _errors)
 
-    def head(self, path: str) -> ObjectVersion | None:
-        try:
-            properties = self._requests.ask("stat", path, self._properties, path)
-        except FileNotFoundError:
-            return None
-        return _version_of(properties)
+    def _head(self, path: str) -> ObjectVersion:
+        return _version_of(self._requests.ask("stat", path, self._properties, path))
 
     def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
         try:

@@ -16,7 +16,7 @@ from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob
 from shardfs.storage.regular_files import open_regular, reopened
-from shardfs.storage.writers.common import is_temporary, require_inside
+from shardfs.storage.writers.names import is_temporary, require_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from shardfs.storage.remote import generation_tag
-from shardfs.storage.writers.common import Changed
 from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Requests, Upload, age_s
+from shardfs.storage.writers.races import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,12 +37,9 @@ class GcsObjects(Objects):
         self._requests = Requests(store)
         self._call = sync_wrapper(store.fs._call, obj=store.fs)
 
-    def head(self, path: str) -> ObjectVersion | None:
+    def _head(self, path: str) -> ObjectVersion:
         bucket, key, _ = self._fs.split_path(path)
-        try:
-            headers, raw = self._requests.ask("stat", path, self._call, "GET", _OBJECT, bucket, key)
-        except FileNotFoundError:
-            return None
+        headers, raw = self._requests.ask("stat", path, self._call, "GET", _OBJECT, bucket, key)
         return _version_of(raw, headers)
 
     def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:

@@ -20,8 +20,8 @@ from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.regular_files import open_regular
-from shardfs.storage.writers.common import PlannedBlob
 from shardfs.storage.writers.files import fill, identity_at, identity_in
+from shardfs.storage.writers.planned_blob import PlannedBlob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

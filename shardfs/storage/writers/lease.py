@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import BusyError, message
 from shardfs.storage.source_locks import LOCK, MAX_RECORD, SOURCE_LOCK, busy, describe, owner_in, read_owner
-from shardfs.storage.writers.common import Changed, PlannedBlob
 from shardfs.storage.writers.objects import PAUSE_S, ObjectVersion, put_once, remove_once
+from shardfs.storage.writers.planned_blob import PlannedBlob
+from shardfs.storage.writers.races import Changed
 
 if TYPE_CHECKING:
     from pathlib import Path

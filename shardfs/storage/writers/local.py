@@ -17,10 +17,11 @@ from shardfs.storage import syscalls
 from shardfs.storage.local import LocalBlob, stat_of
 from shardfs.storage.regular_files import open_or_create
 from shardfs.storage.writers import in_place
-from shardfs.storage.writers.common import Changed, repeated, temporary_name
 from shardfs.storage.writers.files import SourceDirectories, TemporaryFiles, fill, identity_at, open_old
 from shardfs.storage.writers.local_directory import LocalDirectory
 from shardfs.storage.writers.lock_file import locked
+from shardfs.storage.writers.names import temporary_name
+from shardfs.storage.writers.races import Changed, repeated
 from shardfs.storage.writers.replace import settle, switch, synced, written
 from shardfs.storage.writers.writer import Writer
 
@@ -133,7 +134,7 @@ class LocalWriter(Writer):
             self._switch(place, note, change)
             return None
         try:
-            fd = written(place, note.temp, old, plan, change.verify, alike=not linked)
+            fd = written(place, note.temp, old, plan, verify=change.verify, alike=not linked)
         except OSError as e:
             if identity_at(place.name, place.at) != base:  # another writer may have truncated the old file
                 raise Changed from e

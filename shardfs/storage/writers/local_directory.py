@@ -13,8 +13,8 @@ from shardfs.storage import descriptors, syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import LocalBlob
 from shardfs.storage.regular_files import reopened
-from shardfs.storage.writers.common import nobody, temporary_name
 from shardfs.storage.writers.files import DIRECTORY
+from shardfs.storage.writers.names import temporary_name
 from shardfs.storage.writers.replace import name_new, written
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class LocalDirectory:
         info, temp = os.fstat(fd), temporary_name()
         old = LocalBlob(descriptors.dup(fd), info, nothing)
         with self._place(key) as place:
-            new = written(place, temp, old, [ByteRange(0, info.st_size)], nobody)
+            new = written(place, temp, old, [ByteRange(0, info.st_size)])
             try:
                 syscalls.utime(new, info.st_atime_ns, info.st_mtime_ns)
                 name_new(place, temp)

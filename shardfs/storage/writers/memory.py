@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -34,11 +36,11 @@ class MemoryObjects(Objects):
     def _file(self, path: str) -> Any:
         return self._fs.store.get(self._fs._strip_protocol(path))
 
-    def head(self, path: str) -> ObjectVersion | None:
+    def _head(self, path: str) -> ObjectVersion:
         with _lock:
             file = self._file(path)
             if file is None:
-                return None
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             number, mark = _versions.setdefault(file, (next(_numbers), ""))
             return ObjectVersion([number, file.size], file.size, int(file.created.timestamp() * 1e9), mark)
 
@@ -52,12 +54,12 @@ class MemoryObjects(Objects):
         version: ObjectVersion = syscalls.call("put_object", self._put, path, base, upload.whole(), upload.mark)
         return version
 
-    def _put(self, path: str, base: ObjectVersion | None, data: bytes, mark: str) -> ObjectVersion | None:
+    def _put(self, path: str, base: ObjectVersion | None, data: bytes, mark: str) -> ObjectVersion:
         with _lock:
             require_version(self, path, base)
             self._fs.pipe_file(path, data)
             _versions[self._file(path)] = (next(_numbers), mark)
-            return self.head(path)
+            return self._head(path)
 
     def remove(self, path: str, base: ObjectVersion) -> None:
         syscalls.call("delete_object", self._remove, path, base)

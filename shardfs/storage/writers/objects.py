@@ -25,7 +25,9 @@ from shardfs.storage.cache import nothing
 from shardfs.storage.remote import store_errors, tagged
 from shardfs.storage.retry import RetryPolicy, http_status
 from shardfs.storage.store import read_merged
-from shardfs.storage.writers.common import Changed, PlannedBlob, is_temporary, nobody, repeated, require_inside
+from shardfs.storage.writers.names import is_temporary, require_inside
+from shardfs.storage.writers.planned_blob import PlannedBlob
+from shardfs.storage.writers.races import Changed, repeated
 from shardfs.storage.writers.writer import Writer
 
 if TYPE_CHECKING:
@@ -164,6 +166,12 @@ class Objects(Protocol):
 
     def head(self, path: str) -> ObjectVersion | None:
         """Return the current version; None if there is no object."""
+        with suppress(FileNotFoundError):
+            return self._head(path)
+        return None
+
+    def _head(self, path: str) -> ObjectVersion:
+        """Return the current version. Raise FileNotFoundError if there is no object."""
 
     def look(self, path: str, part: ByteRequest) -> tuple[ObjectVersion, bytes] | None:
         """Return the current version and a part of it, with one request if possible; None if there is no object.
@@ -241,7 +249,11 @@ class PinnedBlob:
 
 
 def put_once(
-    objects: Objects, path: str, base: ObjectVersion | None, new: PlannedBlob, on_switch: Callable[[str], None] = nobody
+    objects: Objects,
+    path: str,
+    base: ObjectVersion | None,
+    new: PlannedBlob,
+    on_switch: Callable[[str], None] = lambda _: None,
 ) -> ObjectVersion:
     """Replace `base`, even if answers get lost.
 

@@ -10,7 +10,7 @@ from shardfs.model.errors import UnsupportedError, errno_of, message
 from shardfs.storage import syscalls
 from shardfs.storage.remote import stat_of_info, store_errors
 from shardfs.storage.retry import is_transient
-from shardfs.storage.writers.common import Changed, temporary_name
+from shardfs.storage.writers.names import temporary_name
 from shardfs.storage.writers.objects import (
     Objects,
     ObjectVersion,
@@ -19,6 +19,7 @@ from shardfs.storage.writers.objects import (
     is_abandoned,
     require_version,
 )
+from shardfs.storage.writers.races import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,15 +76,13 @@ class PlainObjects(Objects):
                 if mtime_ns and is_abandoned(path, (now_ns - mtime_ns) / 1e9):
                     self._remove(path)
 
-    def head(self, path: str) -> ObjectVersion | None:
-        with suppress(FileNotFoundError):
-            self._fs.invalidate_cache(self._fs._parent(path))
-            info = self._requests.ask("stat", path, self._fs.info, path)
-            if info.get("type") == "directory":
-                raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-            stat = stat_of_info(info)
-            return ObjectVersion([str(part) for part in stat.version], stat.size, stat.mtime_ns)  # type: ignore[attr-defined]
-        return None
+    def _head(self, path: str) -> ObjectVersion:
+        self._fs.invalidate_cache(self._fs._parent(path))
+        info = self._requests.ask("stat", path, self._fs.info, path)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+        stat = stat_of_info(info)
+        return ObjectVersion([str(part) for part in stat.version], stat.size, stat.mtime_ns)  # type: ignore[attr-defined]
 
     def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
         out = [

@@ -41,8 +41,8 @@ def written(
     temp: str,
     old: LocalBlob | None,
     plan: Plan,
-    verify: Callable[[Blob], None],
     *,
+    verify: Callable[[Blob], None] = lambda _: None,
     alike: bool = True,
 ) -> int:
     """Write a temporary file and return its descriptor. The file is complete, checked and on disk.

@@ -22,8 +22,10 @@ from shardfs.model.write_plan import joined, piece_size
 from shardfs.storage.remote import range_header
 from shardfs.storage.retry import http_status, is_transient
 from shardfs.storage.writers import objects
-from shardfs.storage.writers.common import Changed, PlannedBlob, part_of, temporary_name
+from shardfs.storage.writers.names import temporary_name
 from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Requests, Upload
+from shardfs.storage.writers.planned_blob import PlannedBlob, part_of
+from shardfs.storage.writers.races import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -185,11 +187,8 @@ class S3Objects(Objects):
 
     # ---- reading
 
-    def head(self, path: str) -> ObjectVersion | None:
-        try:
-            return _version_of(self._ask("head_object", path))
-        except FileNotFoundError:
-            return None
+    def _head(self, path: str) -> ObjectVersion:
+        return _version_of(self._ask("head_object", path))
 
     def look(self, path: str, part: ByteRequest) -> tuple[ObjectVersion, bytes] | None:
         try:

@@ -16,8 +16,8 @@ from shardfs.model.errors import BusyError
 from shardfs.model.write_plan import chunks_of, size_of
 from shardfs.storage import syscalls
 from shardfs.storage.store import OWN
-from shardfs.storage.writers.common import require_inside
 from shardfs.storage.writers.files import DIRECTORY, ObjectPlace, identity_at
+from shardfs.storage.writers.names import require_inside
 from shardfs.storage.writers.replace import name_new
 from shardfs.storage.writers.writer import NewObjects
 

@@ -1,69 +1,20 @@
-"""What writers share: retries, names of temporary files, and blobs of planned objects."""
+"""The content that an update makes of an old object, readable before it is written."""
 
 from __future__ import annotations
 
 import errno
-import random
-import re
-import secrets
-import time
 from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange, FilePart, Stat, read_file
-from shardfs.model.errors import StaleShardError
 from shardfs.model.write_plan import piece_size
 from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shardfs.model.blobs import Blob, ByteRequest, Piece, Plan
-
-
-def nobody(_: object) -> None:
-    """Ignore the argument: the default of optional callbacks."""
-
-
-class Changed(Exception):
-    """Another writer changed the object after it was read. The attempt to change it had no effect."""
-
-
-def repeated(key: str, race_s: float, attempt: Callable[[], Stat | None], pause_s: float = 0.0) -> Stat | None:
-    """Return the result of `attempt`, which is called again while it raises Changed.
-
-    Raise StaleShardError after `race_s` seconds. A random pause of at most `pause_s` seconds follows each attempt, so
-    that two writers do not collide again.
-    """
-    deadline = time.monotonic() + race_s
-    while True:
-        try:
-            return attempt()
-        except Changed:
-            if time.monotonic() > deadline:
-                why = f"other writers kept replacing it for {race_s:g} s; try again when they have ended"
-                raise StaleShardError(f"{key}: {why}") from None
-        time.sleep(random.uniform(0.0, pause_s))
-
-
-def require_inside(key: str) -> None:
-    """Raise PermissionError if a key has parts such as `..`, which could lead out of the source."""
-    if (key and {"", ".", ".."} & set(key.split("/"))) or "\0" in key:
-        raise PermissionError(errno.EACCES, "is not the path of a file in the source; remove `.`, `..` and `//`", key)
-
-
-_TEMPORARY = re.compile(r"\.shardfs-[0-9a-f]{16}\.tmp")
-
-
-def temporary_name() -> str:
-    """Return a random name for a temporary file or object."""
-    return f".shardfs-{secrets.token_hex(8)}.tmp"
-
-
-def is_temporary(name: str) -> bool:
-    """Return whether the name is one of `temporary_name`."""
-    return _TEMPORARY.fullmatch(name) is not None
 
 
 def part_of(piece: Piece, start: int, stop: int) -> Piece:
