@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.attributes import Attributes
@@ -12,7 +11,7 @@ from shardfs.model.blobs import read_file
 from shardfs.model.kinds import NameKind
 from shardfs.write.buffers import Buffer
 from shardfs.write.files import shown_mode, stale
-from shardfs.write.stored import Stored, digest_of
+from shardfs.write.stored import NOT_NOTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,18 +77,15 @@ class FileContents:
         chunk, before = target.tree.shards.stored_chunk(target.coords), file.stored
         if chunk is None and target.tree.shards.has(target.coords):
             return  # an empty second file
-        now = Stored() if chunk is None else Stored(chunk.stat().version)
-        if before is not None and now.version == before.version:
+        now = (before or NOT_NOTED).followed(chunk)
+        if now == before:
             return
-        if before is not None and before.digests:
-            with suppress(ValueError):  # bytes are missing: it has changed, and reading it reports the damage
-                now = now.including(digest_of(chunk))
         entry = None if chunk is None else target.tree.chunk_attributes(file.number, target.coords)
         with self.names.lock:
             if not file.is_settled:
                 return
             file.follow(now)
-            if before is None or (now.digests and now.digests == before.digests):
+            if before is None or before.is_same(now):
                 return  # only its neighbours have changed
             if entry is None:
                 self.names.files.unname(file)

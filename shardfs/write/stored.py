@@ -5,6 +5,7 @@ The judge is the same for every store and every stored form of a chunk. What is 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import mmh3
@@ -71,6 +72,21 @@ class Stored(NamedTuple):
     def is_in(self, version: Version) -> bool:
         """Return whether a shard object of this version has these bytes for certain, without a look at them."""
         return version is not None and self.version == version
+
+    def followed(self, chunk: Blob | None) -> Stored:
+        """Return what is stored now, with a digest if this value has one; this value if its version is still stored."""
+        if chunk is None:
+            return NOTHING
+        version = chunk.stat().version
+        if self.is_in(version):
+            return self
+        with suppress(ValueError):  # bytes are missing, so the chunk has changed, and reading it reports the damage
+            return Stored(version, (digest_of(chunk),) if self.digests else ())
+        return Stored(version)
+
+    def is_same(self, now: Stored) -> bool:
+        """Return whether the bytes that are stored now are known to be among those of this value."""
+        return not {*(now.digests or ())}.isdisjoint(self.digests or ())
 
     def relies_on(self, version: Version) -> bool:
         """Return whether nothing but this version tells that the bytes are unchanged."""

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shardfs.model.changes import Begun
 from shardfs.model.kinds import is_in
@@ -57,16 +57,6 @@ EMPTY_NS = 60 * 10**9
 EMPTY = "is an empty file, which readers take for damage: write or remove it"
 
 
-class _Look(NamedTuple):
-    """What was stored for a path when its pending version was `known`, after `replaced` shards were replaced."""
-
-    path: str
-    target: Target | None
-    known: Version | None
-    replaced: int
-    base: Stored
-
-
 class WriteBuffer:
     """The pending versions of a mount, and the threads that publish them. Thread-safe.
 
@@ -97,7 +87,7 @@ class WriteBuffer:
         self.refused = Refused(self.failures)
         self.publisher = Publisher(self.backlog, self.shards, writer, self.failures, form_now)
         self._closed = False
-        self._thread = threading.local()  # its last look
+        self._looked = threading.local()  # `base`: the result of the last `look` of a thread, and its `_moment`
         self._unwritable: set[str] = set()  # arrays whose reason was logged
         pending = self.backlog.pending
         self._damaged = [*journal.damaged_paths, *pending.lost]
@@ -202,7 +192,7 @@ class WriteBuffer:
             if data is None and known is not None:
                 meta["lsn"] = known.lsn
             elif gone is not None and known is None:
-                meta["from_base"] = self._look(old, gone).base.to_json()
+                meta["from_base"] = self._base(old, gone).to_json()
             version = self.backlog.add(RecordKind.MOVE, new, meta, data, stored=stored, form=_form(target))
             self.refused.forget(new)
             self.shards.assign(old, gone)
@@ -234,39 +224,36 @@ class WriteBuffer:
         The shard is read before the lock is taken. No chunk is stored under a name that is none of a chunk.
         """
         while True:
-            looked = getattr(self._thread, "looked", None)
-            if looked is None or not self._is_now(path, looked):
-                looked = self._look(path, target)
-            self._thread.looked = None
+            moment = self._moment(path, target)
+            looked = self._looked.__dict__.pop("base", None)
+            base = looked[1] if looked is not None and looked[0] == moment else self._base(path, target)
             with self._lock:
-                if looked.target == target and self._is_now(path, looked):
-                    yield looked.base
+                if self._moment(path, target) == moment:
+                    yield base
                     return
+
+    def _moment(self, path: str, target: Target | None) -> tuple[object, ...]:
+        """Return what changes if the path is written, or a shard is replaced."""
+        return path, target, self.backlog.get(path), self.backlog.replaced
 
     def look(self, path: str, target: Target | None) -> None:
         """Load the index entry of a chunk, and read the chunk in a local store.
 
         A change of the path by this thread, under the caller's lock, then need not wait.
         """
-        self._thread.looked = self._look(path, target)
+        moment = self._moment(path, target)
+        self._looked.base = moment, self._base(path, target)
 
-    def _look(self, path: str, target: Target | None) -> _Look:
-        """Return what is stored for a chunk; for another file, that nothing is.
+    def _base(self, path: str, target: Target | None) -> Stored:
+        """Return what a new version of a path is written over: for a file that is no chunk, nothing.
 
         The bytes of a remote chunk are not read: a program that replaces chunks need not load them
         (docs/durability.md). Raise CorruptShardError if the bytes of a local chunk are not there.
         """
-        known, replaced = self.backlog.get(path), self.backlog.replaced
-        if known is not None and not known.obsolete:
-            base = known.base
-        else:
-            base = NOTHING if target is None else Stored.of(target, read=self._writer.local)
-        return _Look(path, target, known, replaced, base)
-
-    def _is_now(self, path: str, looked: _Look) -> bool:
-        """Return whether nothing was written to the path, and no shard replaced, since a look at it."""
         known = self.backlog.get(path)
-        return (looked.path, looked.known, looked.replaced) == (path, known, self.backlog.replaced)
+        if known is not None and not known.obsolete:
+            return known.base
+        return NOTHING if target is None else Stored.of(target, read=self._writer.local)
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.

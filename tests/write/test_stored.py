@@ -14,7 +14,16 @@ from tests.suites.shard_format import MemoryBlob
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from shardfs.model.blobs import Stat
+
 V1, V2 = (1, 7, 100), (1, 8, 100)
+
+
+class Second(MemoryBlob):
+    """A chunk in the second version of a shard."""
+
+    def stat(self) -> Stat:
+        return super().stat()._replace(version=V2)
 
 
 def judged(base: Stored, now: str, version: Any = V2, *, removed: bool = False) -> str | None:
@@ -54,6 +63,21 @@ def test_what_is_known_to_be_unchanged(base: Stored, now: str, version: Any) -> 
 )
 def test_everything_else_is_a_conflict(base: Stored, now: str, version: Any) -> None:
     assert judged(base, now, version)
+
+
+def test_a_chunk_is_followed_with_a_digest_if_one_was_noted() -> None:
+    chunk = Second(b"chunk")
+    for before in (Stored(V2), Stored(V2, ("a",))):
+        assert before.followed(chunk) is before
+    assert Stored(V1).followed(chunk) == Stored(V2)
+    assert Stored(V1, ("a",)).followed(chunk) == Stored(V2, (digest_of(chunk),))
+    assert Stored(V1, ("a",)).followed(None) == NOTHING
+
+
+def test_only_known_bytes_are_the_same() -> None:
+    assert Stored(V1, ("a", "b")).is_same(Stored(V2, ("b",)))
+    for before, now in (((), ()), (("a",), ()), ((), ("a",)), (("a",), ("b",))):
+        assert not Stored(V1, before).is_same(Stored(V2, now))
 
 
 def test_a_chunk_that_both_have_removed_is_no_conflict() -> None:
