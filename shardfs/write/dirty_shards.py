@@ -23,6 +23,9 @@ EARLY = 0.5
 
 LOOK_S = 0.5
 
+MOST_CHUNKS = 1 << 17
+"""Maximum number of chunks of one publish, which its records in the journal name."""
+
 MAX_RETRY_S = 60.0
 
 LASTING = {
@@ -154,10 +157,13 @@ class DirtyShards:
     def _to_publish(self, shard: DirtyShard) -> dict[str, Taken]:
         """Return the chunks of a shard to publish now.
 
-        Omits empty chunks, conflicts, chunks that do not fit, and (unless a flush asks for the shard) open files.
+        Omits empty chunks, conflicts, chunks that do not fit, and (unless a flush asks for the shard) open files. The
+        chunks beyond `MOST_CHUNKS` are left to the next publish.
         """
-        out = {}
+        out: dict[str, Taken] = {}
         for path, target in shard.targets.items():
+            if len(out) == MOST_CHUNKS:
+                break
             version = self._backlog.pending.versions[path]
             empty = version.data is not None and version.data.size == 0 and not target.tree.by_id
             if not empty and not version.conflict and path not in shard.unfit and (shard.due or not self.is_held(path)):

@@ -17,6 +17,7 @@ from zarr.storage import FsspecStore
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import BusyError
+from shardfs.write import dirty_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,28 @@ def test_a_chunk_is_in_its_shard_once_it_is_published(fs: ShardFileSystem, sourc
     assert fs.cat_file("/a/c/1/2") == _encoded(new)
     fs.publish()
     assert np.all(zarr.open_array(source / "a")[8:16, 16:24] == 7)
+
+
+@pytest.mark.parametrize("most", [None, 999])
+def test_a_shard_with_very_many_pending_chunks_is_published(
+    most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their names and digests take more than a MiB. `most`: the number of chunks of one publish."""
+    if most is not None:
+        monkeypatch.setattr(dirty_shards, "MOST_CHUNKS", most)
+    chunks, name = 3000, "n" * 250
+    array = zarr.create_array(
+        tmp_path / "s" / name / name, shape=(chunks,), chunks=(1,), shards=(chunks,), dtype="u1", compressors=None
+    )
+    array[: chunks // 2] = 1
+    fs = ShardFileSystem(
+        str(tmp_path / "s"), rw=True, write_options={"journal": str(tmp_path / "journals")}, skip_instance_cache=True
+    )
+    for i in range(chunks):
+        fs.pipe_file(f"/{name}/{name}/c/{i}", bytes([i % 251 + 2]))
+    fs.publish()
+    fs.close()
+    assert np.array_equal(zarr.open_array(tmp_path / "s" / name / name)[:], np.arange(chunks) % 251 + 2)
 
 
 def _encoded(values: np.ndarray[Any, Any]) -> bytes:

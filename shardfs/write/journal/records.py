@@ -35,7 +35,9 @@ from shardfs.model.errors import UnsupportedError
 FORMAT = 1
 HEADER_SIZE = BLOCK = 4096
 ALIGN = 64
-MAX_META = 1 << 20
+MAX_META = 1 << 26
+"""Bytes. The record of a publish names each of the shard's pending chunks, with a digest."""
+
 CRC_STEP = 1 << 20
 """Bytes that are read and checksummed in one step."""
 
