@@ -22,6 +22,7 @@ from shardfs.model.changes import Change, Removal
 from shardfs.model.errors import CorruptShardError
 from shardfs.write.files import join
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
+from shardfs.write.repeated_documents import update_repetitions
 from shardfs.write.seen import Seen, same_document
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class Documents:
         if _has_members(data):
             self.expected.forget(document)
         for below, raw in edit.made.items():
-            changed.update(self._repeated(document.stored_at(below), raw, through_layout=in_layout))
+            copied = document.stored_at(below)
+            changed |= update_repetitions(self._base, self._writer, copied, raw, through_layout=in_layout)
         return Written(None if in_layout else shown, changed)
 
     def generated_with(self, directory: str, name: str) -> Iterator[tuple[str, bytes]]:
@@ -265,22 +267,6 @@ class Documents:
             log.warning("%s: the document is refused: %s", path, why)
             raise OSError(errno.EINVAL, why, path)
 
-    def _repeated(self, document: Document, made: bytes | None, *, through_layout: bool) -> Iterator[str]:
-        """Update documents of parent groups that repeat this document. Yield the directories of those changed.
-
-        Such a group may have repeated the document before the array was sharded. Programs that know only a layout never
-        write these groups' documents, so that copies of any document are updated, added, or (None) removed for them.
-        """
-        above = document.directory
-        while above:
-            above = above.rpartition("/")[0]
-            repetition = _Repetition(document, made, above, through_layout)
-            raw = self._base.stored_documents(above).get(document.name)
-            with suppress(ValueError):  # the document above is invalid, so there is nothing to update
-                if raw is not None and repetition.of(raw) != raw:
-                    self._writer.update(join(above, document.name), repetition)
-                    yield above
-
     def made(self, document: Document, stored: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
         """Return the documents to store for a written one, by path below the directory. Raise ValueError."""
         form, directory, name = document
@@ -398,8 +384,7 @@ class Documents:
             path = join(document.directory, below)
             with self._base.datasets.forms.removing(path):
                 self._writer.update(path, Removal())
-            for _ in self._repeated(document.stored_at(below), None, through_layout=True):
-                pass
+            update_repetitions(self._base, self._writer, document.stored_at(below), None, through_layout=True)
         self.seen.wrote(document.path, None)
         return set()
 
@@ -455,29 +440,6 @@ class _Replacement(Change):
         self.edit.look(self.below, None if old is None else whole(old))
         content = self.edit.made.get(self.below, self.edit.stored.get(self.below))
         return None if content is None else [content]
-
-
-@dataclass
-class _Repetition(Change):
-    """Update the document of the group `above`, which repeats another document: see `Documents._repeated`."""
-
-    document: Document
-    made: bytes | None
-    above: str
-    through_layout: bool
-
-    def of(self, raw: bytes) -> bytes:
-        """Return the group's document, whose bytes are `raw`, with the new copy."""
-        form, directory, name = self.document
-        below = join(directory.removeprefix(self.above).lstrip("/"), name)
-        if self.through_layout:
-            return form.with_copy(raw, below, self.made)
-        if self.made is None or below not in form.references(self.above, name, raw):
-            return raw
-        return form.edit(self.above, {name: raw, below: self.made}, name, raw)[name]
-
-    def plan(self, old: Blob | None) -> Plan | None:
-        return None if old is None else [self.of(whole(old))]
 
 
 @dataclass
