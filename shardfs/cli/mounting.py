@@ -85,17 +85,18 @@ def mount(
         flags["log_level"] = "info"
     if source is not None and mountpoint is None:
         flags["profile"] = _only_profile(source, flags["profile"])
-    found, profile = given_options(*given, flags)
+    mount_options, profile = given_options(*given, flags)
     if source is None or mountpoint is None:
         if profile is None:
             raise click.UsageError(_NEEDED)
-        source, mountpoint = profile.source, profile.mountpoint
+        source = profile.source
+        mountpoint = profile.mountpoint
     return start(
-        source, mountpoint, found, foreground=foreground, announce=verbose or foreground or sys.stdout.isatty()
+        source, mountpoint, mount_options, foreground=foreground, announce=verbose or foreground or sys.stdout.isatty()
     )
 
 
-def start(source: str, mountpoint: str, found: Options, *, foreground: bool, announce: bool = False) -> int:
+def start(source: str, mountpoint: str, mount_options: Options, *, foreground: bool, announce: bool = False) -> int:
     """Mount the source and return the exit code. Raise OptionError first if the options contradict each other.
 
     `announce`: print a line when the mount is ready.
@@ -103,11 +104,11 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
     from shardfs.daemon.mount import mount as mount_source
     from shardfs.daemon.opening import check
 
-    check(found)
+    check(mount_options)
     if has_password(source) and source in sys.argv:
         warn("every user can read the password in the URL on the command line: use a profile instead")
-    if not found.rw:
-        _warn_of_unpublished(source, found)
+    if not mount_options.rw:
+        _warn_of_unpublished(source, mount_options)
 
     def ready() -> None:
         how = "Ctrl-C unmounts it" if foreground else f"`shardfs umount {mountpoint}` unmounts it"
@@ -115,16 +116,16 @@ def start(source: str, mountpoint: str, found: Options, *, foreground: bool, ann
             echo(f"{public_name(source)} is mounted on {mountpoint}; {how}")
 
     when_ready = ready if announce else lambda: None
-    return mount_source(absolute(source), mountpoint, found, foreground=foreground, ready=when_ready)
+    return mount_source(absolute(source), mountpoint, mount_options, foreground=foreground, ready=when_ready)
 
 
-def _warn_of_unpublished(source: str, found: Options) -> None:
+def _warn_of_unpublished(source: str, mount_options: Options) -> None:
     """Warn if the source has a journal with unpublished files that no mount publishes."""
-    if not journal_directory(absolute(source), found.journal).is_dir():
+    if not journal_directory(absolute(source), mount_options.journal).is_dir():
         return  # the modules of journals need not be imported
     from shardfs.write.recover import unpublished_warning
 
-    if (warning := unpublished_warning(absolute(source), found.journal)) is not None:
+    if (warning := unpublished_warning(absolute(source), mount_options.journal)) is not None:
         warn(f"{public_name(source)}: {warning}")
 
 

@@ -52,26 +52,26 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: 
     mountpoint = None if argument is None else os.path.abspath(argument)
     if again:
         return _watch(mountpoint, alone=not (wait or as_json))
-    found = mounts(mountpoint)
-    if not found and argument is not None and (profile := profile_named(argument)) is not None:
+    entries = mounts(mountpoint)
+    if not entries and argument is not None and (profile := profile_named(argument)) is not None:
         mountpoint, source = os.path.realpath(profile.mountpoint), profile.source
         given = given.with_profile(profile.name)
-        found = mounts(mountpoint)
-    if not found and source is not None:
+        entries = mounts(mountpoint)
+    if not entries and source is not None:
         return _status_of_source(source, wait=wait, as_json=as_json, given=given)
-    while wait and any((w := mount.writing) and w["dirty_chunks"] and not w["errors"] for mount in found):
+    while wait and any((w := mount.writing) and w["dirty_chunks"] and not w["errors"] for mount in entries):
         time.sleep(LOOK_S)
-        found = mounts(mountpoint)
-    for mount in found:
+        entries = mounts(mountpoint)
+    for mount in entries:
         if as_json:
             snapshot = mount.status or {}
             write_json({**snapshot, "mountpoint": mount.mountpoint, "source": mount.source, "state": mount.state})
         else:
             echo(*_lines(mount))
-    if not found and not as_json:
+    if not entries and not as_json:
         echo("nothing is mounted")
-    failing = any((w := mount.writing) and (w["errors"] or w["refused"] or w["read_only"]) for mount in found)
-    return ExitCode.PROBLEM if failing or any(mount.is_wrong for mount in found) else ExitCode.OK
+    failing = any((w := mount.writing) and (w["errors"] or w["refused"] or w["read_only"]) for mount in entries)
+    return ExitCode.PROBLEM if failing or any(mount.is_wrong for mount in entries) else ExitCode.OK
 
 
 def _watch(mountpoint: str | None, *, alone: bool) -> int:
@@ -195,15 +195,17 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
     from shardfs.daemon.health import WRONG
     from shardfs.model import redact
 
-    found, source = given.options(), argument
+    options = given.options()
+    source = argument
     if argument is not None and mounts(os.path.abspath(argument)):
         source = None  # `examine_machine` checks all mounts
-    elif argument is not None and (profile := profile_named(argument, found.config)) is not None:
-        source, found = profile.source, given.with_profile(argument).options()
-    findings = work.examine_machine(found)
+    elif argument is not None and (profile := profile_named(argument, options.config)) is not None:
+        source = profile.source
+        options = given.with_profile(argument).options()
+    findings = work.examine_machine(options)
     if source is not None:
         redact.add_secrets(source)
-        findings = chain(findings, work.examine_source(absolute(source), found))
+        findings = chain(findings, work.examine_source(absolute(source), options))
     wrong = False
     for finding in findings:
         wrong |= finding.state == WRONG

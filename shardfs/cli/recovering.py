@@ -70,17 +70,17 @@ def recover(
     """
     from shardfs.write import recover as work
 
-    found = given.options()
+    options = given.options()
     if source is None:
         if action != "list" or out is not None or ours or theirs:
             raise click.UsageError(
                 "which journal? Give SOURCE, or the directory of a journal; `shardfs recover` lists them"
             )
-        return _list_all(found, everything=everything, as_json=as_json)
+        return _list_all(options, everything=everything, as_json=as_json)
     try:
-        directory = _find(source, found)
+        directory = _find(source, options)
     except FileNotFoundError:
-        if out is not None or ours or theirs or not is_source(source, found):
+        if out is not None or ours or theirs or not is_source(source, options):
             raise
         echo(f"{source}: nothing to be published: there is no journal of it")
         return ExitCode.OK
@@ -90,7 +90,7 @@ def recover(
         work.decide(directory, ours, theirs)
         return ExitCode.OK
     if action == "apply":
-        return _apply(source, directory, found)
+        return _apply(source, directory, options)
     if action == "salvage":
         return _salvage(directory)
     if action == "discard":
@@ -104,20 +104,20 @@ def _damage(left: Left) -> ExitCode:
     return ExitCode.DAMAGED if left.problems or left.damaged_paths else ExitCode.OK
 
 
-def _find(source: str, found: Options) -> Path:
+def _find(source: str, options: Options) -> Path:
     from shardfs.write import recover as work
 
     with suppress(FileNotFoundError):
-        return work.find(source, found.journal)
-    return work.find(absolute(source), found.journal)
+        return work.find(source, options.journal)
+    return work.find(absolute(source), options.journal)
 
 
-def _list_all(found: Options, *, everything: bool, as_json: bool) -> int:
+def _list_all(options: Options, *, everything: bool, as_json: bool) -> int:
     from shardfs.write import recover as work
 
-    work.sweep(found.journal)
+    work.sweep(options.journal)
     shown, hidden = 0, 0
-    for directory in work.journals(found.journal):
+    for directory in work.journals(options.journal):
         try:
             left = work.look_if_there(directory)
         except (OSError, ShardfsError) as e:
@@ -181,7 +181,7 @@ def _export(directory: Path, out: str) -> int:
     return ExitCode.LEFT if done.failed else _damage(left)
 
 
-def _apply(source: str, directory: Path, found: Options) -> int:
+def _apply(source: str, directory: Path, options: Options) -> int:
     from shardfs.daemon.opening import open_source, open_to_write
     from shardfs.write import recover as work
 
@@ -190,12 +190,12 @@ def _apply(source: str, directory: Path, found: Options) -> int:
     left = work.look(directory)
     source = left.source if is_journal else absolute(source)
     words = loading.from_mount_options([left.layout or "layout=native"])
-    found = replace(found, **{"chunk_codec": None, **words})
-    tree = open_source(source, found)
+    options = replace(options, **{"chunk_codec": None, **words})
+    tree = open_source(source, options)
     with waiting("publishing") as show_progress:
-        writable = open_to_write(tree, source, found, directory=directory)
+        writable = open_to_write(tree, source, options, directory=directory)
         show_progress(counted(len(writable.left()), "file"))
-        kept = writable.close(found.stall)
+        kept = writable.close(options.stall)
     for path in sorted(kept):
         failure = writable.pending.failure(path)
         why = "" if failure is None else f": {message(failure)}"

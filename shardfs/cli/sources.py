@@ -96,12 +96,12 @@ def profile_named(word: str, where: str | None = None) -> Profile | None:
     )
 
 
-def is_source(name: str, found: Options) -> bool:
+def is_source(name: str, options: Options) -> bool:
     """Whether a name can be a source: a URL, a file, or a directory with a dataset. Reads metadata documents."""
     if not redact.is_path(name) or os.path.isfile(name):
         return True
     try:
-        opened(name, found)
+        opened(name, options)
     except (NotADatasetError, OSError):
         return False
     except ShardfsError:  # a damaged dataset, or one that the layout cannot express
@@ -109,15 +109,15 @@ def is_source(name: str, found: Options) -> bool:
     return True
 
 
-def opened(source: str, found: Options) -> Tree:
+def opened(source: str, options: Options) -> Tree:
     """Open the tree of a source. Errors of the store become errors that name the source."""
     from shardfs.daemon.opening import open_source
 
-    return open_source(absolute(source), found)
+    return open_source(absolute(source), options)
 
 
 def opened_to_look(source: str, given: Given) -> Tree:
     """Open the tree for a verb that only reads, and print log messages to standard error."""
-    found = given.options()
-    logging.basicConfig(level=found.log_level.upper(), format="shardfs: %(message)s")
-    return opened(source, found)
+    options = given.options()
+    logging.basicConfig(level=options.log_level.upper(), format="shardfs: %(message)s")
+    return opened(source, options)

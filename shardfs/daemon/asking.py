@@ -126,11 +126,11 @@ def mounts(mountpoint: str | None = None) -> list[Mount]:
     wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
     questions = [_question(e) for e in wanted]
     end = time.monotonic() + PATIENCE_S
-    asked = [(e, _answer(e, question, end)) for e, question in zip(wanted, questions, strict=True)]
-    if all(mount.state is MountState.ANSWERS for _, mount in asked):
-        return [mount for _, mount in asked]
+    answers = [(e, _answer(e, question, end)) for e, question in zip(wanted, questions, strict=True)]
+    if all(mount.state is MountState.ANSWERS for _, mount in answers):
+        return [mount for _, mount in answers]
     numbers = {e.number for e in entries()}  # the others may have been unmounted: then the directory below has answered
-    return [mount for e, mount in asked if mount.state is MountState.ANSWERS or e.number in numbers]
+    return [mount for e, mount in answers if mount.state is MountState.ANSWERS or e.number in numbers]
 
 
 def ask(mount: MountInfo, seconds: float) -> Mount:

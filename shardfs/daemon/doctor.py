@@ -39,20 +39,23 @@ if TYPE_CHECKING:
 DEVICE, FUSE_CONF, FUSE_SYSCTL = "/dev/fuse", "/etc/fuse.conf", "/proc/sys/fs/fuse"
 MEMINFO, CGROUP = "/proc/meminfo", "/sys/fs/cgroup"
 
+MOST_BYTES = 1 << 20
+"""At most this many bytes of a document, and one more, are read for the checks."""
+
 SECONDS = 10.0
 """Upper limit for `store_timeout` during the checks, in seconds."""
 
 
-def examine_machine(found: Options) -> Iterator[Diagnosis]:
-    """Check everything that every mount needs. `found` holds the options of the mount."""
+def examine_machine(options: Options) -> Iterator[Diagnosis]:
+    """Check everything that every mount needs. `options` are those of the mount."""
     yield _device()
     yield _fusermount()
     yield _libfuse()
     yield from _packages()
-    yield _fuse_conf(found)
-    yield _kernel_timeout(found)
+    yield _fuse_conf(options)
+    yield _kernel_timeout(options)
     yield _descriptors()
-    yield _memory(found)
+    yield _memory(options)
     yield from _mounts()
 
 
@@ -97,14 +100,14 @@ def _libfuse() -> Diagnosis:
 def _packages() -> Iterator[Diagnosis]:
     """Report whether the required packages are installed and recent enough, and the versions of the store packages."""
     present = []
-    for name, least in _requirements():
+    for name, minimum in _requirements():
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Diagnosis("packages", WRONG, f"{name} is not installed", f"pip install '{name}>={least}'")
+            yield Diagnosis("packages", WRONG, f"{name} is not installed", f"pip install '{name}>={minimum}'")
             continue
-        if _numbers(version) < _numbers(least):
-            fix = f"pip install --upgrade '{name}>={least}'"
+        if _numbers(version) < _numbers(minimum):
+            fix = f"pip install --upgrade '{name}>={minimum}'"
             yield Diagnosis("packages", WRONG, f"{name} {version} is too old", fix)
         present.append(f"{name} {version}")
     for name in ("aiohttp", "s3fs", "gcsfs", "adlfs", "obstore"):
@@ -127,23 +130,23 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def _fuse_conf(found: Options) -> Diagnosis:
+def _fuse_conf(options: Options) -> Diagnosis:
     try:
         lines = Path(FUSE_CONF).read_text().splitlines()
     except OSError:
         lines = []
     if os.geteuid() == 0 or any(line.split("#")[0].strip() == "user_allow_other" for line in lines):
         return Diagnosis("user_allow_other", OK, "other users may be let in with allow_other")
-    state = WRONG if found.allow_other else NOTE
+    state = WRONG if options.allow_other else NOTE
     fix = f"as root: echo user_allow_other >> {FUSE_CONF}"
     return Diagnosis("user_allow_other", state, f"is not in {FUSE_CONF}: allow_other is refused to you", fix)
 
 
-def _kernel_timeout(found: Options) -> Diagnosis:
+def _kernel_timeout(options: Options) -> Diagnosis:
     limits = [s for name in ("max_request_timeout", "default_request_timeout") if (s := _sysctl(name))]
     if not limits:
         return Diagnosis("request time-out", OK, "the kernel waits for as long as it takes")
-    seconds, needed = min(limits), 2 * found.store_timeout
+    seconds, needed = min(limits), 2 * options.store_timeout
     if seconds > needed:
         return Diagnosis("request time-out", OK, f"the kernel waits {seconds} s for an answer")
     limit = int(2 * needed)
@@ -168,8 +171,9 @@ def _descriptors() -> Diagnosis:
     return Diagnosis("descriptors", OK, f"{hard} files may be open" if hard >= 0 else "any number of files may be open")
 
 
-def _memory(found: Options) -> Diagnosis:
-    wanted, free = found.index_cache + found.chunk_cache, _available_bytes()
+def _memory(options: Options) -> Diagnosis:
+    wanted = options.index_cache + options.chunk_cache
+    free = _available_bytes()
     finding = f"caches may take {wanted >> 20} MiB; {free >> 20} MiB are available"
     if free and wanted > free:
         return Diagnosis("memory", WRONG, finding, f"index_cache={free >> 22}M,chunk_cache={free >> 22}M")
@@ -177,15 +181,15 @@ def _memory(found: Options) -> Diagnosis:
 
 
 def _available_bytes() -> int:
-    found = []
+    limits = []
     try:
         match = re.search(r"^MemAvailable:\s+(\d+) kB", Path(MEMINFO).read_text(), re.MULTILINE)
-        found += [int(match[1]) << 10] if match else []
+        limits += [int(match[1]) << 10] if match else []
         limit = Path(CGROUP, "memory.max").read_text().strip()
-        found += [int(limit)] if limit.isdecimal() else []
+        limits += [int(limit)] if limit.isdecimal() else []
     except OSError:  # this system has no such limit
         pass
-    return min(found, default=0)
+    return min(limits, default=0)
 
 
 def _mounts() -> Iterator[Diagnosis]:
@@ -196,29 +200,29 @@ def _mounts() -> Iterator[Diagnosis]:
 # ---- source
 
 
-def examine_source(source: str, found: Options) -> Iterator[Diagnosis]:
+def examine_source(source: str, options: Options) -> Iterator[Diagnosis]:
     """Check whether a source can be mounted. The first error of the store ends the checks."""
     shown = public_name(source)
     try:
-        check(found)
+        check(options)
     except OptionError as e:
         yield Diagnosis("options", WRONG, str(e), "`shardfs help mount` describes the options")
         return
-    store_timeout, store_retries = min(found.store_timeout, SECONDS), min(found.store_retries, 1)
-    yield from _outputs(found)
-    found = replace(found, store_timeout=store_timeout, store_retries=store_retries)
-    began = time.monotonic()
+    yield from _outputs(options)
+    seconds, retries = min(options.store_timeout, SECONDS), min(options.store_retries, 1)
+    options = replace(options, store_timeout=seconds, store_retries=retries)
+    start = time.monotonic()
     try:
-        store = _store(source, found)
+        store = _store(source, options)
         documents = _documents(store)
     except Exception as e:  # noqa: BLE001 - the diagnosis contains the error
         yield _unreachable(source, shown, e)
         return
-    milliseconds = (time.monotonic() - began) * 1000
+    milliseconds = (time.monotonic() - start) * 1000
     yield Diagnosis("store", OK, f"{shown}: answers within {milliseconds:.0f} ms")
     if store.remote:
         yield from _ranges(store, documents)
-    yield from _dataset(source, shown, found)
+    yield from _dataset(source, shown, options)
 
 
 def _store(source: str, options: Options) -> Store:
@@ -235,7 +239,7 @@ def _store(source: str, options: Options) -> Store:
 
 def _documents(store: Store) -> dict[str, bytes]:
     names = dict.fromkeys(name for f in formats() for name in f.documents)
-    return store.documents("", list(names), 1 << 20)
+    return store.documents("", list(names), MOST_BYTES)
 
 
 def _unreachable(source: str, shown: str, e: Exception) -> Diagnosis:
@@ -273,7 +277,7 @@ def _is_about_credentials(e: BaseException | None) -> bool:
 
 def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]:
     """Check whether the store honours byte ranges, counted from the start and from the end of an object."""
-    name = next((name for name, data in documents.items() if len(data) > 8), None)
+    name = next((name for name, data in documents.items() if 8 < len(data) <= MOST_BYTES), None)  # a longer one is cut
     if name is None:
         yield Diagnosis("byte ranges", NOTE, "there is no document in the source to try them with")
         return

@@ -82,7 +82,8 @@ class MountsReport:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made_at, self._json = -FRESH_S, b""
+        self._made_at = -FRESH_S
+        self._json = b""
 
     def as_json(self) -> bytes:
         """Return a JSON array with an object for each mount."""

@@ -104,10 +104,10 @@ def is_journal() -> bool:
     """Whether standard error is connected to the systemd journal, by `JOURNAL_STREAM` of systemd.exec(5)."""
     device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     try:
-        found = os.fstat(sys.stderr.fileno())
+        stream = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError, AttributeError):
         return False
-    return (device, inode) == (str(found.st_dev), str(found.st_ino))
+    return (device, inode) == (str(stream.st_dev), str(stream.st_ino))
 
 
 class _Text(logging.Formatter):

@@ -155,5 +155,5 @@ def _listening(address: str | None) -> StatusServer | None:
 def _publish(writing: Writing, signals: Signals, manager: Notifier | None, *, hurried: bool) -> int:
     """Publish the remaining files; return the exit code."""
     progress = manager.publishing if manager else lambda _: None
-    left = drain(writing, hurried=hurried, signalled=signals.ending_within, progress=progress)
-    return ExitCode.LEFT if left else ExitCode.OK
+    files = drain(writing, hurried=hurried, signalled=signals.ending_within, progress=progress)
+    return ExitCode.LEFT if files else ExitCode.OK

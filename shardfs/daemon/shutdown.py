@@ -74,33 +74,36 @@ def drain(
     A separate thread publishes, because the store may hang. `drain` does not wait for a hanging thread: the journal
     lets the next mount complete or repeat an interrupted publish.
     """
-    done, found = threading.Event(), list[str]()
+    done = threading.Event()
+    remaining: list[str] = []
 
     def close() -> None:
         try:
-            found.extend(writing.close(HURRIED_S if hurried else A_DAY_S))
+            remaining.extend(writing.close(HURRIED_S if hurried else A_DAY_S))
         except Exception:
             log.exception("the remaining files could not be published; they stay in the journal")
-            found.extend(writing.left())
+            remaining.extend(writing.left())
         done.set()
 
     threading.Thread(target=close, name="shardfs-drain", daemon=True).start()
-    least, end = len(writing.left()), time.monotonic() + (HURRIED_S if hurried else STALL_S)
+    fewest = len(writing.left())
+    end = time.monotonic() + (HURRIED_S if hurried else STALL_S)
     for look in itertools.count():
         if done.wait(LOOK_S) or time.monotonic() >= end:
             break
         if signalled(0) and not hurried:
-            hurried, end = True, time.monotonic() + HURRIED_S
+            hurried = True
+            end = time.monotonic() + HURRIED_S
         if look % COUNT_EVERY:  # `left` may list a million files, and blocks the publishing thread meanwhile
             continue
         n = len(writing.left())
-        if n < least and not hurried:
+        if n < fewest and not hurried:
             end = time.monotonic() + STALL_S
-        least = min(n, least)
+        fewest = min(n, fewest)
         progress(n)
-    left = found if done.is_set() else writing.left()
-    if left:
-        more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
-        names = ", ".join(sorted(left)[:NAMED])
-        log.warning("the journal keeps %s: %s%s", counted(len(left), "file"), names, more)
-    return len(left)
+    paths = remaining if done.is_set() else writing.left()
+    if paths:
+        more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
+        names = ", ".join(sorted(paths)[:NAMED])
+        log.warning("the journal keeps %s: %s%s", counted(len(paths), "file"), names, more)
+    return len(paths)

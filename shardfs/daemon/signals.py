@@ -23,7 +23,9 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._receive, self._send = os.pipe()
+        receive, send = os.pipe()
+        self._receive = receive
+        self._send = send
         os.set_blocking(self._send, False)
         signal.set_wakeup_fd(self._send)
         for number in (*_ENDING, *_REPORTING):

@@ -46,8 +46,12 @@ class Status:
     def __init__(
         self, server: Server, tree: ObservableTree, facts: Mapping[str, Any], writing: Writing | None = None
     ) -> None:
-        self._server, self._tree, self._facts, self._writing = server, tree, facts, writing
-        self._began, self._began_clock = time.time(), time.monotonic()
+        self._server = server
+        self._tree = tree
+        self._facts = facts
+        self._writing = writing
+        self._start = time.time()
+        self._start_clock = time.monotonic()
 
     def snapshot(self) -> dict[str, Any]:
         """All statistics, as JSON serializable values. Times are in seconds."""
@@ -59,8 +63,8 @@ class Status:
             "version": __version__,
             "pid": os.getpid(),
             **self._facts,
-            "started": self._began,
-            "uptime": time.monotonic() - self._began_clock,
+            "started": self._start,
+            "uptime": time.monotonic() - self._start_clock,
             "cpu": time.process_time(),
             "resident_bytes": _resident_bytes(),
             **self._server.load(),
@@ -113,8 +117,8 @@ def _name(opcode: int) -> str:
 
 def _latency(times: Histogram) -> dict[str, Any]:
     """Count, mean, and upper bounds of the median and the 99th percentile. None: above the last bound."""
-    half, most = (None if (s := times.below(share)) == float("inf") else s for share in (0.5, 0.99))
-    return {"count": times.count, "mean": times.seconds / times.count, "median_below": half, "p99_below": most}
+    median, p99 = (None if (s := times.below(share)) == float("inf") else s for share in (0.5, 0.99))
+    return {"count": times.count, "mean": times.seconds / times.count, "median_below": median, "p99_below": p99}
 
 
 def _store(tree: ObservableTree) -> dict[str, Any] | None:
@@ -133,7 +137,8 @@ def _store(tree: ObservableTree) -> dict[str, Any] | None:
 
 def _times(store: Mapping[str, Any]) -> Histogram:
     times = Histogram()
-    times.bins, times.seconds = store["bins"], store["seconds"]
+    times.bins = store["bins"]
+    times.seconds = store["seconds"]
     return times
 
 

@@ -152,10 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_ours(self.headers.get("Host", "localhost")):
             self.send_error(421, explain="the header Host names another server: use the address, or set metrics_addr")
             return
-        if (found := self.server.pages.get(self.path.partition("?")[0])) is None:
+        if (page := self.server.pages.get(self.path.partition("?")[0])) is None:
             self.send_error(404)
             return
-        kind, make = found
+        kind, make = page
         body = make()
         self.send_response(200)
         self.send_header("Content-Type", kind)

@@ -59,12 +59,12 @@ class Notifier:
         self._over.set()
         self.tell(STOPPING="1", STATUS="unmounting")
 
-    def publishing(self, left: int) -> None:
-        """Report that `left` files remain to be published, and extend the stop time-out of the service manager."""
+    def publishing(self, files: int) -> None:
+        """Report that `files` files remain to be published, and extend the stop time-out of the service manager."""
         if time.monotonic() - self._extended >= EXTEND_S / 2:
             self._extended = time.monotonic()
             extended = str(int(EXTEND_S * 1e6))
-            self.tell(EXTEND_TIMEOUT_USEC=extended, STATUS=f"publishing {counted(left, 'file')}", **self._alive)
+            self.tell(EXTEND_TIMEOUT_USEC=extended, STATUS=f"publishing {counted(files, 'file')}", **self._alive)
 
     def _watch(self, mountpoint: str, status: Callable[[], str]) -> None:
         first = {"READY": "1"}

@@ -136,19 +136,21 @@ def _print(text: str, *more: str) -> None:
 
 def _await_end(process: int, seconds: float, journal: str | None, progress: Callable[[int], object]) -> bool:
     """Wait for the process; return whether it has ended. The time starts again whenever the journal changes."""
-    seen, end = None, 0.0
+    before = None
+    end = 0.0
     poller = select.poll()  # unlike `select`, for descriptors of any number
     poller.register(process, select.POLLIN)
     while True:
-        found = _segments(journal) if journal else {}
-        if found != seen or seen is None:
-            seen, end = found, time.monotonic() + seconds
+        segments = _segments(journal) if journal else {}
+        if segments != before:
+            before = segments
+            end = time.monotonic() + seconds
         wait = min(LOOK_S, end - time.monotonic()) if journal else seconds
         if poller.poll(max(wait, 0) * 1000):
             return True
         if time.monotonic() >= end:
             return False
-        progress(sum(found.values()))
+        progress(sum(segments.values()))
 
 
 def _segments(journal: str) -> dict[str, int]:
@@ -165,21 +167,21 @@ def _print_left(journal: str, was_there: bool) -> ExitCode:
     """
     from shardfs.write.recover import look_if_there
 
-    found = look_if_there(journal)
-    if found is None:
+    contents = look_if_there(journal)
+    if contents is None:
         if was_there:
             return ExitCode.OK
         _print(f"another program has removed the journal {journal}; the log of the mount says more")
         return ExitCode.LEFT
-    left = [entry.path for entry in found.waiting]
-    if not left and not found.problems:
+    paths = [entry.path for entry in contents.waiting]
+    if not paths and not contents.problems:
         return ExitCode.OK
-    more = [f"and {len(left) - NAMED} more"] if len(left) > NAMED else []
-    problems = [f"problem: {problem}" for problem in found.problems[:NAMED]]
-    lines = [f"  {line}" for line in [*left[:NAMED], *more, *problems]]
-    state = f"{counted(len(left), 'file')} left unpublished" if left else "damage is left"
-    kept = f"The journal is kept for the next writable mount, and for shardfs recover {journal}"
-    _print(f"{state} in the journal {journal}:", *lines, kept)
+    more = [f"and {len(paths) - NAMED} more"] if len(paths) > NAMED else []
+    problems = [f"problem: {problem}" for problem in contents.problems[:NAMED]]
+    lines = [f"  {line}" for line in [*paths[:NAMED], *more, *problems]]
+    state = f"{counted(len(paths), 'file')} left unpublished" if paths else "damage is left"
+    hint = f"The journal is kept for the next writable mount, and for shardfs recover {journal}"
+    _print(f"{state} in the journal {journal}:", *lines, hint)
     return ExitCode.LEFT
 
 
@@ -216,14 +218,14 @@ def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
 
 def _users(mountpoint: str) -> str:
     """Describe the programs that use the mount, as far as this user may see them. Reads /proc, never the mount."""
-    found = []
+    processes = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # the process has ended, or belongs to another user
             if any(is_in(path, mountpoint) for path in _paths(f"/proc/{pid}")):
-                found.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
-    if not found:
+                processes.append(f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})")
+    if not processes:
         return "a program has a file or its current directory there"
-    return f"used by {', '.join(found[:NAMED])}{' and others' if len(found) > NAMED else ''}"
+    return f"used by {', '.join(processes[:NAMED])}{' and others' if len(processes) > NAMED else ''}"
 
 
 def _paths(process: str) -> Iterator[str]:
