@@ -38,7 +38,7 @@ LASTING_RETRY_S = 30.0
 
 
 class DirtyShards:
-    """All shards with pending chunks. Thread-safe: each method takes the lock `backlog.changed` itself.
+    """All shards with pending chunks. Thread-safe: each method takes the lock `backlog.lock` itself.
 
     Args:
         settings: tells when shards are due.
@@ -49,6 +49,7 @@ class DirtyShards:
 
     def __init__(self, backlog: Backlog, settings: Publishing) -> None:
         self._backlog = backlog
+        self._lock = backlog.lock
         self._changed = backlog.changed
         self.settings = settings
         self._early = min(EARLY * backlog.journal.limit_bytes, settings.dirty_bytes)
@@ -57,7 +58,7 @@ class DirtyShards:
         self.is_held: Callable[[str], bool] = lambda path: False
 
     def __iter__(self) -> Iterator[DirtyShard]:
-        with self._changed:
+        with self._lock:
             return iter([*self._shards.values()])
 
     def __contains__(self, shard: tuple[int, int]) -> bool:
@@ -68,7 +69,7 @@ class DirtyShards:
 
     def assign(self, path: str, target: Target | None) -> None:
         """Assign the pending version of a path to the shard of `target`; None: to no shard for now."""
-        with self._changed:
+        with self._lock:
             before = self._at.pop(path, None)
             shard = None
             if target is not None and self._backlog.get(path) is not None:
@@ -111,7 +112,7 @@ class DirtyShards:
 
     def paths(self, path: str = "") -> list[str]:
         """Return the pending chunks at and below a path."""
-        with self._changed:
+        with self._lock:
             return [name for name in self._at if is_in(name, path)]
 
     def of_array(self, tree: ChunkDirs) -> list[str]:
@@ -126,7 +127,7 @@ class DirtyShards:
         Also return the seconds until the next one may be due.
         """
         wait = max(min(self.settings.idle_s, self.settings.age_s), LOOK_S)  # a new shard is not due earlier
-        with self._changed:
+        with self._lock:
             # A new metadata document replaces the shards of its array by new ones with the same keys.
             busy = {shard.key for shard in self._shards.values() if shard.busy}
             for shard in self._shards.values():
@@ -174,7 +175,7 @@ class DirtyShards:
 
     def take(self, shard: DirtyShard) -> dict[str, Taken]:
         """Begin to publish a shard: return its chunks that can be published now."""
-        with self._changed:
+        with self._lock:
             taken = self._to_publish(shard)
             shard.publishing = frozenset(taken)
             shard.due = False
@@ -187,7 +188,7 @@ class DirtyShards:
 
     def published(self, shard: DirtyShard, paths: Iterable[str], unfit: Mapping[str, str], *, absent: bool) -> None:
         """Note that a shard was replaced, or (`absent`) removed, and which of its chunks do not fit, and why."""
-        with self._changed:
+        with self._lock:
             shard.seems_absent = absent
             shard.failure = None
             shard.pause = RETRY_S
@@ -200,7 +201,7 @@ class DirtyShards:
 
     def failed(self, shard: DirtyShard, failure: BaseException) -> bool:
         """Note that a publish has failed. Return whether that differs from the failure before."""
-        with self._changed:
+        with self._lock:
             before = shard.failure
             shard.failure = failure
             shard.retry_at = time.monotonic() + (shard.pause if _passes(failure) else LASTING_RETRY_S)
@@ -209,7 +210,7 @@ class DirtyShards:
 
     def release(self, shard: DirtyShard) -> None:
         """End an attempt to publish a shard."""
-        with self._changed:
+        with self._lock:
             shard.busy = False
             shard.publishing = frozenset()
             self._forget_if_clean(shard)
@@ -223,7 +224,7 @@ class DirtyShards:
         Return the LSNs of their versions there, by shard and path.
         """
         wanted = {}
-        with self._changed:
+        with self._lock:
             for shard in self._shards.values():
                 lsns = {name: self._backlog.pending.versions[name].lsn for name in shard.targets if is_in(name, path)}
                 if lsns:
@@ -236,7 +237,7 @@ class DirtyShards:
 
     def waits_for(self, shard: DirtyShard, lsns: Mapping[str, int]) -> bool:
         """Return whether a flush must still wait for the shard. `lsns` are the versions to publish, by path."""
-        with self._changed:
+        with self._lock:
             if shard.busy:
                 return True
             if shard.failure is not None:
@@ -253,7 +254,7 @@ class DirtyShards:
 
     def may_arrive(self) -> bool:
         """Return whether a shard is being published, or can be published without a user's help."""
-        with self._changed:
+        with self._lock:
             return any(
                 s.busy or (bool(self._to_publish(s)) and (s.failure is None or _passes(s.failure)))
                 for s in self._shards.values()
@@ -263,7 +264,7 @@ class DirtyShards:
 
     def undecided(self, path: str = "") -> list[tuple[str, OSError]]:
         """Return the chunks at and below a path that cannot be published, and why: unfit ones, then conflicts."""
-        with self._changed:
+        with self._lock:
             unfit = [(name, errno.EINVAL, why) for shard in self for name, why in shard.unfit.items()]
             versions = self._backlog.pending.versions.items()
             conflicts = [(name, errno.ESTALE, version.conflict) for name, version in versions if version.conflict]

@@ -266,8 +266,8 @@ class Backlog:
     `layout` are the options that say how the mount shows the source; they are recorded with each version.
 
     Attributes:
-        changed: the lock; the only slow operation under it is a copy to the page cache. Its threads are notified when
-            versions or the state of their shards change.
+        lock: the only slow operation under it is a copy to the page cache.
+        changed: the condition of this lock. Its threads are notified when versions or the state of their shards change.
         replaced: the number of shards that were replaced.
         written_bytes: the bytes of all versions that were added.
         took_s: the seconds that adding the last version took.
@@ -279,7 +279,8 @@ class Backlog:
         self.replaced = 0
         self.written_bytes = 0
         self.took_s = 0.0
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()  # `with` a condition costs two Python calls
+        self.changed = threading.Condition(self.lock)
         self._noted = {"layout": layout} if layout else {}
         for record in journal.recovered:
             journal.release(self.pending.apply(record))
@@ -290,7 +291,7 @@ class Backlog:
 
     def versions(self) -> dict[str, Version]:
         """Return all pending versions by path."""
-        with self.changed:
+        with self.lock:
             return dict(self.pending.versions)
 
     def fullness(self, more: int) -> float:
@@ -303,7 +304,7 @@ class Backlog:
         self, kind: RecordKind, path: str, meta: dict[str, Any], data: Bytes | None = None, **more: bool | str
     ) -> Version:
         """Add a version of a path by a PUT, DEL or MOVE, and return it. `more`: members omitted if they are false."""
-        with self.changed:
+        with self.lock:
             began = time.monotonic()
             present = {name: value for name, value in more.items() if value}
             record = self._append(kind, meta | present | self._noted, data)
@@ -313,13 +314,13 @@ class Backlog:
 
     def drop(self, path: str) -> None:
         """Discard the version of a path, if there is one."""
-        with self.changed:
+        with self.lock:
             if (version := self.get(path)) is not None:
                 self._append(RecordKind.DROP, {"path": path, "lsn": version.lsn})
 
     def decide(self, path: str, lsn: int, why: str, *, obsolete: bool = False) -> None:
         """Note that a version is in conflict. `why` "": the user has decided that it replaces whatever is stored."""
-        with self.changed:
+        with self.lock:
             more = {"obsolete": True} if obsolete else {}
             self._append(RecordKind.CONFLICT, {"path": path, "lsn": lsn, "why": why, **more})
 
@@ -333,7 +334,7 @@ class Backlog:
 
     def begin(self, note: Begun, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES) -> None:
         """Record on disk that a shard is about to be replaced. See BEGIN for the arguments."""
-        with self.changed:
+        with self.lock:
             self._append(RecordKind.BEGIN, {**note._asdict(), "lsns": list(lsns), "entries": dict(entries)})
         self.journal.sync()
 
@@ -342,7 +343,7 @@ class Backlog:
         before: StoredVersion = None, after: StoredVersion = None,
     ) -> None:  # fmt: skip
         """Record that a shard was replaced. `others`: the paths of its pending chunks that were not published."""
-        with self.changed:
+        with self.lock:
             self.replaced += 1
             versions = self.pending.versions
             kept = [path for path in others if versions[path].base.relies_on(before)]

@@ -81,7 +81,7 @@ class WriteBuffer:
         self._journal = journal
         self._writer = writer
         self._waiting = waiting
-        self._lock = self.backlog.changed
+        self._lock = self.backlog.lock
         self.shards = DirtyShards(self.backlog, self.settings)
         self.failures = Failures()
         self.refused = Refused(self.failures)
@@ -312,7 +312,7 @@ class WriteBuffer:
         if fullness < EARLY:
             return
         with self._lock:
-            self._lock.notify_all()
+            self.backlog.changed.notify_all()
         if fullness >= SLOW:
             self._waiting()
         if fullness >= FULL:
