@@ -177,7 +177,7 @@ def test_reads_fail_and_recover_on_s3(name: str, s3_store: Store, mounted: Mount
 @pytest.mark.parametrize("kind", ["status", "reset", "cut", "short", "hang", "stall"])
 def test_what_is_fetched_ahead_may_fail(kind: str, store: Store, mounted: Mounted) -> None:
     """Every request for more than one chunk fails. Readers ask for one chunk each."""
-    with mounted_store(store, mounted, "-o", "store_timeout=2,store_retries=1") as mount:
+    with mounted_store(store, mounted, "-o", "store_timeout=4,store_retries=1") as mount:
         store.requests()
         store.fail({"kind": kind, "path": "/c/", "longer": NBYTES})
         assert read_all(mount) == {0}

@@ -106,9 +106,9 @@ def test_sigterm_ends_the_command_then_the_mount(source: Path, tmp_path: Path, a
             run_first(child_of(script), script)
         began = time.monotonic()
         os.kill(script, signal.SIGTERM)
-        out, error = process.communicate(timeout=30)
+        out, error = process.communicate(timeout=100)
     assert (out, error) == ("status 9\n0\n", "")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_sigterm_while_it_is_mounted_ends_the_command_and_the_mount(source: Path, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_status_of_a_mount_that_hangs_and_of_a_dead_one(source: Path, mounted: M
             code, (found,) = statuses(shardfs("status", "--json", mount))
             seconds = time.monotonic() - began
         assert (code, found["state"]) == (1, "hangs")
-        assert seconds < PATIENCE_S + 10  # the rest is for Python on a busy machine
+        assert seconds < PATIENCE_S + 30  # the rest is for Python on a busy machine
         assert PATIENCE_S < 1
         os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 10

@@ -223,7 +223,7 @@ def test_unmount_under_load(source: tuple[Path, Path], mounted: Mounted) -> None
             began = time.monotonic()
             lazily = shardfs("umount", "-l", str(mount))
             assert lazily.returncode == 0, lazily.stderr
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 30
             assert mount_entry(mount) is None
             assert os.listdir(mount) == []
             # They stand in the mount's directory and go on; the daemon serves them for as long as they do.
@@ -384,7 +384,7 @@ def test_a_slow_store_delays_only_those_who_wait_for_it(
         assert shardfs("umount", str(mount)).returncode == 4
         assert shardfs("umount", "-l", str(mount)).returncode == 0
         assert mount_entry(mount) is None
-        assert time.monotonic() - began < 10  # mostly the start of programs
+        assert time.monotonic() - began < 30  # mostly the start of programs
         assert [cat.poll() for cat in cats] == [None] * len(cats)
 
         server.released.set()
@@ -409,7 +409,7 @@ def test_a_store_that_fails(broken: int, dataset: Callable[[str, str], Dataset],
         listed = attempt("ls", mount / "c")
         assert sorted(listed.stdout.split()) == [str(x) for x in range(8)]
         assert "Input/output error" in listed.stderr
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
         server.broken = None
         assert lines("ls", mount / "c") == [str(x) for x in range(8)]
         for name in fresh:

@@ -603,7 +603,7 @@ def test_a_store_that_hangs_is_given_up(name: str, server: Server) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         bench.writer.put(KEY, b"new")
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
     server.released.set()
     server.fault = lambda number, asked: ""
     for retry in policies:
