@@ -339,13 +339,13 @@ class Backlog:
         self.journal.sync()
 
     def done(
-        self, key: str, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES, others: Iterable[str] = (),
+        self, key: str, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES, waiting: Iterable[str] = (),
         before: StoredVersion = None, after: StoredVersion = None,
     ) -> None:  # fmt: skip
-        """Record that a shard was replaced. `others`: the paths of its pending chunks that were not published."""
+        """Record that a shard was replaced. `waiting`: the paths of its pending chunks that were not published."""
         with self.lock:
             self.replaced += 1
             versions = self.pending.versions
-            kept = [path for path in others if versions[path].base.relies_on(before)]
+            kept = [path for path in waiting if versions[path].base.relies_on(before)]
             meta = {"key": key, "lsns": list(lsns), "entries": dict(entries)}
             self._append(RecordKind.DONE, {**meta, "before": before, "after": after, "kept": kept})

@@ -103,24 +103,24 @@ class Publisher:
 
         Raise the errors of `Writer.update`; OSError (ESTALE) if no document describes the array.
         """
-        taken = self._shards.take(shard)
-        if not taken or not self._has_form(shard, taken):
+        chunks = self._shards.take(shard)
+        if not chunks or not self._has_form(shard, chunks):
             return
-        job = Job(self._backlog, self._shards.settings, shard, taken, self._writer)
+        job = Job(self._backlog, self._shards.settings, shard, chunks, self._writer)
         try:
             stat = self._writer.update(shard.key, job)
             self._arrived(shard, job, stat)
         finally:  # the pinned data are not read any more
             job.close()
 
-    def _has_form(self, shard: DirtyShard, taken: Mapping[str, Taken]) -> bool:
+    def _has_form(self, shard: DirtyShard, chunks: Mapping[str, Taken]) -> bool:
         """Return whether the array is still stored in the form for which chunks were written.
 
         Otherwise all pending versions of its chunks become conflicts. Deletions need no document, because clients
         delete an array's document before its chunks.
         """
         form = self._form_now(shard.tree)
-        if form is None and any(version.data is not None for _, version in taken.values()):
+        if form is None and any(version.data is not None for _, version in chunks.values()):
             text = "no document describes its array now, and another program may be about to create the array anew"
             raise OSError(errno.ESTALE, text, shard.key)
         if form in (None, shard.tree.collection.form):
@@ -143,19 +143,20 @@ class Publisher:
         done = job.done(stat)
         if stat is None:
             shard.tree.allow_missing(shard.number)
-        shard.tree.renew([target.coords for target, _ in job.taken.values()], moved=job.outcome.packed)
-        taken = job.taken
+        shard.tree.renew([target.coords for target, _ in job.chunks.values()], moved=job.outcome.packed)
+        chunks = job.chunks
         with self._changed:
-            lsns, after = [version.lsn for version in done.values()], None if stat is None else stat.version
-            others = shard.targets.keys() - done.keys()
-            self._backlog.done(shard.key, lsns, job.digests, others, job.before, after)
-            unfit = {path: why for path, why in job.outcome.unfit.items() if self._is_pending(path, taken[path][1])}
+            lsns = [version.lsn for version in done.values()]
+            waiting = shard.targets.keys() - done.keys()
+            after = None if stat is None else stat.version
+            self._backlog.done(shard.key, lsns, job.digests, waiting, job.before, after)
+            unfit = {path: why for path, why in job.outcome.unfit.items() if self._is_pending(path, chunks[path][1])}
             self._shards.published(shard, done, unfit, absent=stat is None)
             self.counts["published_chunks"] += len(done)
             self.counts["published_shards"] += 1
             self.counts["published_bytes"] += job.written
             for path, why in job.outcome.conflicts.items():
-                self._backlog.decide(path, taken[path][1].lsn, why)
+                self._backlog.decide(path, chunks[path][1].lsn, why)
                 self.counts["conflicts"] += 1
                 text = f"another writer has changed this chunk too: {why}. Use shardfs recover --ours or --theirs"
                 self._failures.note(path, OSError(errno.ESTALE, text, path))

@@ -122,7 +122,7 @@ class PublishPlan(NamedTuple):
 
 
 class Job(Change):
-    """One attempt to publish the chunks `taken` of a shard.
+    """One attempt to publish `chunks` of a shard.
 
     Attributes:
         outcome: what the attempt does to the shard.
@@ -132,13 +132,14 @@ class Job(Change):
     """
 
     def __init__(
-        self, backlog: Backlog, settings: Publishing, shard: DirtyShard, taken: dict[str, Taken], writer: Writer
+        self, backlog: Backlog, settings: Publishing, shard: DirtyShard, chunks: dict[str, Taken], writer: Writer
     ) -> None:
         self._backlog = backlog
         self._settings = settings
         self._shard = shard
-        self.taken = taken
-        self._index = None if writer.local else rewriting.index_request(shard.tree.collection, shard.number)
+        self._collection = shard.tree.collection
+        self.chunks = chunks
+        self._index = None if writer.local else rewriting.index_request(self._collection, shard.number)
         may_pack = writer.pins and settings.compact != "never"
         self._may_replace = may_pack and self._index is not None and self._may_be_all()
         self.outcome = PublishPlan(None, {}, {}, {}, packed=False)
@@ -152,18 +153,18 @@ class Job(Change):
     @property
     def first(self) -> ByteRequest | None:
         """The part of the present object that `plan` will probably read; None if there is probably no object."""
-        if self._shard.seems_absent and any(version.data is not None for _, version in self.taken.values()):
+        if self._shard.seems_absent and any(version.data is not None for _, version in self.chunks.values()):
             return None
         return self._index if self._index is not None and (self._may_replace or self._is_large()) else FIRST
 
     @property
     def in_place(self) -> int:
         """The size of the index entries that may be changed in place; 0 if the shard is replaced."""
-        return rewriting.in_place(self._shard.tree.collection) if self._settings.inplace == "uint64" else 0
+        return rewriting.in_place(self._collection) if self._settings.inplace == "uint64" else 0
 
     def _may_be_all(self) -> bool:
         """Return whether the stored shard probably has no other chunks than those to be published."""
-        coords = [target.coords for target, _ in self.taken.values()]
+        coords = [target.coords for target, _ in self.chunks.values()]
         return self._shard.tree.shards.may_be_all(self._shard.number, coords)
 
     def _is_large(self) -> bool:
@@ -180,8 +181,8 @@ class Job(Change):
             self._note_bases(old)
         self.outcome = self._outcome(old, may_replace=self._may_replace)
         self.written = 0 if self.outcome.plan is None else size_of(self.outcome.plan)
-        done = self.outcome.done.items()
-        self.digests = {path: ABSENT if version.data is None else SAME for path, (_, version) in done}
+        planned = self.outcome.done.items()
+        self.digests = {path: ABSENT if version.data is None else SAME for path, (_, version) in planned}
         self._kept = {} if old is None else self._digests_of_kept(old)
         return self.outcome.plan
 
@@ -191,24 +192,24 @@ class Job(Change):
         `may_replace`: write the shard anew, without its old bytes, if all its chunks are changed.
         """
         changed = self._conflicts(old)
-        left = {path: chunk for path, chunk in self.taken.items() if path not in changed}
+        mergeable = {path: chunk for path, chunk in self.chunks.items() if path not in changed}
         refused = dict[Any, str]()
         puts = dict[Any, Put]()
-        for path, (target, version) in left.items():
+        for path, (target, version) in mergeable.items():
             try:
                 if version.data is not None:
                     puts[target.coords] = Put(self._content(path))
             except ValueError as e:
                 refused[target.coords] = str(e)
-        drops = {target.coords for target, version in left.values() if version.data is None}
+        drops = {target.coords for target, version in mergeable.values() if version.data is None}
         anew = may_replace and self._is_replaced(old, puts.keys() | drops)
         packed = not anew and self._packs(old)
-        kept, collection = None if anew else old, self._shard.tree.collection
-        plan = rewriting.plan(collection, self._shard.number, kept, puts, drops, pack=packed, unfit=refused)
+        base = None if anew else old
+        plan = rewriting.plan(self._collection, self._shard.number, base, puts, drops, pack=packed, unfit=refused)
         if anew and refused:  # these chunks keep their old bytes
             return self._outcome(old, may_replace=False)
-        unfit = {path: refused[target.coords] for path, (target, _) in self.taken.items() if target.coords in refused}
-        done = {path: chunk for path, chunk in left.items() if path not in unfit}
+        unfit = {path: refused[target.coords] for path, (target, _) in self.chunks.items() if target.coords in refused}
+        done = {path: chunk for path, chunk in mergeable.items() if path not in unfit}
         return PublishPlan(plan, done, changed, unfit, packed)
 
     def _is_replaced(self, old: Blob | None, changed: Set[Coords]) -> bool:
@@ -216,10 +217,10 @@ class Job(Change):
 
         A shard with another version may have the new chunks already, from a publish that a crash interrupted.
         """
-        bases = [version.base for _, version in self.taken.values() if version.base.version is not None]
+        bases = [version.base for _, version in self.chunks.values() if version.base.version is not None]
         if old is None or not bases or not all(base.is_in(self.before) for base in bases):
             return False
-        return rewriting.replaces_all(self._shard.tree.collection, self._shard.number, old, changed)
+        return rewriting.replaces_all(self._collection, self._shard.number, old, changed)
 
     def _packs(self, old: Blob | None) -> bool:
         """Return whether this publish removes dead bytes.
@@ -229,7 +230,7 @@ class Job(Change):
         shard, compact = self._shard, self._settings.compact
         if old is None or compact == "never" or (compact == "limit" and self._old_size <= LIMIT):
             return False
-        usage = rewriting.usage(shard.tree.collection, shard.number, old)
+        usage = rewriting.usage(self._collection, shard.number, old)
         packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
         if packs:
             log.info("%s: is compacted: %d bytes are dead, %d live", shard.key, usage.dead, usage.live)
@@ -237,8 +238,8 @@ class Job(Change):
 
     def _conflicts(self, old: Blob | None) -> dict[str, str]:
         """Return the chunks that may have been changed by another writer since they were written here, and why."""
-        bases = {path: version.base for path, (_, version) in self.taken.items()}
-        removed = {path for path, (_, version) in self.taken.items() if version.data is None}
+        bases = {path: version.base for path, (_, version) in self.chunks.items()}
+        removed = {path for path, (_, version) in self.chunks.items() if version.data is None}
         reasons = conflicts(bases, removed, self.before, lambda paths: self._digests(old, self._targets(paths)))
         if reasons and self._settings.conflict == "ours":
             text = "%s: another writer has changed this shard; conflict=ours replaces %s of its version, first %s"
@@ -251,10 +252,10 @@ class Job(Change):
 
         `old` is in memory as a whole.
         """
-        relying = [path for path, (_, version) in self.taken.items() if version.base.relies_on(self.before)]
+        relying = [path for path, (_, version) in self.chunks.items() if version.base.relies_on(self.before)]
         for path, digest in self._digests(old, self._targets(relying)).items():
-            target, version = self.taken[path]
-            self.taken[path] = target, version._replace(base=version.base.including(digest))
+            target, version = self.chunks[path]
+            self.chunks[path] = target, version._replace(base=version.base.including(digest))
 
     def _digests_of_kept(self, old: Blob) -> dict[str, str]:
         """Return the digests of stored chunks that wait for a later publish, and only rely on the version of `old`.
@@ -267,12 +268,11 @@ class Job(Change):
         return self._digests(old, {path: targets[path] for path in relying - self.outcome.done.keys()})
 
     def _targets(self, paths: Iterable[str]) -> dict[str, Target]:
-        return {path: self.taken[path][0] for path in paths}
+        return {path: self.chunks[path][0] for path in paths}
 
     def _digests(self, blob: Blob | None, targets: Mapping[str, Target]) -> dict[str, str]:
         """Return the digests of chunks in a shard object, by path. Raise CorruptShardError."""
-        collection = self._shard.tree.collection
-        chunks = rewriting.stored_chunks(collection, blob, [target.coords for target in targets.values()])
+        chunks = rewriting.stored_chunks(self._collection, blob, [target.coords for target in targets.values()])
         try:
             return {path: digest_of(chunk) for path, chunk in zip(targets, chunks, strict=True)}
         except ValueError as e:  # another program shortens the file at this moment
@@ -283,7 +283,7 @@ class Job(Change):
 
         Note their digest for `verify`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
         """
-        target, version = self.taken[path]
+        target, version = self.chunks[path]
         data, transform = cast("Position", version.data), None if version.stored else target.transform
         part = self._pinned.enter_context(self._backlog.journal.using(data))
         try:
@@ -302,11 +302,11 @@ class Job(Change):
 
         Raise ValueError if a chunk is missing, was not removed, or has other bytes than `plan` has planned.
         """
-        collection, done = self._shard.tree.collection, self.outcome.done
-        chunks = rewriting.stored_chunks(collection, new, [target.coords for target, _ in done.values()])
-        for (path, (target, version)), chunk in zip(done.items(), chunks, strict=True):
+        planned = self.outcome.done
+        chunks = rewriting.stored_chunks(self._collection, new, [target.coords for target, _ in planned.values()])
+        for (path, (target, version)), chunk in zip(planned.items(), chunks, strict=True):
             data = version.data
-            is_second = collection.lead is not None and target.coords[-1] == 1
+            is_second = self._collection.lead is not None and target.coords[-1] == 1
             wrong = (chunk is None) != (data is None or (is_second and not data.size))
             if chunk is not None and data is not None:
                 self.digests[path] = digest_of(chunk)
