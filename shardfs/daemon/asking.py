@@ -135,7 +135,11 @@ def mounts(mountpoint: str | None = None) -> list[Mount]:
 
 def ask(mount: MountInfo, seconds: float) -> Mount:
     """The state of one mount; `HANGS` if it does not answer within `seconds`."""
-    return _answer(mount, _question(mount), time.monotonic() + seconds)
+    answer = _answer(mount, _question(mount), time.monotonic() + seconds)
+    if mount in _stuck:
+        with suppress(subprocess.TimeoutExpired):
+            _stuck[mount].wait(1)  # the mount stays busy until the killed process has ended
+    return answer
 
 
 _stuck: dict[MountInfo, subprocess.Popen[bytes]] = {}
