@@ -62,7 +62,7 @@ class Descriptions(Part):
             if e.errno == errno.EINVAL:  # the document contradicts the source: a user decides
                 self._pending.keep(path, data, str(e), version.mtime_ns, version.mode)
             return
-        self._pending.drop(path, None)
+        self._pending.drop(path)
         for changed in written.changed if written is not None else ():
             self._names.renew(changed)
 
@@ -274,8 +274,7 @@ class Descriptions(Part):
         with self._names.lock:
             file.become(NameKind.PLAIN, None)
             file.publish(None, len(data))
-            if self._pending.holds(path):
-                self._pending.drop(path, None)
+            self._pending.drop(path)
         if file.mtime_ns and (disk := self._writer.disk) is not None:
             disk.set_times(path, file.mtime_ns)
         self._base.changed(path)

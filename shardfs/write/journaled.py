@@ -128,10 +128,7 @@ class JournaledKind(FileKind):
             self._writer.require_own_name(shards.key(shards.number_of(target.coords)))
 
     def drop(self, path: str, target: Target | None) -> bool:
-        is_stored = self._pending.is_stored(path, target)
-        if is_stored or self._pending.holds(path):
-            self._pending.drop(path, target if is_stored else None)
-        return is_stored
+        return self._pending.remove(path, target)
 
     def put(self, file: WritableFile, path: str, data: Bytes, *, stored: bool = False) -> None:
         """Add a version of a file to the journal. The caller holds the lock."""

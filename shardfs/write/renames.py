@@ -213,10 +213,9 @@ class Renames(Part):
         data: Bytes | None = whole if carried is None else carried.content() if encoded is None else encoded.stored
         if data is None and file.version is None and old_target is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
-        removed = old_target if self._pending.is_stored(old, old_target) else None
         version = self._pending.move(
-            old, new, meaning.target, removed, data, file.mtime_ns, file.mode,
-            scratch=meaning.kind is NameKind.SCRATCH, had=old_target, stored=encoded is not None,
+            old, new, meaning.target, old_target, data, file.mtime_ns, file.mode,
+            scratch=meaning.kind is NameKind.SCRATCH, stored=encoded is not None,
         )  # fmt: skip
         file.commit(version, dirty=carried is None)
         if encoded is not None:

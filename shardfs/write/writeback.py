@@ -158,31 +158,41 @@ class WriteBuffer:
             self.publisher.counts["conflicts"] += 1
         self.failures.failed(path, OSError(errno.ESTALE, why, path))
 
-    def drop(self, path: str, target: Target | None) -> None:
-        """Remove a file. With `target`, its shard loses the chunk too; without, only the pending version is dropped."""
+    def drop(self, path: str) -> None:
+        """Discard the pending version of a path, if there is one."""
+        with self._lock:
+            self.backlog.drop(path)
+            self.shards.assign(path, None)
+
+    def remove(self, path: str, target: Target | None) -> bool:
+        """Remove a file: its pending version, and its chunk in the shard. Return whether the shard has the chunk."""
+        self.is_stored(path, target)  # loads the index before the lock is taken
         with self._based(path, target) as base:
-            if target is not None:
-                meta = {"path": path, "base": base.to_json()}
-                self.backlog.add(RecordKind.DEL, path, meta, form=_form(target))
-            else:
-                self.backlog.drop(path)
+            is_stored = self.is_stored(path, target)
+            if not is_stored:
+                self.drop(path)
+                return False
+            meta = {"path": path, "base": base.to_json()}
+            self.backlog.add(RecordKind.DEL, path, meta, form=_form(target))
             self.shards.assign(path, target)
+            return True
 
     def move(
-        self, old: str, new: str, target: Target | None, gone: Target | None, data: Bytes | None, mtime_ns: int,
-        mode: int, *, scratch: bool = False, had: Target | None = None, stored: bool = False,
+        self, old: str, new: str, target: Target | None, had: Target | None, data: Bytes | None, mtime_ns: int,
+        mode: int, *, scratch: bool = False, stored: bool = False,
     ) -> Version:  # fmt: skip
         """Rename a file and return its version.
 
         Args:
             target: the chunk that the new name stands for, if any.
-            gone: the chunk of the old name, to be deleted from its shard.
-            data: the whole file, if no version is pending for the old name.
-            had: the chunk of the old name, if a version was pending. Its bytes are read from the shard if the version
-                was published after the caller looked.
+            had: the chunk that the old name stands for, if any. It is deleted from its shard.
+            data: the whole file, if no version is pending for the old name. Else its bytes are read from the shard if
+                the version was published after the caller looked.
             stored: as for `put`.
         """
+        self.is_stored(old, had)  # loads the index before the lock is taken
         with self._based(new, target) as base:
+            gone = had if self.is_stored(old, had) else None
             if data is None and had is not None and not self.holds(old):
                 gone = had
                 data = bytes(had.tree.read_chunk(had.coords, 0, EVERYTHING))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,14 @@ from zarr.storage import FsspecStore
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import BusyError
 from shardfs.write import dirty_shards
+from shardfs.write.writeback import WriteBuffer
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from shardfs.vfs.chunk_dirs import Target
 
 
 @pytest.fixture
@@ -45,6 +50,37 @@ def test_a_chunk_is_in_its_shard_once_it_is_published(fs: ShardFileSystem, sourc
     assert fs.cat_file("/a/c/1/2") == _encoded(new)
     fs.publish()
     assert np.all(zarr.open_array(source / "a")[8:16, 16:24] == 7)
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_chunk_that_goes_while_its_shard_is_published_does_not_come_back(
+    renamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard gets the chunk after `unlink` or `rename` has looked into it."""
+    zarr.create_array(tmp_path / "s/a", shape=(8,), chunks=(1,), shards=(4,), dtype="u1", compressors=None)
+    fs = ShardFileSystem(
+        str(tmp_path / "s"), rw=True, write_options={"journal": str(tmp_path / "j"), "idle": "1h", "age": "1h"},
+        skip_instance_cache=True,
+    )  # fmt: skip
+    fs.pipe_file("/a/c/0", b"\1")
+    publisher, is_stored = threading.Thread(target=fs.publish), WriteBuffer.is_stored
+
+    def too_early(buffer: WriteBuffer, path: str, target: Target | None) -> bool:
+        stored = is_stored(buffer, path, target)
+        if path == "a/c/0" and not publisher.ident:
+            publisher.start()
+            wait_until(lambda: buffer.backlog.replaced, 60)
+        return stored
+
+    monkeypatch.setattr(WriteBuffer, "is_stored", too_early)
+    if renamed:
+        fs.mv("/a/c/0", "/a/c/7")
+    else:
+        fs.rm_file("/a/c/0")
+    publisher.join()
+    fs.publish()
+    fs.close()
+    assert np.array_equal(zarr.open_array(tmp_path / "s/a")[:], [0] * 7 + [int(renamed)])
 
 
 @pytest.mark.parametrize("most", [None, 999])
