@@ -150,15 +150,15 @@ class _Conversion:
         return self.changes_edges and ends_with_array and target.stores and not target.is_plain
 
 
-class FormerEdgeError(ValueError):
+class ClippedBlockError(ValueError):
     """A stored chunk ends where the array ended before it grew. Its shown size does not follow from its stored size.
 
     Args:
-        edges: as `Transcoder.former_edges`, which does not have them yet.
+        positions: as `Transcoder.clipped`, which does not have them yet.
     """
 
-    def __init__(self, edges: set[tuple[int, int]]) -> None:
-        self.edges = edges
+    def __init__(self, positions: set[tuple[int, int]]) -> None:
+        self.positions = positions
         super().__init__("the chunk was stored before the array grew, and has another size than listed; open it again")
 
 
@@ -169,8 +169,8 @@ class Transcoder:
         compress: really compress shown chunks that must be decoded.
 
     Attributes:
-        former_edges: axes, and the positions on them of chunks that a former shape of the array clipped. They may have
-            been stored so. Then they must be padded, and their sizes do not follow from their stored sizes.
+        clipped: axes, and the positions on them of chunks that may be stored clipped, although they are inside of the
+            array. Then they must be padded, and their sizes do not follow from their stored sizes.
     """
 
     def __init__(self, array: Array, shown: ChunkEncoding, *, compress: bool = False) -> None:
@@ -183,7 +183,7 @@ class Transcoder:
             if why := self._stored.undecodable():
                 raise UnsupportedError(why)
             self._shown.require_small()
-        self.former_edges: set[tuple[int, int]] = set()
+        self.clipped: set[tuple[int, int]] = set()
         needed = self._storing.decodes
         self.unwritable = (self._shown.undecodable() or self._stored.unencodable()) if needed else None
 
@@ -217,7 +217,7 @@ class Transcoder:
         passed = np.where(stored < self._stored.overhead, -1, passed)
         if not self._showing.changes_edges:
             return passed
-        for axis, position in self.former_edges:
+        for axis, position in self.clipped:
             passed[cells[:, axis] == position] = -1
         return np.where(self._shown.are_whole(cells), passed, made)
 
@@ -228,7 +228,7 @@ class Transcoder:
         if len(shown) != listed >= 0:  # programs may already have seen the listed size
             if self._stored.encoding.frame == "n5":
                 shape, inside = self._stored.begin(cell, stored)[1], self._stored.clipped_shape(cell)
-                raise FormerEdgeError({(a, c) for a, c in enumerate(cell) if shape[a] < inside[a]})
+                raise ClippedBlockError({(a, c) for a, c in enumerate(cell) if shape[a] < inside[a]})
             wanted = f"{self._stored.array.chunk} {self._stored.array.data_type}"
             raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {wanted}")
         return shown

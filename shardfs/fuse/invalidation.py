@@ -106,6 +106,10 @@ class Notices:
         """Have a thread of its own send the messages, and call `sent` then; never blocks."""
         self._queue.put((messages, sent))
 
+    def invalidate_names(self, parent: int, names: Iterable[bytes], sent: Callable[[], None] = nothing) -> None:
+        """Have the kernel look up names in a directory again, and all names below them; never blocks."""
+        self.queue((protocol.invalidate_entry(parent, name) for name in names), sent)
+
     def _work(self) -> None:
         alive = True
         while alive:

@@ -79,11 +79,15 @@ class Server:
         self._tree, self._fd = tree, session.fd
         descriptors.register(self)
         notices = Notices(session.fd)
-        if self._settings.rw:
+        if self._settings.rw or not self._settings.keep_listings:  # else names and documents do not change
             notices.start()
+        self._resized.send = notices.send
+        tree.hooks.former_resized = self._resized.note
+        if self._settings.rw:
             _connect(cast("WritableTree", tree), self._cache, notices)
         else:
-            self._resized.send, tree.hooks.resized = notices.send, self._resized.note
+            tree.hooks.resized = self._resized.note
+            tree.hooks.invalidate_all = notices.invalidate_names
         poller = select.poll()
         poller.register(session.fd, select.POLLIN)
         self._polling = Polling(poller.poll, self._settings.poll_us, self._leadership.is_alone)
@@ -207,7 +211,7 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
 
     def invalidate_all(parent: int, names: Iterable[bytes]) -> None:
         cache.changed()
-        notices.queue((protocol.invalidate_entry(parent, name) for name in names), cache.drop_pages(ANY))
+        notices.invalidate_names(parent, names, cache.drop_pages(ANY))
 
     def invalidate_content(number: int) -> None:
         cache.changed(number)

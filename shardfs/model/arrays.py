@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class Codec(NamedTuple):
@@ -77,6 +77,11 @@ class Array:
     def grid(self) -> tuple[int, ...]:
         """The number of chunks along each axis."""
         return tuple(-(-s // c) for s, c in zip(self.shape, self.chunk, strict=True))
+
+    def inside(self, coords: Sequence[int]) -> tuple[int, ...]:
+        """The number of the array's elements along each axis in the chunk at these grid coordinates."""
+        cells = (0 if axis is None else coords[axis] for axis in self.grid_axes)
+        return tuple(min(c, n - cell * c) for cell, n, c in zip(cells, self.shape, self.chunk, strict=True))
 
     @property
     def is_cropped(self) -> bool:

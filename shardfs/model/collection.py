@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -200,19 +200,29 @@ class Layer:
         return name
 
 
+REMOVED = b""
+"""Takes the place of the digest of a document that this mount has removed."""
+
+
 class Description(NamedTuple):
     """The stored documents that describe a collection.
 
     Args:
         directory, scope: where the documents were looked for; `scope` as in `Inherited`.
         path: the collection's path relative to `directory`, in the format that it is stored in.
-        digests: digests of the documents by their paths in the store; empty for a document that this mount has removed.
+        digests: digests of the documents by their paths in the store; `REMOVED` for one that this mount has removed.
+        fill_value: that of the array. Documents of a layout need not have it.
     """
 
     directory: str
     scope: tuple[Any, str] | None
     path: str
     digests: Mapping[str, bytes]
+    fill_value: Any = None
+
+    def without(self, document: str) -> Self:
+        """Return the description after this mount has removed a document."""
+        return self._replace(digests={**self.digests, document: REMOVED})
 
 
 @dataclass(frozen=True)

@@ -80,16 +80,21 @@ class KernelHooks:
 
     Attributes:
         resized: to be called with the numbers of files that another program may have made longer or shorter, before any
-            of their new bytes are returned. Set on a read-only tree; the others are set on a writable tree.
+            of their new bytes are returned. Set on a read-only tree.
+        former_resized: as `resized`, for chunks of an array in a former shape.
+        names_changed: to be called with the path of a directory, and with names there that stand for other files now,
+            as do all names below them. Set by the tree itself.
         reshaped: to be called with the numbers of files whose bytes and sizes have changed without a request for them.
-            Does not block.
+            Does not block. Set on a writable tree, like those that follow.
         invalidate: to be called when a name in a directory has changed without a request.
-        invalidate_all: as `invalidate`, for many names and all names below them.
+        invalidate_all: as `invalidate`, for many names and all names below them. Set on all trees.
         invalidate_content: to be called when bytes or attributes of a file have changed without a request. Neither this
             nor `invalidate` blocks; both may be called anywhere.
     """
 
     resized: Callable[[U64], None] = lambda numbers: None
+    former_resized: Callable[[U64], None] = lambda numbers: None
+    names_changed: Callable[[str, Iterable[bytes]], None] = lambda directory, names: None
     reshaped: Callable[[U64], None] = lambda numbers: None
     invalidate: Callable[[int, bytes], None] = lambda parent, name: None
     invalidate_all: Callable[[int, Iterable[bytes]], None] = lambda parent, names: None

@@ -44,6 +44,9 @@ PAGE_BYTES = 1 << 20
 LEAST_TTL_S = 5.0
 """Nothing is loaded ahead if cached pages expire sooner."""
 
+REPLACED = "the array was removed, or created anew with other codecs or chunks; open the file again"
+"""Why a chunk cannot be read under an inode number that it had before."""
+
 DAMAGE_TTL_S = 5.0
 """Seconds for which an undecodable page stays cached, so that an `ls` of its chunks reads the page once."""
 
@@ -104,6 +107,7 @@ class ShardIndices:
     Attributes:
         on_reload: called with a shard, a page, and the page's entries before and now, if a page is read again. No
             thread sees the new page earlier.
+        is_frozen: another array is stored here now. Cached pages are used, and none is read.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class ShardIndices:
         self._cache, self._id = cache, next(_ids)
         self._room = cache.limit // PART
         self.on_reload: Callable[[int, int, Index, Index], None] = lambda shard, number, before, after: None
+        self.is_frozen = False
         self.pool = pool if ttl_s >= LEAST_TTL_S and self._room >= PAGE_BYTES else None
 
     # ---- lookups ----
@@ -158,13 +163,17 @@ class ShardIndices:
                 return blob
         except (FileNotFoundError, ValueError):  # removed or undecodable; the page must be read again
             pass
+        if self.is_frozen:
+            raise self._replaced(shard)
         self._cache.expire((self._id, shard, number))
         return None
 
     def page(self, shard: int, number: int) -> IndexPage | None:
         """Return a page; None if the shard is absent or the page empty. Raise CorruptShardError if it is unreadable."""
         key = (self._id, shard, number)
-        page = self._cache.peek(key)
+        page = self._cache.former(key) if self.is_frozen else self._cache.peek(key)
+        if page is None and self.is_frozen:
+            raise self._replaced(shard)
         if page is None:
             page = self._cache.get(key, lambda: self._load(shard, number))
         if page is ABSENT:
@@ -211,7 +220,7 @@ class ShardIndices:
             return root is None and self.page(shard, 0) is None
         except FileNotFoundError:
             return True
-        except (CorruptShardError, ValueError):
+        except (CorruptShardError, StaleShardError, ValueError):
             return False
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
@@ -323,6 +332,9 @@ class ShardIndices:
         if type(former) is IndexPage:
             self.on_reload(shard, number, former.index, index)
         return (page, 1000, DAMAGE_TTL_S) if type(page) is _Damaged else (page, index.nbytes, self.ttl_s)
+
+    def _replaced(self, shard: int) -> StaleShardError:
+        return StaleShardError(f"{self.path or '/'}: {self.source.key(shard)}: {REPLACED}")
 
     def _damage(self, shard: int, why: str) -> CorruptShardError:
         error = CorruptShardError(self.path, self.source.key(shard), why)

@@ -13,15 +13,15 @@ from shardfs.model.attributes import Attributes
 from shardfs.model.grid import IdNames, NestedNames, unravel
 from shardfs.model.kinds import NameKind, compression, is_scratch
 from shardfs.vfs.chunk_listing import ChunkListing
+from shardfs.vfs.clipped_blocks import note_clipped, note_edges
 from shardfs.vfs.collection_shards import CollectionShards
 from shardfs.vfs.inodes import ChunkNumbers, TreePosition
-from shardfs.vfs.reshaping import edge_chunks, is_refilled, note_edges, shown_array, top_names
 from shardfs.vfs.shown_chunks import ShownChunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from shardfs.model.collection import ChunkNames, Collection, Transform
+    from shardfs.model.collection import Collection, Transform
     from shardfs.model.file_tree import KernelHooks
     from shardfs.model.listing import EntryRow
     from shardfs.model.shard_format import Placement
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 ROWS = 4096
 """Maximum number of directories whose `_Row` is kept."""
-
-MAX_FORMER = 64
-"""Maximum number of earlier array shapes whose inode numbers stay valid."""
 
 
 class _Row(NamedTuple):
@@ -89,13 +86,11 @@ class ChunkDirs:
     Attributes:
         is_moved: the store has the shards in another directory than `path`.
         root: the inode number of the top directory (`c`); None if the names are in the dataset's directory.
-        former: the tree of an earlier shape of the array; its inode numbers stay valid.
         description: the stored documents that describe the collection, as they were when they were read last.
-        replaced: the names of the chunks of another array, which was in the directory before.
-        refilled: names in the dataset's directory below which chunks have appeared or changed although no client wrote
-            them, since the array got another shape or fill value.
-        later: the tree of the array's present shape, which shows the chunks that both shapes have. None if this is that
-            tree, or if no bytes depend on the shape.
+        is_former: another tree has replaced this one. Files that are open keep the bytes of this one; its directories
+            stand for those of the other tree.
+        is_frozen: another array is stored there now, and nothing of that may be read through this tree.
+        shapes: the trees of this array in all shapes that it has had, the present one last. They share the list.
     """
 
     def __init__(
@@ -111,17 +106,16 @@ class ChunkDirs:
         stored: str,
         is_moved: bool = False,
     ) -> None:
-        self.path, self.collection, self.chunks, self._stored = path, collection, chunks, stored
+        self.path, self.collection, self.chunks, self.stored = path, collection, chunks, stored
         self.is_moved = is_moved
         self.numbers, self._names, self._dims = numbers, collection.names, collection.names.dims
         self.first, self.directories, self.depth = numbers.first, numbers.directories, numbers.depth
         self.root = numbers.first if self._names.prefix else None
         self.mtime_ns = mtime_ns
-        self.former: ChunkDirs | None = None
-        self.later: ChunkDirs | None = None
         self.description = collection.description
-        self.replaced: ChunkNames | None = None
-        self.refilled: Iterable[bytes] = ()
+        self.is_former = False
+        self.is_frozen = False
+        self.shapes = [self]
         self.shown = ShownChunks(path, collection, chunks, cache, mtime_ns)
         self.shards = CollectionShards(path, collection, chunks, cache, numbers.first, ttl_s)
         self.listing = ChunkListing(numbers, chunks, self.shown, mtime_ns)
@@ -224,8 +218,6 @@ class ChunkDirs:
         position = number - self.first - self.directories
         if position < 0:
             return Attributes(number, True, 0, self.mtime_ns)
-        if self.later is not None and (present := self._number_in(self.later, number)) is not None:
-            return self.later.attributes(present)._replace(number=number)
         if not self._has_rows:
             return self.chunk_attributes(number, self.numbers.coords(number))
         nth, value = divmod(position, self._dims[-1])
@@ -242,8 +234,6 @@ class ChunkDirs:
         if number - self.first < self.directories:
             path = self.directory_path(self.numbers.place(number), shown=True)
             raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", path)
-        if self.later is not None and (present := self._number_in(self.later, number)) is not None:
-            return self.later.read(present, offset, size)
         return self.shown.read(number, self.numbers.coords(number), offset, size)
 
     def read_chunk(self, coords: Coords, offset: int, size: int) -> bytes | memoryview:
@@ -305,7 +295,7 @@ class ChunkDirs:
         values = np.array(unravel(place.nth, self._dims[: place.level]), np.uint64)
         parts = [self._names.render(level, values[level : level + 1])[0] for level in range(len(values))]
         prefix = [self._names.prefix] if self._names.prefix else []
-        return "/".join(filter(None, [self.path if shown else self._stored, b"/".join([*prefix, *parts]).decode()]))
+        return "/".join(filter(None, [self.path if shown else self.stored, b"/".join([*prefix, *parts]).decode()]))
 
     def chunk_path(self, coords: Coords) -> str:
         """Return the shown path of a chunk."""
@@ -330,18 +320,15 @@ class ChunkDirs:
         `moved`: other chunks of these shards may have moved, too. Then all cached pages of remote shards are dropped;
         pages of local shards carry a version, which shows that they are stale.
         """
-        for tree in (self, *self.formers()):
-            grid = tree.chunks.format.grid
-            inside = (
-                coords if tree is self else [c for c in coords if all(i < n for i, n in zip(c, grid, strict=False))]
-            )
+        for tree in tuple(self.shapes):
+            inside = [c for c in coords if tree.contains(c)]
             tree.shards.invalidate(inside, moved=moved)
             for c in inside if tree.shown.is_cached else ():
                 tree.shown.invalidate(tree.numbers.of_chunk(tree.path, c))
 
     def allow_missing(self, first: int) -> None:
         """Allow that the outermost shards from this number on are absent: see `ShardSource.allow_missing`."""
-        for tree in (self, *self.formers()):
+        for tree in tuple(self.shapes):
             tree.shards.outermost.source.allow_missing(first)
 
     def resized(self, hooks: KernelHooks, coords: U64, sizes: Sizes) -> None:
@@ -349,59 +336,48 @@ class ChunkDirs:
         numbers = self.numbers.of_chunks(self.path, coords)
         for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True) if self.shown.is_cached else ():
             self.shown.invalidate(number, size)
-        hooks.resized(numbers)
+        if self.is_former:
+            hooks.former_resized(numbers)
+        else:
+            hooks.resized(numbers)
 
-    def follow(self, former: ChunkDirs) -> list[ChunkDirs]:
-        """Show the array of this tree, which got another shape, under the inode numbers of the former tree, too.
+    def found_clipped(self, hooks: KernelHooks, positions: set[tuple[int, int]]) -> None:
+        """Invalidate what the kernel knows of chunks at these positions, after a block has shown that it is clipped."""
+        for coords in note_clipped(self.collection, positions):
+            numbers = self.numbers.of_chunks(self.path, coords)
+            hooks.resized(numbers)
+            hooks.reshaped(numbers)
 
-        Return the trees of earlier shapes that are too many to be kept.
+    def contains(self, coords: Coords) -> bool:
+        """Return whether the grid has a chunk at these coordinates."""
+        return all(i < n for i, n in zip(coords, self.chunks.format.grid, strict=False))
+
+    @property
+    def former_shape(self) -> ChunkDirs | None:
+        """The tree of the array in the shape that it had before; None if no other shape is known."""
+        shapes = tuple(self.shapes)
+        at = shapes.index(self) if self in shapes else 0
+        return shapes[at - 1] if at else None
+
+    def follow(self, former: ChunkDirs) -> None:
+        """Show an array in place of the former tree, which has another shape or fill value of the same array."""
+        self.shapes = former.shapes
+        self.shapes.append(self)
+        note_edges(former.collection, self.collection)
+
+    def freeze(self) -> None:
+        """Read no more indices, because another array is stored there now.
+
+        Keep those in memory if they are certainly of the former array, and their shards are open.
         """
-        self.former = former
-        *_, last = self.formers()
-        freed, last.former = [] if last.former is None else [last.former], None
-        if is_refilled(former.collection, self.collection):
-            self.refilled = top_names(self._names)
-        elif shown_array(self.collection) is None:
-            return freed
-        for tree in self.formers():
-            tree.later = self
-            note_edges(tree.collection, self.collection)
-        return freed
-
-    def replace(self, former: ChunkDirs) -> None:
-        """Show the array of this tree in place of another one, which was in the same directory."""
-        self.replaced = former._names
-
-    def numbers_at_edges(self) -> Iterator[U64]:
-        """Yield the inode numbers of former trees whose files have changed with the array's latest change of shape."""
-        former, new = self.former, shown_array(self.collection)
-        old = shown_array(former.collection) if former is not None else None
-        for coords in edge_chunks(old, new) if old is not None and new is not None else ():
-            yield from (tree.numbers_inside(coords) for tree in self.formers())
-
-    def numbers_inside(self, coords: U64) -> U64:
-        """Return the inode numbers of those of these chunks that are inside the grid."""
-        return self.numbers.of_chunks(
-            self.path, coords[(coords < np.array(self.chunks.format.grid, np.uint64)).all(axis=1)]
-        )
-
-    def _number_in(self, tree: ChunkDirs, number: int) -> int | None:
-        """Return the inode number of a chunk in the tree of another shape; None if that shape lacks the chunk."""
-        coords = self.numbers.coords(number)
-        inside = all(i < n for i, n in zip(coords, tree.chunks.format.grid, strict=False))
-        return tree.numbers.of_chunk(tree.path, coords) if inside else None
-
-    def formers(self) -> Iterator[ChunkDirs]:
-        """Yield the trees of earlier shapes of the array, latest first."""
-        tree, left = self.former, MAX_FORMER
-        while tree is not None and left:
-            yield tree
-            tree, left = tree.former, left - 1
+        self.is_frozen = True
+        for layer in self.shards.layers:
+            if not layer.is_local or layer.index.ttl_s != math.inf:
+                layer.forget_all()
+            layer.index.is_frozen = True
 
     def move(self, old: str, new: str) -> None:
         """Update the paths after the directory, or one of its parents, was renamed."""
-        self.path, self._stored = new + self.path[len(old) :], new + self._stored[len(old) :]
+        self.path, self.stored = new + self.path[len(old) :], new + self.stored[len(old) :]
         self.shown.path = self.path
         self.shards.move(self.path, old, new)
-        if self.former is not None:
-            self.former.move(old, new)

@@ -8,7 +8,6 @@ import numpy as np
 
 from shardfs.model.grid import SMALL_IDS, IdNames, unravel
 from shardfs.model.listing import BATCH, Batch
-from shardfs.vfs.inodes import numbers_of_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +90,10 @@ class ChunkListing:
                 names = self._names.names(coords)
                 large = coords[:, 0] >= SMALL_IDS  # without computed inode numbers: listed by name only
                 if large.any():
-                    numbers[large], sizes = numbers_of_ids(self._shown.path, coords[large]), np.where(large, -1, sizes)
+                    numbers[large], sizes = (
+                        self._numbers.of_ids(self._shown.path, coords[large]),
+                        np.where(large, -1, sizes),
+                    )
             else:
                 names = self._names.render(place.level, last)
             found = Batch.of(names, numbers, sizes, mtime_ns, cookies)

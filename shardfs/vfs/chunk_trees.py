@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from bisect import bisect_right
+from collections import deque
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from shardfs.codecs.transcode import Transcoder
+import numpy as np
+
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.file_tree import KernelHooks
+from shardfs.model.grid import IdNames
 from shardfs.model.kinds import is_in
+from shardfs.model.listing import BATCH
 from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.shards.shard_indices import REPLACED
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
-from shardfs.vfs.reshaping import chunks_at, is_refilled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from shardfs.model.collection import Collection
+    from shardfs.model.collection import ChunkNames, Collection, Description
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
     from shardfs.vfs.nodes import CollectionAt
@@ -32,86 +38,111 @@ MAX_NODES = 1 << 56
 No real array needs as many, and one collection cannot use up all numbers.
 """
 
-
 MAX_DETACHED = 1_000
 """Maximum number of collections kept after their directory was removed, in case that the same ones are created anew."""
+
+MAX_FORMER = 256
+"""Maximum number of trees that are kept after another tree has replaced them, for files that are open.
+
+The kernel's references to chunks are not counted.
+"""
+
+MAX_NAMES = 1 << 16
+"""Maximum number of names in the root that the kernel looks up again after a change of an array there."""
 
 
 class ChunkTrees:
     """Assigns ranges of inode numbers to collections. Thread-safe.
 
-    A collection keeps its range while documents describe the same array, also with other shapes. Documents that say
-    that chunks are stored in another form describe another array: that has another range, and the former one is freed.
+    A collection keeps its tree while documents describe the same collection (`is_same`). Any other collection in its
+    directory gets another tree, with other inode numbers.
+
+    Attributes:
+        is_writable: programs of this mount may change documents, as well as other programs.
     """
 
     def __init__(self, store: Store, index_cache: ByteLRU, chunk_cache: ByteLRU, ttl_s: float) -> None:
-        self._store, self._index_cache, self._chunk_cache, self._ttl = store, index_cache, chunk_cache, ttl_s
+        self._store = store
+        self._caches = index_cache, chunk_cache, ttl_s
         self.hooks = KernelHooks()
+        self.is_writable = False
         self._lock = threading.Lock()
         self._trees: list[ChunkDirs] = []
         self._firsts: list[int] = []  # the first inode number of each tree
         self._next_first = TABLE_END
         self._tree_at: dict[str, ChunkDirs] = {}
-        self._former: dict[str, ChunkDirs] = {}
-        self._edited: set[str] = set()  # directories whose documents programs of this mount have written
+        self._detached: dict[str, ChunkDirs] = {}
+        self._former = deque[ChunkDirs]()
 
     def owner(self, number: int) -> ChunkDirs:
-        """Return the tree that owns an inode number. Raise OSError (ESTALE) if another array has replaced it."""
+        """Return the tree that owns an inode number. Raise OSError (ESTALE) if the tree was freed."""
         with self._lock:
             tree = self._trees[i] if (i := bisect_right(self._firsts, number) - 1) >= 0 else None
         if tree is None or number >= tree.first + tree.numbers.count:
-            text = "the array was removed, or created anew with other codecs or chunks; open the file again"
-            raise OSError(errno.ESTALE, text, str(number))
+            raise OSError(errno.ESTALE, REPLACED, str(number))
         return tree
 
     def open(self, path: str, shown: str, placed: CollectionAt, mtime_ns: int) -> ChunkDirs:
         """Return the tree of the collection in a directory, which is shown as `shown`."""
-        collection = placed.collection
-        caches = self._index_cache, self._chunk_cache, self._ttl
+        collection, (_, chunk_cache, ttl_s) = placed.collection, self._caches
         with self._lock:
-            former = self._tree_at.get(path) or self._former.get(path)
-            if former is not None and _is_same(former.collection, collection):
-                return self._attach(path, former, collection)
-        chunks = open_chunks(self._store, placed.shards, path, collection, *caches)
-        with self._lock:
-            former = self._tree_at.pop(path, None) or self._former.pop(path, None)
-            if former is not None and _is_same(former.collection, collection):
-                return self._attach(path, former, collection)
-            numbers = ChunkNumbers(collection.names, self._next_first)
-            if numbers.count > MAX_NODES:
-                why = f"a grid of {numbers.count} chunks is beyond any real array"
-                raise CorruptShardError(path, "its metadata", why)
-            if numbers.count >= CREATED - numbers.first:
-                why = "no inode numbers are left for its chunks, because this mount has shown too many large arrays; "
-                raise OSError(errno.EOVERFLOW, f"{why}mount again, or mount a part of the source", path)
+            former = self._tree_at.get(path) or self._detached.get(path)
+            if former is not None and is_same(former.collection, collection):
+                former.description = collection.description
+                self._tree_at[path] = former
+                self._detached.pop(path, None)
+                return former
+            numbers = self._reserve(path, collection, is_first=former is None)
+            chunks = open_chunks(self._store, placed.shards, path, collection, *self._caches)
             tree = ChunkDirs(
-                shown, collection, chunks, self._chunk_cache, numbers, mtime_ns, self._ttl,
+                shown, collection, chunks, chunk_cache, numbers, mtime_ns, ttl_s,
                 stored=path, is_moved=shown != placed.shards,
             )  # fmt: skip
             chunks.on_resize = partial(tree.resized, self.hooks)
-            tree.shown.on_former_edges = partial(_found_edges, tree, self.hooks)
-            if former is not None and _is_reshaped(former.collection, collection):
-                if path.removesuffix(collection.path).rstrip("/") in self._edited:
-                    tree.allow_missing(former.shards.outermost.source.required)
-                self._free(tree.follow(former))
-            elif former is not None:
-                tree.replace(former)
-                self._store.reopen_below(placed.shards)
-                self._free([former, *former.formers()])
-            self._next_first += numbers.count
+            tree.shown.on_clipped = partial(tree.found_clipped, self.hooks)
             self._tree_at[path] = tree
+            self._detached.pop(path, None)
             self._trees.append(tree)
             self._firsts.append(numbers.first)
-        for reshaped in tree.numbers_at_edges():
-            self.hooks.reshaped(reshaped)
+            if former is not None:
+                self._replace(former, tree)
+                if former.is_frozen:
+                    self._store.reopen_below(placed.shards)
+        if former is not None:
+            self.hooks.names_changed(*_changed(shown, former.collection.names, collection.names))
         return tree
 
-    def _attach(self, path: str, tree: ChunkDirs, collection: Collection) -> ChunkDirs:
-        """Return the tree, which documents describe anew. The caller holds the lock."""
-        self._former.pop(path, None)
-        self._tree_at[path] = tree
-        tree.description = collection.description
-        return tree
+    def _reserve(self, path: str, collection: Collection, *, is_first: bool) -> ChunkNumbers:
+        """Return inode numbers that no other collection has. The caller holds the lock.
+
+        `is_first`: no other collection was in this directory before.
+        """
+        salt = 0 if is_first else self._next_first
+        numbers = ChunkNumbers(collection.names, self._next_first, salt)
+        if numbers.count > MAX_NODES:
+            why = f"a grid of {numbers.count} chunks is beyond any real array"
+            raise CorruptShardError(path, "its metadata", why)
+        if numbers.count >= CREATED - numbers.first:
+            why = "no inode numbers are left for its chunks, because this mount has shown too many large arrays; "
+            raise OSError(errno.EOVERFLOW, f"{why}mount again, or mount a part of the source", path)
+        self._next_first += numbers.count
+        return numbers
+
+    def _replace(self, former: ChunkDirs, tree: ChunkDirs) -> None:
+        """Show a tree instead of a former one from now on. The caller holds the lock."""
+        former.is_former = True
+        self._former.append(former)
+        if is_stored_alike(former.collection, tree.collection):
+            tree.follow(former)
+            if self.is_writable:  # shards that the array did not have before may not be written yet
+                tree.shards.outermost.source.allow_missing(former.shards.outermost.source.required)
+        else:
+            for shape in former.shapes:
+                shape.freeze()
+        while len(self._former) > MAX_FORMER:
+            oldest = self._former.popleft()
+            self._free([oldest])
+            oldest.shapes.remove(oldest)
 
     def _free(self, trees: Iterable[ChunkDirs]) -> None:
         """Free the inode numbers of trees. The caller holds the lock."""
@@ -125,59 +156,84 @@ class ChunkTrees:
         with self._lock:
             return [tree for at, tree in self._tree_at.items() if is_in(at, path)]
 
-    def described_by(self, document: str) -> list[ChunkDirs]:
-        """Return the trees, also of former shapes, that the document at this path of the store describes."""
+    def note_removed(self, document: str) -> None:
+        """Note that this mount has removed the document at a path of the store."""
         with self._lock:
-            return [tree for tree in self._trees if tree.description and document in tree.description.digests]
+            for tree in self._trees:
+                if tree.description is not None and document in tree.description.digests:
+                    tree.description = tree.description.without(document)
 
-    def forget(self, path: str, *, edited: bool = False) -> list[str]:
-        """Detach the trees at `path` and below, because their metadata changed. Return their paths.
+    def describe(self, tree: ChunkDirs, before: Description, present: Collection) -> bool:
+        """Note the documents that describe a tree now. Return False if others were noted since `before`."""
+        with self._lock:
+            is_latest = tree.description is before
+            if is_latest:
+                tree.description = present.description
+        return is_latest
 
-        A tree keeps its inode numbers if the new metadata describes the same chunks. `edited`: a program of this mount
-        has changed the metadata. Then shards that an array did not have before may be absent until they are written.
+    def forget(self, path: str) -> list[str]:
+        """Detach the trees at `path` and below, because their metadata changed. Return the paths of their directories.
+
+        A tree keeps its inode numbers if the new metadata describes the same collection.
         """
         with self._lock:
-            if edited:
-                self._edited.add(path)
-            found = [at for at in self._tree_at if is_in(at, path)]
-            for at in found:
-                self._former[at] = self._tree_at.pop(at)
-            while len(self._former) > MAX_DETACHED + len(found):
-                tree = self._former.pop(next(iter(self._former)))
-                self._free([tree, *tree.formers()])
-        return found
+            detached = {at: tree for at, tree in self._tree_at.items() if is_in(at, path)}
+            for at in detached:
+                self._detached[at] = self._tree_at.pop(at)
+            while len(self._detached) > MAX_DETACHED + len(detached):
+                self._free(self._detached.pop(next(iter(self._detached))).shapes)
+        return [tree.path for tree in detached.values()]
 
     def move(self, old: str, new: str) -> None:
         """Update the paths of all trees in a directory that was renamed."""
         with self._lock:
-            for trees in (self._tree_at, self._former):
-                for path in [p for p in trees if is_in(p, old)]:
-                    tree = trees.pop(path)
+            for tree in self._trees:
+                if is_in(tree.stored, old):
                     tree.move(old, new)
-                    trees[new + path[len(old) :]] = tree
+            for trees in (self._tree_at, self._detached):
+                for path in [path for path in trees if is_in(path, old)]:
+                    trees[new + path[len(old) :]] = trees.pop(path)
 
 
-def _found_edges(tree: ChunkDirs, hooks: KernelHooks, edges: set[tuple[int, int]]) -> None:
-    """Invalidate what the kernel knows of chunks at the edges of an earlier shape, after a chunk has revealed them."""
-    array, transform = tree.collection.array, tree.collection.transform
-    if array is None or not isinstance(transform, Transcoder):
-        return
-    transform.former_edges |= edges
-    for coords in chunks_at(edges, array.grid, array.grid_axes):
-        for each in (tree, *tree.formers()):
-            numbers = each.numbers_inside(coords)
-            hooks.resized(numbers)
-            hooks.reshaped(numbers)
+def is_same(old: Collection, new: Collection) -> bool:
+    """Return whether documents describe the same collection: chunks with the same names, places, sizes and bytes."""
+    one, other = ((c.facts, c.names.dims, *map(_is_none, (c.transform, c.filler, c.zeros))) for c in (old, new))
+    return is_stored_alike(old, new) and one == other and _shown_fill(old) == _shown_fill(new)
 
 
-def _is_same(old: Collection, new: Collection) -> bool:
-    """Return whether newly read metadata describes the same chunks in the same places."""
-    same = old.facts == new.facts and old.names.dims == new.names.dims and _is_reshaped(old, new)
-    return same and not is_refilled(old, new)
+def is_stored_alike(old: Collection, new: Collection) -> bool:
+    """Return whether documents describe the same array, perhaps with another shape or fill value."""
+    one, other = ((c.form, c.format, c.codecs, c.names.prefix, replace(c.facts, shape=())) for c in (old, new))
+    return one == other
 
 
-def _is_reshaped(old: Collection, new: Collection) -> bool:
-    """Return whether newly read metadata describes the same array, perhaps with another shape."""
-    facts = replace(old.facts, shape=new.facts.shape)
-    mine, other = (old.form, facts, old.codecs, old.format), (new.form, new.facts, new.codecs, new.format)
-    return mine == other and old.names.prefix == new.names.prefix
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _shown_fill(collection: Collection) -> object:
+    """Return the fill value, if files depend on it: stored chunks do not."""
+    is_stored = collection.transform is None and collection.filler is None
+    return None if is_stored or collection.array is None else collection.array.fill_value
+
+
+def _changed(path: str, old: ChunkNames, new: ChunkNames) -> tuple[str, Iterable[bytes]]:
+    """Return a directory and the names in it below which the kernel may know files of a former collection.
+
+    These are directories of chunks if possible, and otherwise the directory of the array.
+    """
+    if old.prefix and new.prefix:
+        return path, {old.prefix, new.prefix}
+    above, _, name = path.rpartition("/")
+    if name:
+        return above, [os.fsencode(name)]
+    return path, islice(chain(_top_names(new), _top_names(old)), MAX_NAMES)
+
+
+def _top_names(names: ChunkNames) -> Iterator[bytes]:
+    """Yield the names of chunks, or of directories of chunks, in the directory of their array."""
+    if names.prefix:
+        yield names.prefix
+    elif not isinstance(names, IdNames):  # opening a former number is an error, and has the kernel look it up
+        for start in range(0, names.dims[0], BATCH):
+            yield from names.render(0, np.arange(start, min(start + BATCH, names.dims[0]), dtype=np.uint64)).tolist()

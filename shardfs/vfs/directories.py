@@ -283,8 +283,10 @@ class StoreDirectories:
                 yield node.path
 
     def is_outdated(self, number: int) -> bool:
-        """Return whether a document of this inode number has changed: its path has another number now."""
-        node = self._nodes.get(number) if number < TABLE_END else None
+        """Return whether a document or its array has changed, so that the path of this node has another number now."""
+        node = self._nodes.get(number)
+        if isinstance(node, ChunkNode):
+            return node.chunks.is_former
         return isinstance(node, DocumentNode) and node.outdated
 
     def is_implied(self, number: int, name: str) -> bool:

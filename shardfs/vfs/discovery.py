@@ -118,8 +118,8 @@ class Datasets:
         self._skips = skip_unsupported
         self.damage = KnownDamage(index_cache)
         self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
-        self.forms = Forms(store, self.trees, self._stored_dataset)
         self.renewals = Renewals()
+        self.forms = Forms(store, self.trees, self.renewals, self._stored_dataset)
         self.problems: dict[Problem, None] = {}
         self._instead: Mapping[str, dict[str, bytes]] = {}  # documents taken for the stored ones, by directory
 
@@ -305,7 +305,10 @@ class Datasets:
         if found is not None and found.collections:
             digests = hashes_of({_joined(directory, name): raw for name, raw in documents.items()})
             found = replace(found, collections=tuple(
-                replace(c, description=Description(path, inherited.scope, c.path, digests)) for c in found.collections
+                replace(c, description=Description(
+                    path, inherited.scope, c.path, digests, c.array and c.array.fill_value
+                ))
+                for c in found.collections
             ))  # fmt: skip
         self.require_no_job(path, is_array=found is not None and bool(found.collections or found.unsharded))
         return found if found is None or self._codec is None else _in_codec(found, self._codec)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
+from shardfs.model.collection import REMOVED
 from shardfs.vfs.nodes import Inherited
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     from shardfs.storage.store import Store
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.chunk_trees import ChunkTrees
-
-REMOVED = b""
-"""Takes the place of the digest of a document that this mount has removed."""
+    from shardfs.vfs.renewals import Renewals
 
 
 class Forms:
@@ -30,8 +29,17 @@ class Forms:
         read: returns the dataset that the documents in a directory describe now.
     """
 
-    def __init__(self, store: Store, trees: ChunkTrees, read: Callable[[str, Inherited], Dataset | None]) -> None:
-        self._store, self._trees, self._read = store, trees, read
+    def __init__(
+        self,
+        store: Store,
+        trees: ChunkTrees,
+        renewals: Renewals,
+        read: Callable[[str, Inherited], Dataset | None],
+    ) -> None:
+        self._store = store
+        self._trees = trees
+        self._renewals = renewals
+        self._read = read
         self._removing: list[str] = []  # documents that this mount is removing
         self._lock = threading.Lock()
 
@@ -50,10 +58,18 @@ class Forms:
                     continue  # what was read here may be older
                 if present is None:
                     return None if description.digests.keys().isdisjoint(self._removing) else tree.collection.form
-                if present.form == tree.collection.form:
-                    tree.description = present.description
+            if present.form != tree.collection.form or self._trees.describe(tree, description, present):
                 return present.form
         return tree.collection.form
+
+    def is_changed(self, tree: ChunkDirs) -> bool:
+        """Return whether documents say something else about the chunks of a tree than its layout may show.
+
+        This is another form or fill value.
+        """
+        form, before = self.now(tree), tree.collection.description
+        fill_values = {repr(d.fill_value) for d in (before, tree.description) if d is not None}
+        return form != tree.collection.form or len(fill_values) > 1
 
     def _is_stored(self, description: Description) -> bool:
         """Return whether the documents in the source are those of the description."""
@@ -68,11 +84,8 @@ class Forms:
             self._removing.append(path)
         try:
             yield
-            for tree in self._trees.described_by(path):
-                with self._lock:
-                    if tree.description is not None:
-                        known = {**tree.description.digests, path: REMOVED}
-                        tree.description = tree.description._replace(digests=known)
+            self._renewals.add(path.rpartition("/")[0])  # what was read earlier is not kept
+            self._trees.note_removed(path)
         finally:
             with self._lock:
                 self._removing.remove(path)

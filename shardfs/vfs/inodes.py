@@ -29,19 +29,6 @@ def number_of(path: str) -> int:
     return int.from_bytes(digest, "little") % (TABLE_END - 2) + 2
 
 
-def numbers_of_ids(path: str, coords: U64) -> U64:
-    """Return the inode numbers of chunks (n, d) of the collection at `path`, whose first coordinate is an id.
-
-    The numbers are splitmix64 hashes.
-    """
-    x = coords[:, 0] + np.uint64(number_of(path))
-    for axis in range(1, coords.shape[1]):
-        x += coords[:, axis] * np.uint64(0x9E3779B97F4A7C15)  # any large odd number; a small one would lose bits
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return (x ^ x >> np.uint64(31)) % np.uint64(TABLE_END - 2) + np.uint64(2)
-
-
 class TreePosition(NamedTuple):
     """A node of the tree: `level` components deep, the `nth` of the nodes of its level."""
 
@@ -60,10 +47,13 @@ class ChunkNumbers:
 
     Args:
         first: the first of `count` inode numbers reserved for the collection.
+        salt: distinguishes the numbers of large ids from those of other collections at the same path.
     """
 
-    def __init__(self, names: ChunkNames, first: int) -> None:
-        self.names, self.first = names, first
+    def __init__(self, names: ChunkNames, first: int, salt: int = 0) -> None:
+        self.names = names
+        self.first = first
+        self._salt = salt
         self.dims = names.dims
         self.depth = len(names.dims)
         self.bases, position, n = [0], int(bool(names.prefix)), 1  # the position at which each level begins
@@ -108,5 +98,17 @@ class ChunkNumbers:
         numbers = ravel_many(self.names.values(coords), self.dims) + np.uint64(self.first + self.directories)
         if isinstance(self.names, IdNames):
             large = coords[:, 0] >= SMALL_IDS
-            numbers[large] = numbers_of_ids(path, coords[large])
+            numbers[large] = self.of_ids(path, coords[large])
         return numbers
+
+    def of_ids(self, path: str, coords: U64) -> U64:
+        """Return the inode numbers of chunks (n, d) of the collection at `path`, whose first coordinate is an id.
+
+        The numbers are splitmix64 hashes.
+        """
+        x = coords[:, 0] + np.uint64(number_of(path)) + np.uint64(self._salt)
+        for axis in range(1, coords.shape[1]):
+            x += coords[:, axis] * np.uint64(0x9E3779B97F4A7C15)  # any large odd number; a small one would lose bits
+        x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return (x ^ x >> np.uint64(31)) % np.uint64(TABLE_END - 2) + np.uint64(2)

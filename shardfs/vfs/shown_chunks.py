@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.codecs.transcode import FormerEdgeError
+from shardfs.codecs.transcode import ClippedBlockError
 from shardfs.codecs.zlib_streams import MAX_STORED
 from shardfs.model.attributes import Attributes, Extent
 from shardfs.model.blobs import ByteRange
@@ -43,7 +43,7 @@ class ShownChunks:
         mtime_ns: modification time of filled chunks; any other chunk has that of its shard.
 
     Attributes:
-        on_former_edges: called with the edges of `FormerEdgeError`.
+        on_clipped: called with the positions of `ClippedBlockError`.
     """
 
     def __init__(self, path: str, collection: Collection, chunks: ChunkStore, cache: ByteLRU, mtime_ns: int) -> None:
@@ -53,7 +53,7 @@ class ShownChunks:
             collection.filler,
             collection.transform_of,
         )
-        self.on_former_edges: Callable[[set[tuple[int, int]]], None] = lambda edges: None
+        self.on_clipped: Callable[[set[tuple[int, int]]], None] = lambda positions: None
         self._raw = collection.transform is None
         self._cache, self._windows = cache, WindowCache(cache)
 
@@ -151,8 +151,8 @@ class ShownChunks:
                 self._cache.waiting()
             try:
                 return stored if self._transform is None else self._transform.show(coords, stored)
-            except FormerEdgeError as e:
-                self.on_former_edges(e.edges)
+            except ClippedBlockError as e:
+                self.on_clipped(e.positions)
                 raise OSError(errno.ESTALE, str(e)) from e  # the reader may know another size
 
         if self._raw:

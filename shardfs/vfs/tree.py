@@ -20,6 +20,7 @@ from shardfs.model.attributes import Attributes
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import CorruptShardError, ShardfsError, is_expected
 from shardfs.model.listing import BATCH, REST, Batch
+from shardfs.shards.shard_indices import REPLACED
 from shardfs.storage import retry
 from shardfs.storage.cache import ByteLRU, nothing
 from shardfs.storage.open_store import open_store
@@ -32,7 +33,7 @@ from shardfs.vfs.stored_files import ForeignFiles, StoredFiles, listed_by_name
 from shardfs.vfs.survey import Survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.config.options import Options
     from shardfs.model.collection import Located
@@ -72,6 +73,7 @@ class Tree:
         self.retry: retry.RetryPolicy | None = getattr(store, "retry", None)
         self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
         self._chunks_of, self.hooks = self.datasets.trees.owner, self.datasets.trees.hooks
+        self.hooks.names_changed = self._names_changed
         self.follows_documents = index_ttl_s != math.inf
         self._nodes = NodeTable()
         self.remember, self.forget, self.has_moved = self._nodes.remember, self._nodes.forget, self._nodes.has_moved
@@ -90,15 +92,47 @@ class Tree:
         """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
         if parent >= TABLE_END:
             chunks = self._chunks_of(parent)
+            self._follow_array(chunks)
+            if chunks.is_former:
+                return self.lookup(self._present_number(chunks, parent), name)
             return chunks.lookup(parent, name) or self._foreign.lookup(chunks, parent, os.fsdecode(name))
         directory = self._nodes.directory(parent)
         self._follow(directory)
         return self.directories.lookup(directory, name)
 
+    def _present_number(self, former: ChunkDirs, number: int) -> int:
+        """Return the inode number that a directory of chunks has since another tree has replaced the former one."""
+        place = former.numbers.place(number)
+        if place.level >= former.depth:
+            raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
+        present = self.resolve(former.directory_path(place, shown=True)).number
+        if present == number:
+            raise OSError(errno.ESTALE, REPLACED, former.path)
+        return present
+
+    def _names_changed(self, directory: str, names: Iterable[bytes]) -> None:
+        """Have the kernel look up names in a directory again, and all names below them."""
+        node = self._known_directory(directory)
+        if node is not None:
+            self.hooks.invalidate_all(node.number, names)
+
+    def _known_directory(self, path: str) -> DirectoryNode | None:
+        node = self._nodes.known(path) if path else self._nodes.root
+        return node if isinstance(node, DirectoryNode) else None
+
     def _follow(self, directory: DirectoryNode) -> None:
         """Renew a directory if its documents were to be read again, and have changed."""
         if self.follows_documents and self.datasets.is_outdated(directory):
+            list(self.generated(directory.path))  # other numbers: the kernel may know bytes of the present ones
             self.renew(directory.path)
+
+    def _follow_array(self, chunks: ChunkDirs) -> None:
+        """Renew the directory of a local array. A program may use names of chunks, and none in this directory."""
+        node = self._known_directory(chunks.stored) if self.follows_documents and not self.store.remote else None
+        if node is not None:
+            self._follow(node)
+            with suppress(OSError, CorruptShardError):  # the next lookup in the directory raises the error
+                self.datasets.open(node)
 
     def _follow_above(self, chunks: ChunkDirs) -> None:
         """Before a listing of remote chunks is answered, renew the directories on the way to them.
@@ -172,6 +206,9 @@ class Tree:
         if number < TABLE_END:
             return None
         chunks = self._chunks_of(number)
+        self._follow_array(chunks)
+        if chunks.is_former:
+            return self.small_listing(self._present_number(chunks, number), most)
         found = chunks.small_listing(number, most)
         if found is None:
             return None
@@ -187,12 +224,18 @@ class Tree:
         chunks: ChunkDirs | None
         if number >= TABLE_END:
             chunks = self._chunks_of(number)
+            self._follow_array(chunks)
+            if chunks.is_former:
+                yield from self.scan(self._present_number(chunks, number), cookie)
+                return
             place = chunks.numbers.place(number)
             if place.level >= chunks.depth:
                 raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
             others = self._foreign.scan(chunks, place)
         else:
             node, place = self._nodes.directory(number), TOP
+            if not cookie:
+                self._follow(node)
             chunks, others = self.datasets.open(node).chunks, self.directories.scan(node)
             chunks = chunks if chunks is not None and chunks.root is None else None
         if chunks is not None and cookie < REST - 1:
@@ -334,18 +377,19 @@ class Tree:
         return self.directories.classify_name(directory, name)
 
     def is_outdated(self, number: int) -> bool:
-        """Return whether a path has another inode number now: its document has changed, or another array is there."""
+        """Return whether the path of a file has another inode number now: the document or the array has changed."""
         if number < TABLE_END:
             return self.directories.is_outdated(number)
         try:
-            self._chunks_of(number)
+            chunks = self._chunks_of(number)
         except OSError:
             return True
-        return False
+        # chunks outside of a smaller shape keep their numbers
+        return chunks.is_frozen or (chunks.is_former and chunks.shapes[-1].contains(chunks.numbers.coords(number)))
 
     def is_reformed(self, path: str) -> bool:
-        """Return whether the source says of an array at `path` or below that its chunks are stored in another form."""
-        return any(self.datasets.forms.now(tree) != tree.collection.form for tree in self.datasets.trees.below(path))
+        """Return whether an array at `path` or below has another form or fill value in the source."""
+        return any(map(self.datasets.forms.is_changed, self.datasets.trees.below(path)))
 
     def is_virtual(self, number: int) -> bool:
         """Return whether an inode number is that of a directory or a chunk of a sharded collection."""
@@ -391,15 +435,12 @@ class Tree:
         """
         return not self.store.remote or (math.isfinite(self._ttl) and age_s >= self._ttl)
 
-    def renew(self, path: str, *, edited: bool = False) -> list[str]:
-        """Read the metadata of a directory and everything below again. Return the paths of the collections there.
-
-        `edited`: see `ChunkTrees.forget`.
-        """
+    def renew(self, path: str) -> list[str]:
+        """Read the metadata of a directory and everything below again. Return the paths of the collections there."""
         self.datasets.renewals.add(path)
         self.changed(path)
         nodes = self._nodes.below(path)
-        forgotten = self.datasets.trees.forget(path, edited=edited)
+        paths = self.datasets.trees.forget(path)
         for node in nodes:
             if isinstance(node, DirectoryNode):
                 self.datasets.damage.invalidate(node.number)
@@ -409,7 +450,7 @@ class Tree:
             with suppress(OSError, CorruptShardError):
                 if node.number != ROOT:
                     self.directories.renew(self._nodes.directory(self.resolve(parent).number), node, name)
-        return forgotten
+        return paths
 
     def changed(self, path: str) -> None:
         """Invalidate caches after a file or directory was created, removed or written in the store."""

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.errors import CorruptShardError
-from shardfs.model.grid import IdNames
 from shardfs.model.kinds import NameKind
-from shardfs.vfs.reshaping import is_reshaped, top_names
 from shardfs.write.contents import MAX_DOCUMENT, Part
 from shardfs.write.documents import UnseenChangeError
 from shardfs.write.files import WritableFile, join, split, stale
@@ -296,32 +294,16 @@ class Descriptions(Part):
     def _former(self, paths: Iterable[str]) -> set[ChunkDirs]:
         """Return how the arrays at these paths were described while they had other shapes.
 
-        Also records which of the arrays have such former shapes, and invalidates names of filled chunks.
+        Also records which of the arrays have such former shapes.
         """
         every: set[ChunkDirs] = set()
         for path in paths:
-            found: set[ChunkDirs] = set()
+            formers: list[ChunkDirs] = []
             with suppress(OSError, CorruptShardError):
-                tree = self._base.collection(path)
-                found.update(tree.formers())
-                refilled, tree.refilled = tree.refilled, ()
-                self._names.invalidate_all(path, refilled)
-                self._invalidate_replaced(path, tree)
-            (self._overlay.cut.add if found else self._overlay.cut.discard)(path)
-            every |= found
+                formers = self._base.collection(path).shapes[:-1]
+            (self._overlay.cut.add if formers else self._overlay.cut.discard)(path)
+            every.update(formers)
         return every
-
-    def _invalidate_replaced(self, path: str, tree: ChunkDirs) -> None:
-        """Have the kernel look up all names in an array's directory again if another array was there before."""
-        replaced, tree.replaced = tree.replaced, None
-        if replaced is None:
-            return
-        above, name = split(path)
-        if name:
-            self._names.invalidate_all(above, [name])
-        for names in (replaced, tree.collection.names) if not name else ():
-            if not isinstance(names, IdNames):  # opening a former number is an error, and has the kernel look it up
-                self._names.invalidate_all(path, top_names(names))
 
     def make_stored_directory(self, path: str) -> None:
         """Create a directory and its parents in a local store, if missing.
@@ -341,7 +323,13 @@ class Descriptions(Part):
 
 
 def _is_reshaped(old: Target | None, new: Target | None) -> bool:
-    return old is not None and new is not None and is_reshaped(old.tree.collection, new.tree.collection, new.coords)
+    """Return whether the file of a chunk has changed with its array: layouts crop or pad chunks at the edge."""
+    if old is None or new is None or new.is_verbatim:
+        return False
+    before, after = old.tree.collection.array, new.tree.collection.array
+    if before is None or after is None:
+        return False
+    return (before.inside(old.coords), before.fill_value) != (after.inside(new.coords), after.fill_value)
 
 
 def _is_reformed(old: Target | None, new: Target | None) -> bool:

@@ -103,15 +103,14 @@ class Directories:
 
     def _of(self, tree: ChunkDirs, *, change: bool = False) -> bytearray | None:
         """Return the bits of a collection; None if all its directories are shown."""
-        size = (tree.directories + 7) // 8
-        former = tree.former
-        if former is not None and tree.collection.names.dims == former.collection.names.dims:
-            self._bits.setdefault(tree.first, self._of(former))
+        size, former = (tree.directories + 7) // 8, tree.former_shape
         if tree.first not in self._bits:
-            hides = tree.directories <= MAX_DIRECTORIES and tree.shown.filler is None and tree.shards.is_empty()
-            self._bits[tree.first] = bytearray(size) if hides else None
-            if tree.root is not None and self._showed_root(tree.former):
-                self._set(tree, tree.root)
+            if former is not None and tree.collection.names.dims == former.collection.names.dims:
+                self._bits[tree.first] = self._of(former)
+            else:
+                self._bits[tree.first] = self._new(tree)
+                if tree.root is not None and self._showed_root(former):
+                    self._set(tree, tree.root)
         if change and self._bits[tree.first] is None and tree.directories <= MAX_DIRECTORIES:
             self._bits[tree.first] = bytearray(b"\xff") * size
         return self._bits[tree.first]
@@ -119,6 +118,11 @@ class Directories:
     def _showed_root(self, former: ChunkDirs | None) -> bool:
         """Return whether an array's top directory was shown before its shape changed. It then stays shown."""
         return former is not None and former.first in self._bits and self._is_set(former, former.first)
+
+    def _new(self, tree: ChunkDirs) -> bytearray | None:
+        """Return the first bits of a collection. All directories of an array with shards are shown."""
+        hides = tree.directories <= MAX_DIRECTORIES and tree.shown.filler is None and tree.shards.is_empty()
+        return bytearray((tree.directories + 7) // 8) if hides else None
 
     def _is_set(self, tree: ChunkDirs, number: int) -> bool:
         bits, at = self._of(tree), number - tree.first

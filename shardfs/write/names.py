@@ -49,7 +49,9 @@ class Names:
         self.documents = documents
         self.waiting = waiting
         base.follows_documents = False  # paths and numbers are cached here
+        base.datasets.trees.is_writable = True
         self.hooks = base.hooks
+        self.hooks.names_changed = self.invalidate_all
         self.lock = threading.RLock()
         self._rename_lock = threading.RLock()
         self.gate = RWLock(waiting)
@@ -111,7 +113,7 @@ class Names:
 
     def renew(self, path: str) -> list[str]:
         """Look up a directory anew, after a change of its documents. Return the paths of its collections."""
-        collections = self.base.renew(path, edited=True)
+        collections = self.base.renew(path)
         self._outdate(path)
         self._paths.clear()
         self._base_numbers.clear()

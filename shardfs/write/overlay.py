@@ -156,12 +156,13 @@ class Overlay(Part):
             return None
         names = [os.fsencode(part) for part in join(directory, name)[len(array) :].strip("/").split("/")]
         with suppress(OSError, CorruptShardError):
-            for tree in self._base.collection(array).formers():
+            *formers, present = tuple(self._base.collection(array).shapes)
+            for tree in reversed(formers):
                 with suppress(FileNotFoundError):
                     found = tree.find(names)
                     if found is not None:
-                        found = tree.attributes(found.number)  # inside the present shape, the present file counts
-                        return found if self._directories.shows(found) else None
+                        is_inside = not found.directory and present.contains(tree.numbers.coords(found.number))
+                        return found if not is_inside and self._directories.shows(found) else None
         return None
 
     def with_mode(self, found: Attributes, path: str) -> Attributes:

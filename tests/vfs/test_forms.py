@@ -44,7 +44,9 @@ class Place:
 
     def change(self) -> None:
         self.versions += 1
-        self.path.write_bytes(document(attributes={"version": self.versions}))
+        new = self.path.with_name("new")  # on a busy machine, another thread may read while this one writes
+        new.write_bytes(document(attributes={"version": self.versions}))
+        new.replace(self.path)
 
     def remove(self) -> None:
         with self.forms.removing("a/zarr.json"):
@@ -105,3 +107,21 @@ def test_a_failed_removal_changes_nothing(place: Place) -> None:
     place.now()
     place.path.unlink()
     assert place.forms.now(place.tree) is None
+
+
+def test_an_array_whose_directory_is_read_during_the_removal_keeps_its_form(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, documents = place.tree, place.base.store.documents
+
+    def removed_after(directory: str, *args: Any) -> dict[str, bytes]:
+        stored = documents(directory, *args)
+        if directory == "a" and place.path.exists():
+            place.remove()
+        return stored
+
+    monkeypatch.setattr(place.base.store, "documents", removed_after)
+    for _ in range(2):  # the second time after the removal, as a writable mount does
+        place.base.renew("a")
+    assert not place.base.datasets.trees.below("")
+    assert place.forms.now(tree) == tree.collection.form

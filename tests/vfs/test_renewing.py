@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.model.errors import CorruptShardError
+from shardfs.vfs import chunk_trees
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
 from tests.interleaving import interleaved
@@ -116,3 +117,57 @@ def test_arrays_are_opened_while_a_directory_is_renamed(root: Path) -> None:
         assert read(trees[-1], f"{next(unopened)}/c/1") == b"cd"
 
     list(interleaved(move, open_another, "vfs/chunk_trees", prepare=prepare))
+
+
+@pytest.mark.parametrize(("layout", "array", "wanted"), [
+    ("native", "a1", ("a1", [b"c"])), ("native", "", ("", [b"c"])), ("zarr2", "a1", ("", [b"a1"])),
+])  # fmt: skip
+def test_the_kernel_is_notified_once_of_a_huge_array(
+    root: Path, layout: str, array: str, wanted: tuple[str, list[bytes]]
+) -> None:
+    tree = open_tree(str(root / "a1") if not array else str(root), layout=layout, index_ttl_s=0)
+    chunk = f"{array}/c/0" if layout == "native" else f"{array}/0"
+    former, told = tree.resolve(chunk).number, []
+    tree.hooks.invalidate_all = lambda parent, names: told.append((tree.shown_path(parent), list(names)))
+    for length in (1 << 40, 1 << 41):
+        (root / "a1/zarr.json").write_bytes(document(length))
+        assert read(tree, chunk) == b"ab"
+        assert told == [wanted]
+        told.clear()
+    assert tree.resolve(chunk).number != former
+    assert bytes(tree.read(former, 0, 9)) == b"ab"
+
+
+def test_names_in_the_root_that_are_looked_up_again_are_bounded(root: Path) -> None:
+    tree = open_tree(str(root / "a1"), layout="zarr2", index_ttl_s=0)
+    tree.resolve("0")
+    told: list[int] = []
+    tree.hooks.invalidate_all = lambda parent, names: told.append(sum(1 for _ in names))
+    (root / "a1/zarr.json").write_bytes(document(1 << 40))
+    tree.resolve("0")
+    assert told == [chunk_trees.MAX_NAMES]
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(8, [b"2", b"3"]), (6, [b"2"])])
+def test_a_listing_and_a_working_directory_are_those_of_the_present_array(
+    root: Path, size: int, wanted: list[bytes]
+) -> None:
+    tree = open_tree(str(root), index_ttl_s=0)
+    (root / "a1/zarr.json").write_bytes(document(7))
+    directory = tree.resolve("a1/c").number
+    first, _ = tree.scan(directory)
+    assert first.names.tolist() == [b"0", b"1"]
+    (root / "a1/zarr.json").write_bytes(document(size))
+    assert [name for batch in tree.scan(directory, int(first.cookies[-1])) for name in batch.names.tolist()] == wanted
+    assert tree.lookup(directory, b"1").number == tree.resolve("a1/c/1").number
+    assert tree.attributes(directory).directory
+
+
+def test_a_document_that_describes_the_same_array_changes_no_file(root: Path) -> None:
+    tree = open_tree(str(root), index_ttl_s=0)
+    former = tree.resolve("a1/c/0").number
+    tree.hooks.invalidate_all = lambda parent, names: pytest.fail("the kernel is notified")
+    changed = {**json.loads(document(4)), "attributes": {"x": 1}}
+    (root / "a1/zarr.json").write_text(json.dumps(changed, indent=5))
+    assert json.loads(read(tree, "a1/zarr.json"))["attributes"] == {"x": 1}
+    assert tree.resolve("a1/c/0").number == former

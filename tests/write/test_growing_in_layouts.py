@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from shardfs.codecs.transcode import Transcoder, transcoder
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
-from shardfs.vfs.reshaping import edge_chunks, edges
+from shardfs.vfs.clipped_blocks import edges
 from shardfs.vfs.tree import open_tree
 from tests import handmade
 from tests.codecs.chunk_model import Case, alike, cases, coords_of, fill_of, taken_in
@@ -37,46 +37,30 @@ if TYPE_CHECKING:
 
     from shardfs.write.files import WritableFile
 
-SIZES = st.integers(1, 7)
 
-
-@given(st.lists(st.tuples(SIZES, SIZES, st.integers(1, 4)), min_size=1, max_size=3), st.data())
-def test_chunks_at_the_edge_change_with_the_shape(axes: list[tuple[int, int, int]], data: st.DataObject) -> None:
-    before, after, chunk = zip(*axes, strict=True)
-    order = tuple(data.draw(st.permutations(range(len(axes)))))
-    old, new = (Array(shape, chunk, "|u1", ChunkEncoding("|u1", order), order) for shape in (before, after))
-
-    def inside(array: Array, cell: tuple[int, ...]) -> list[int]:
-        return [min(n, s - c * n) for c, n, s in zip(cell, array.chunk, array.shape, strict=True)]
-
-    cells = product(*(range(min(a, b)) for a, b in zip(old.grid, new.grid, strict=True)))
-    changed = {cell for cell in cells if inside(old, cell) != inside(new, cell)}
-    found = [coords for batch in edge_chunks(old, new) for coords in batch.tolist()]
-    assert {tuple(coords[axis] for axis in order) for coords in found} == changed
-
-
-def test_numbers_of_the_former_shape_show_the_present_chunk(tmp_path: Path) -> None:
-    """The kernel knows the chunk by its former number, and is told that its size has changed."""
+def test_a_path_has_the_present_chunk_and_files_that_are_open_keep_their_bytes(tmp_path: Path) -> None:
+    """The chunk has a number for each shape. The kernel is told once that names stand for other files."""
     store = tmp_path / "store"
     array = zarr.create_array(store, shape=(10,), chunks=(4,), shards=(8,), dtype="<u2", fill_value=5, compressors=None)
     array[:] = 3
     sizes = {9: 1, 10: 2, 11: 3, 12: 4}
     with mounted(store, tmp_path / "journal", "n5") as files:
-        told: set[int] = set()
-        files.tree.hooks.reshaped = lambda numbers: told.update(numbers.tolist())
-        numbers = {files.tree.resolve("2").number}
-        for size in (11, 12, 9, 10):
+        told: list[set[bytes]] = []
+        files.tree.hooks.names_changed = lambda directory, names: told.append({*names})
+        numbers: dict[int, bytes] = {}
+        for count, size in enumerate((10, 11, 12, 9, 10)):
             shown = json.loads(files.read("attributes.json") or b"")
             files.write("attributes.json", json.dumps({**shown, "dimensions": [size]}).encode())
-            assert numbers <= told or size == 9
-            told.clear()
+            assert told == [{b"0", b"1", b"2"}] * count
             present = files.tree.resolve("2")
-            numbers.add(present.number)
-            for number in numbers:
-                assert files.tree.attributes(number).size == present.size == 12 - 4 + 2 * sizes[size]
-                data = bytes(files.tree.read(number, 0, 100))
-                assert data.startswith(header((sizes[size],)) + b"\0\3")
-                assert data == files.read("2")
+            assert present.number not in numbers
+            data = files.read("2")
+            assert data is not None
+            assert data.startswith(header((sizes[size],)) + b"\0\3")
+            numbers[present.number] = data
+            for number, former in numbers.items():
+                assert files.tree.attributes(number).size == len(former)
+                assert bytes(files.tree.read(number, 0, 100)) == former
         files.write("2", header((2,)) + bytes([0, 7, 0, 8]))
         shown = json.loads(files.read("attributes.json") or b"")
         files.write("attributes.json", json.dumps({**shown, "dimensions": [11]}).encode())
@@ -124,7 +108,7 @@ def test_blocks_of_n5_that_a_former_edge_has_cut_are_padded(case: Case, data: st
     transform = transcoder(new, case.shown)
     assume(transform is not None)
     assert isinstance(transform, Transcoder)
-    transform.former_edges.update(edges(old, new))
+    transform.clipped.update(edges(old))
     fill = fill_of(old.fill_value)
     elements = np.full(new.shape, fill, case.data.dtype)
     elements[tuple(map(slice, old.shape))] = case.data
@@ -221,7 +205,7 @@ def test_programs_read_blocks_that_were_cut_before_the_array_grew(options: tuple
 
 
 def test_a_filled_chunk_disappears_with_its_filler(tmp_path: Path) -> None:
-    """Also under the number that the kernel knows."""
+    """A program that has it open keeps its bytes."""
     document = handmade.zarr_metadata((4, 4), (4, 4), (2, 2), fill_value=5, dimension_names=["y", "x"])
     handmade.write_json(tmp_path / "store/zarr.json", document)
     with mounted(tmp_path / "store", tmp_path / "journal", "zarr2") as files:
@@ -231,9 +215,9 @@ def test_a_filled_chunk_disappears_with_its_filler(tmp_path: Path) -> None:
         for name, member in ((".zarray", {"shape": [6, 6]}), (".zattrs", {"_FillValue": 5})):
             files.write(name, json.dumps({**json.loads(files.read(name) or b""), **member}).encode())
         assert [files.read(name) for name in ("1/1", "2/2", "0/1")] == [None, None, b"abcd"]
-        for call in (files.tree.attributes, lambda number: files.tree.read(number, 0, 4)):
-            with pytest.raises(FileNotFoundError):
-                call(number)
+        assert bytes(files.tree.read(number, 0, 4)) == b"\5\5\5\5"
+        with pytest.raises(OSError, match="Stale"):
+            files.tree.open(number, 0)
         files.publish()
         assert files.read("0/1") == b"abcd"
 
@@ -246,11 +230,17 @@ def change(name, **members):
     path = top / "a" / name
     path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
 
+def read(path):
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
 def comes(wanted, *names):
     end = time.monotonic() + 100
     for name in names:
         path = top / "a" / name
-        while (path.read_bytes() if path.exists() else None) != wanted:
+        while read(path) != wanted:
             assert time.monotonic() < end, (name, wanted)
             time.sleep(0.01)
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+from shardfs.vfs import chunk_trees
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
 from shardfs.write.publishing import Publishing
@@ -139,10 +140,11 @@ def test_a_program_that_reads_the_document_gets_the_new_chunks(change: str, layo
             wanted = [bytes(tree.read(tree.resolve(n).number, 0, 99)) for n in (name, "a/" + PATHS[layout].format(1))]
         assert [files.read(name), files.read("a/" + PATHS[layout].format(1))] == wanted
         assert files.tree.resolve(name).number != former
-        with pytest.raises(OSError, match="created anew") as caught:
-            files.tree.read(former, 0, 4)
+        assert bytes(files.tree.read(former, 0, 99)) == chunk(layout, 0, 1)
+        assert files.tree.attributes(former).size == len(chunk(layout, 0, 1))
+        with pytest.raises(OSError, match="Stale") as caught:
+            files.tree.open(former, 0)
         assert caught.value.errno == errno.ESTALE
-        assert files.tree.base.is_outdated(former)
         refused(files)
         files.write(name, wanted[1])
         files.tree.pending.drain("")
@@ -368,13 +370,20 @@ def test_a_tree_that_is_only_read_shows_an_array_with_other_chunks(tmp_path: Pat
         tree.resolve("c/2")
 
 
-def test_resized_arrays_leave_few_trees(tmp_path: Path) -> None:
+def test_resized_arrays_leave_few_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of earlier shapes stay valid, within a limit."""
+    monkeypatch.setattr(chunk_trees, "MAX_FORMER", 5)
     create(tmp_path / "a", "former", list(range(8)))
     with engines.mounted(tmp_path / "a", tmp_path / "journal", "zarr2") as files:
-        for size in range(9, 109):
+        number = files.tree.resolve("1").number
+        for size in range(9, 30):
+            assert (bytes(files.tree.read(number, 0, 99)) if size < 15 else b"\2\0\3\0") == chunk("zarr2", 2, 3)
             files.write(".zarray", json.dumps({**json.loads(files.read(".zarray") or b""), "shape": [size]}).encode())
-        assert len(files.tree.base.datasets.trees._trees) <= 70
+        with pytest.raises(OSError, match="created anew") as caught:
+            files.tree.read(number, 0, 99)
+        assert caught.value.errno == errno.ESTALE
+        trees = files.tree.base.datasets.trees
+        assert len(trees._trees) == 6 == len(trees.below("")[0].shapes)
         assert files.read("1") == chunk("zarr2", 2, 3)
 
 
