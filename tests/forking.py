@@ -58,7 +58,10 @@ class Zygote:
             return None
         self._requests.settimeout(timeout)
         with suppress(TimeoutError):
-            return int(self._requests.recv(20))
+            code = self._requests.recv(20)
+            if not code:  # the process that forks has ended
+                self.end()
+            return int(code or -signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         self._requests.settimeout(2)

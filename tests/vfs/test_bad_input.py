@@ -53,6 +53,7 @@ def _tree(path: Path) -> Tree:
     return Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(handmade.CASES))
 def test_damage_harms_nothing_beside_it(name: str, tmp_path: Path) -> None:
     case = handmade.CASES[name](tmp_path / "x")
@@ -71,6 +72,7 @@ def test_damage_harms_nothing_beside_it(name: str, tmp_path: Path) -> None:
     assert listed.isdisjoint(case.absent)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(handmade.CASES))
 def test_damage_is_the_same_without_a_descriptor(name: str, tmp_path: Path) -> None:
     """As over a network, where an object's size is not known."""
@@ -94,6 +96,7 @@ def test_damage_is_the_same_without_a_descriptor(name: str, tmp_path: Path) -> N
     assert {file: read_all(tree, tree.resolve(file)) for file in case.good} == dict(case.good)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(handmade.HOSTILE))
 def test_hostile_metadata_harms_nothing_beside_it(name: str, tmp_path: Path) -> None:
     case = handmade.HOSTILE[name](tmp_path)

@@ -316,7 +316,7 @@ def test_one_fdatasync_serves_all_who_wait(tmp_path: Path) -> None:
     go_on.set()
     for thread in threads:
         thread.join(20)
-    assert 2 <= calls[0] < len(threads)
+    assert 2 <= calls[0] <= 4  # the committer may sync, too
     journal.close(clean=False)
 
 
