@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardfs.model.text import counted, human_bytes
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     Row = tuple[dict[str, str], Any]
     """A sample of a metric: labels and value."""
+
+
+AnyValues = TypeVar("AnyValues", bound="Values")
 
 
 class Kind(Enum):
@@ -197,12 +200,19 @@ def of_group(group: str) -> dict[str, Figure]:
     return {figure.name: figure for figure in FIGURES if figure.group == group}
 
 
-def groups(figure: Figure, snapshot: Values) -> dict[str, Values]:
+def groups(figure: Figure, snapshot: AnyValues) -> dict[str, AnyValues]:
     """The groups of a snapshot with this figure: for each cache by its name, else under "". Empty for a null group."""
-    group = snapshot[figure.group] if figure.group else snapshot
+    group: Any = snapshot[figure.group] if figure.group else snapshot
     if group is None:
         return {}
     return dict(group) if figure.group == "caches" else {"": group}
+
+
+def complete(snapshot: dict[str, Any]) -> None:
+    """Add the figures that a snapshot of another version lacks, with the value 0, no label, or no reason."""
+    for figure in FIGURES:
+        for values in groups(figure, snapshot).values():
+            values.setdefault(figure.name, {} if figure.label else None if figure.kind is FLAG else 0)
 
 
 def lines(group: str, values: Values, **names: str) -> Iterator[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from shardfs.daemon.figures import Figure, Kind, of_group
+from shardfs.daemon.figures import Figure, Kind, complete, of_group
 from shardfs.model.bounded_json import load_json
 
 MAX_STATUS = 16 << 20
 """Most bytes of a status. The lists of failed files in it are bounded."""
 
 Shape: TypeAlias = Any
-"""A type, a tuple of alternatives, a list with the shape of its items, or a dictionary with the shapes of its members.
-The shape of the member `ANY` is that of all members that are not named."""
+"""A type, a figure, a tuple of alternatives, a list with the shape of its items, or a dictionary with the shapes of its
+members. The shape of the member `ANY` is that of all members that are not named. All members but figures are required.
+"""
 
 ANY = object()
 
@@ -50,15 +51,11 @@ def status_shape() -> Shape:
     """The members that commands use: those above, and all figures. A status may have more."""
     return {
         **_STATUS,
-        **_figures_of(""),
-        "caches": {ANY: _figures_of("caches")},
-        "store": (None, {**_STORE, **_figures_of("store")}),
-        "writing": (None, {**_WRITING, **_figures_of("writing")}),
+        **of_group(""),
+        "caches": {ANY: of_group("caches")},
+        "store": (None, {**_STORE, **of_group("store")}),
+        "writing": (None, {**_WRITING, **of_group("writing")}),
     }
-
-
-def _figures_of(group: str) -> Shape:
-    return {name: _shape_of(figure) for name, figure in of_group(group).items()}
 
 
 def _shape_of(figure: Figure) -> Shape:
@@ -74,21 +71,30 @@ MOST = 1 << 63
 
 
 def parse_status(data: bytes) -> dict[str, Any] | None:
-    """Return the status in the file `status.json` of a mount; None for anything else."""
+    """Return the status in the file `status.json` of a mount; None for anything else.
+
+    Figures that the mount's version does not have are 0.
+    """
     try:
-        status = load_json(data, MAX_STATUS)
+        status: dict[str, Any] = load_json(data, MAX_STATUS)
     except ValueError:
         return None
-    return status if _fits(status, status_shape()) else None
+    if not _fits(status, status_shape()):
+        return None
+    complete(status)
+    return status
 
 
 def _fits(value: Any, shape: Shape) -> bool:
+    if isinstance(shape, Figure):
+        return _fits(value, _shape_of(shape))
     if isinstance(shape, tuple):
         return any(_fits(value, one) for one in shape)
     if isinstance(shape, list):
         return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
     if isinstance(shape, dict):
-        if not isinstance(value, dict) or any(name not in value for name in shape if name is not ANY):
+        required = {name for name, member in shape.items() if name is not ANY and not isinstance(member, Figure)}
+        if not isinstance(value, dict) or not required <= value.keys():
             return False
         of_others = shape.get(ANY)
         return all(

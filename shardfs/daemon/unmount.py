@@ -241,10 +241,18 @@ def _paths(process: str) -> Iterator[str]:
 
 @contextmanager
 def _process(pid: int | None) -> Iterator[int | None]:
-    """Yield a pidfd, which becomes readable when the process ends; None if there is no such process."""
+    """Yield a pidfd, which becomes readable when the process ends; None if there is no such process.
+
+    A hostile mount may report any number.
+    """
     fd = None
-    with suppress(ProcessLookupError):
+    try:
         fd = descriptors.obtain(lambda: os.pidfd_open(pid)) if pid else None
+    except OverflowError:  # not a C int
+        pass
+    except OSError as e:
+        if e.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # EINVAL or ENOENT: negative, or a thread
+            raise
     try:
         yield fd
     finally:

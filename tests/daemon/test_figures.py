@@ -63,18 +63,29 @@ def on_the_page() -> list[dict[str, Any]]:
     return found
 
 
-def test_json_without_the_figure_or_with_something_else_is_no_status() -> None:
+def test_json_with_something_else_for_the_figure_is_no_status() -> None:
     sound = snapshot()
     assert parse_status(json.dumps(sound).encode()) == sound
-    others: tuple[Any, ...] = (None, [], {"x": "y"})
+    others: tuple[Any, ...] = ([], {"x": "y"})
     for figure in FIGURES:
         for other in others:
             document = json.loads(json.dumps(sound))
             for group in figures.groups(figure, document).values():
-                group.pop(figure.name)  # type: ignore[attr-defined]
-                if other is not None:
-                    group[figure.name] = other  # type: ignore[index]
+                group[figure.name] = other
             assert parse_status(json.dumps(document).encode()) is None
+
+
+def test_the_figure_is_zero_in_the_status_of_a_version_without_it() -> None:
+    for figure in FIGURES:
+        document = snapshot()
+        for group in figures.groups(figure, document).values():
+            group.pop(figure.name, None)  # the caches of `snapshot` are one dictionary
+        completed = parse_status(json.dumps(document).encode())
+        assert completed is not None
+        assert not value_of(figure, completed)
+        assert text_of(completed)
+        assert watched(completed, completed)
+        assert list(figures.metrics(completed))
 
 
 def test_the_metric() -> None:

@@ -73,7 +73,11 @@ def test_members_of_another_form(member: str, value: Any) -> None:
     document = copy.deepcopy(SOUND)
     document[member] = value
     assert parse_status(json.dumps(document).encode()) is None
-    del document[member]
+
+
+@pytest.mark.parametrize("member", ["pid", "layout", "uptime", "errors", "latencies", "caches", "store", "writing"])
+def test_a_member_that_commands_need_is_missing(member: str) -> None:
+    document = {name: value for name, value in SOUND.items() if name != member}
     assert parse_status(json.dumps(document).encode()) is None
 
 
@@ -116,6 +120,8 @@ def foreign(tmp_path: Path, status: bytes) -> Iterator[Path]:
         b'{"writing": {"journal": 5}, "pid": 1}',
         b"[" * 100_000,
         json.dumps({**SOUND, "layout": "\x1b[31mred\nforged: all data is published"}).encode(),
+        json.dumps({**SOUND, "pid": -1}).encode(),
+        json.dumps({**SOUND, "pid": 1 << 31}).encode(),
     ],
 )
 def test_commands_with_a_foreign_mount(status: bytes, tmp_path: Path) -> None:
