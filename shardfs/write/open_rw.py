@@ -20,6 +20,7 @@ from shardfs.storage.mount_table import FS_TYPE, mount_type
 from shardfs.storage.source_locks import journal_directory
 from shardfs.storage.writers import open_writer
 from shardfs.write.journal import Journal
+from shardfs.write.pending import Pending
 from shardfs.write.publishing import Publishing
 from shardfs.write.tree import open_write_tree
 
@@ -108,9 +109,12 @@ def _half_of_free(directory: Path) -> int:
 
 
 def require_writable(store: Store, source: str, options: Options) -> None:
-    """Raise the errors of `open_writable`. Changes nothing, apart from the probes that a writer sends to a store."""
+    """Raise the errors of `open_writable`. Changes nothing, apart from the probes that a writer sends to a store.
+
+    The lock object of a remote store is not looked at: another host may write to the source.
+    """
     _require_write_access(store, source)
-    Journal.rehearse(journal_directory(source, options.journal), source)
+    Pending(Journal.rehearse(journal_directory(source, options.journal), source)).require_layout(options.shown_as)
     open_writer(store, replace_links=options.linked_shards == "replace").close()
 
 

@@ -28,6 +28,7 @@ Only this module knows the meaning of records. Both the live mount and recovery 
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Mapping
@@ -119,6 +120,14 @@ class Pending:
         Temporary files of programs have no layout: their names mean nothing to the next mount.
         """
         return next((version.layout for version in self.versions.values() if not version.scratch), None)
+
+    def require_layout(self, layout: str) -> None:
+        """Raise OSError (EBUSY) if the versions have names of another layout."""
+        noted = self.layout
+        if noted not in (None, layout):
+            other = f"-o {noted}" if noted else "the native layout"
+            text = f"the journal has files that were written with {other}: use it again, or run shardfs recover --apply"
+            raise OSError(errno.EBUSY, text)
 
     # -------------------------------------------------------------------------------------- versions and records
 

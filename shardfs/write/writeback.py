@@ -77,7 +77,7 @@ class WriteBuffer:
     ) -> None:  # fmt: skip
         self.settings = settings or Publishing()
         self.backlog = Backlog(journal, layout)
-        _require_layout(self.backlog, layout)
+        self.backlog.pending.require_layout(layout)
         self._journal = journal
         self._writer = writer
         self._waiting = waiting
@@ -431,12 +431,3 @@ class WriteBuffer:
 def _form(target: Target | None) -> str:
     """Return the form of the array of a chunk; "" for another file."""
     return "" if target is None else target.tree.collection.form
-
-
-def _require_layout(backlog: Backlog, layout: str) -> None:
-    """Raise OSError (EBUSY) if versions in a journal have names of another layout."""
-    known = backlog.pending.layout
-    if known not in (None, layout):
-        other = f"-o {known}" if known else "the native layout"
-        text = f"the journal has files that were written with {other}: use it again, or run shardfs recover --apply"
-        raise OSError(errno.EBUSY, text)

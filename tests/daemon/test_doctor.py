@@ -28,6 +28,8 @@ from shardfs.daemon.health import NOTE, OK, WRONG, Diagnosis
 from shardfs.daemon.opening import check, open_mounted
 from shardfs.daemon.status_server import StatusServer
 from shardfs.model.errors import ShardfsError, message
+from shardfs.storage.source_locks import journal_directory
+from shardfs.write.journal import Journal, RecordKind
 from tests.handmade import zarr_metadata
 from tests.mount.programs import copy_tree, shardfs
 from tests.storage.test_store import WithoutRanges, http_server
@@ -379,6 +381,18 @@ def test_a_source_that_another_mount_writes(source: Path, tmp_path: Path) -> Non
         mount.mount()
         found = examined(str(mount.source), rw=True, journal=str(mount.journal))["writing"]
     assert (found.state, f"already mounted rw by pid {mount.pid}" in found.message) == (WRONG, True)
+
+
+def test_a_journal_with_files_of_another_layout(source: Path, tmp_path: Path) -> None:
+    place = copy_tree(source, tmp_path / "source")
+    native, n5 = (Options(rw=True, journal=str(tmp_path / "journals"), layout=name) for name in ("native", "n5"))
+    journal = Journal.open(journal_directory(str(place), native.journal), str(place), limit_bytes=1 << 20)
+    journal.append(RecordKind.PUT, {"path": "c/0/0"}, b"x")
+    journal.close(clean=False)
+    for options, state in ((native, OK), (n5, WRONG)):
+        found = {finding.check: finding for finding in doctor.examine_source(str(place), options)}["writing"]
+        assert found.state == state, found
+        assert ("written with the native layout" in found.message) == (state == WRONG)
 
 
 # ---- the verb

@@ -125,12 +125,14 @@ class Journal:
         return journal
 
     @classmethod
-    def rehearse(cls, directory: Path, source: str) -> None:
-        """Raise the errors of `open`. Lock and change nothing."""
+    def rehearse(cls, directory: Path, source: str) -> list[Record]:
+        """Return the records that `open` would find, or raise its errors. Lock and change nothing."""
         places.rehearse(directory, source)
         overlaps.refuse(source)
-        if directory.exists():
-            cls.peek(directory, source)
+        if not directory.exists():
+            return []
+        with cls.peek(directory, source) as reading:
+            return reading.recovered
 
     @staticmethod
     def peek(directory: str | Path, source: str | None = None) -> Reading:
