@@ -191,21 +191,24 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
     problem.
     """
     from shardfs.daemon import doctor as work
+    from shardfs.daemon import unmount
     from shardfs.daemon.asking import mounts
     from shardfs.daemon.health import WRONG
     from shardfs.model import redact
 
     options = given.options()
     source = argument
+    is_mounted = False
     if argument is not None and mounts(os.path.abspath(argument)):
         source = None  # `examine_machine` checks all mounts
     elif argument is not None and (profile := profile_named(argument, options.config)) is not None:
         source = profile.source
         options = given.with_profile(argument).options()
+        is_mounted = unmount.is_mounted(profile.mountpoint)
     findings = work.examine_machine(options)
     if source is not None:
         redact.add_secrets(source)
-        findings = chain(findings, work.examine_source(absolute(source), options))
+        findings = chain(findings, work.examine_source(absolute(source), options, is_mounted=is_mounted))
     wrong = False
     for finding in findings:
         wrong |= finding.state == WRONG

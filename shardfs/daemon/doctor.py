@@ -200,15 +200,19 @@ def _mounts() -> Iterator[Diagnosis]:
 # ---- source
 
 
-def examine_source(source: str, options: Options) -> Iterator[Diagnosis]:
-    """Check whether a source can be mounted. The first error of the store ends the checks."""
+def examine_source(source: str, options: Options, *, is_mounted: bool = False) -> Iterator[Diagnosis]:
+    """Check whether a source can be mounted. The first error of the store ends the checks.
+
+    `is_mounted`: a mount with these options exists. What its daemon alone can have, the address for metrics and the
+    lock of a writable mount, is not checked.
+    """
     shown = public_name(source)
     try:
         check(options)
     except OptionError as e:
         yield Diagnosis("options", WRONG, str(e), "`shardfs help mount` describes the options")
         return
-    yield from _outputs(options)
+    yield from _outputs(options, is_mounted=is_mounted)
     seconds, retries = min(options.store_timeout, SECONDS), min(options.store_retries, 1)
     options = replace(options, store_timeout=seconds, store_retries=retries)
     start = time.monotonic()
@@ -222,7 +226,7 @@ def examine_source(source: str, options: Options) -> Iterator[Diagnosis]:
     yield Diagnosis("store", OK, f"{shown}: answers within {milliseconds:.0f} ms")
     if store.remote:
         yield from _ranges(store, documents)
-    yield from _dataset(source, shown, options)
+    yield from _dataset(source, shown, options, is_mounted=is_mounted)
 
 
 def _store(source: str, options: Options) -> Store:
@@ -296,7 +300,7 @@ def _ranges(store: Store, documents: Mapping[str, bytes]) -> Iterator[Diagnosis]
         yield Diagnosis("byte ranges", WRONG, f"{name}: the store returned other bytes than the range requested", fix)
 
 
-def _outputs(options: Options) -> Iterator[Diagnosis]:
+def _outputs(options: Options, *, is_mounted: bool) -> Iterator[Diagnosis]:
     """Report files and addresses of the options that the daemon could not open."""
     for name in ("log_file", "access_log"):
         path = getattr(options, name)
@@ -306,13 +310,13 @@ def _outputs(options: Options) -> Iterator[Diagnosis]:
         except OSError as e:
             yield Diagnosis("options", WRONG, f"{name}: {message(e)}", f"give a file in a directory of yours as {name}")
     try:
-        if options.metrics_addr is not None:
+        if options.metrics_addr is not None and not is_mounted:
             StatusServer(options.metrics_addr).close()
     except MountError as e:
         yield Diagnosis("options", WRONG, f"metrics_addr: {message(e)}", "give another port, or 0 for any free port")
 
 
-def _dataset(source: str, shown: str, options: Options) -> Iterator[Diagnosis]:
+def _dataset(source: str, shown: str, options: Options, *, is_mounted: bool) -> Iterator[Diagnosis]:
     """Open the source as a mount does, and report whether it can be mounted, also for writing if the options say so."""
     try:
         tree = open_for_mount(source, options)
@@ -329,7 +333,7 @@ def _dataset(source: str, shown: str, options: Options) -> Iterator[Diagnosis]:
         yield Diagnosis("dataset", NOTE, f"{shown}: some of it is shown as it is stored: {reasons}")
     else:
         yield Diagnosis("dataset", OK, f"{shown}: can be mounted")
-    if not options.rw:
+    if not options.rw or is_mounted:
         return
     try:
         require_writable(tree, source, options)

@@ -8,6 +8,7 @@ import logging.handlers
 import os
 import sys
 from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -65,10 +66,14 @@ def set_up(logs: Logs, *, daemon: bool) -> Tail:
 
 def require_appendable(path: str) -> None:
     """Raise OSError if a log cannot be appended to a file. Leaves no new file behind."""
-    existed = os.path.exists(path)
-    os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
-    if not existed:
-        os.unlink(os.path.realpath(path))
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags))
+    except FileNotFoundError:
+        target = os.path.realpath(path)  # O_EXCL follows no links
+        with suppress(FileExistsError):  # a daemon has created its log in the meantime
+            os.close(os.open(target, flags | os.O_CREAT | os.O_EXCL, 0o600))
+            os.unlink(target)
 
 
 def cycle() -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shardfs.cli import run
 from shardfs.cli.printing import echo
-from shardfs.daemon.logs import Logs, set_up
+from shardfs.daemon.logs import Logs, require_appendable, set_up
 from shardfs.model import redact
 from shardfs.model.errors import message
 
@@ -47,6 +48,30 @@ def test_logs(form: str, tmp_path: Path, root_logger: logging.Logger) -> None:
         assert "forged line" in text
         assert not any(line.startswith("forged") for line in text.splitlines())
         assert "Traceback" in text
+
+
+def test_a_log_that_a_daemon_creates_while_doctor_looks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    os_open = os.open
+
+    def daemon_is_faster(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            log.write_text("started\n")
+        return os_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", daemon_is_faster)
+    require_appendable(str(log))
+    assert log.read_text() == "started\n"
+
+
+def test_a_log_that_does_not_exist_is_not_created_by_looking(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("log")
+    for path in (tmp_path / "log", link):
+        require_appendable(str(path))
+        assert os.listdir(tmp_path) == ["link"]
+    with pytest.raises(FileNotFoundError):
+        require_appendable(str(tmp_path / "none/log"))
 
 
 def test_output_of_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ from shardfs.model.errors import MountError
 from shardfs.storage.counters import BOUNDS_S, Histogram
 from tests.conftest import daemon_pid
 from tests.mount.processes import stopped
-from tests.mount.programs import attempt, errno_of, run, shardfs, status
+from tests.mount.programs import attempt, copy_tree, errno_of, run, shardfs, status
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -79,6 +79,25 @@ def test_the_status_of_a_profile(source: Path, mounted: Mounted, tmp_path: Path)
         finally:
             del os.environ["SHARDFS_CONFIG"]
         assert (done.returncode, done.stdout.startswith(f"{mount}: {source}\n")) == (0, True), done
+
+
+@fuse
+def test_doctor_finds_nothing_wrong_with_a_profile_that_is_mounted(
+    source: Path, mounted: Mounted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its daemon has the address for metrics, and the lock of the source."""
+    copy = copy_tree(source, tmp_path / "source")
+    config = tmp_path / "x.toml"
+    with mounted(copy, "--rw", "-o", f"metrics_addr=127.0.0.1:0,journal={tmp_path}/journals") as mount:
+        address = told(mount)["metrics_addr"]
+        config.write_text(
+            f'[mount.brain]\nsource = "{copy}"\nmountpoint = "{mount}"\nwritable = true\n'
+            f'metrics_addr = "{address}"\njournal = "{tmp_path}/journals"\n'
+        )
+        monkeypatch.setenv("SHARDFS_CONFIG", str(config))
+        findings = [json.loads(line) for line in shardfs("doctor", "--json", "brain").stdout.splitlines()]
+    mine = [finding for finding in findings if finding["check"] in ("options", "store", "dataset", "writing")]
+    assert {finding["check"]: finding["state"] for finding in mine} == {"store": "ok", "dataset": "ok"}
 
 
 @fuse
