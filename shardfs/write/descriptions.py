@@ -64,15 +64,20 @@ class Descriptions(Part):
         for changed in written.changed if written is not None else ():
             self._names.renew(changed)
 
-    def write_document(self, file: WritableFile, directory: str, name: str, data: bytes) -> bool:
+    def write_document(
+        self, file: WritableFile, directory: str, name: str, data: bytes, *, is_named: bool = False
+    ) -> bool:
         """Write a document to the store and look up its datasets anew. Return False if the format is unknown.
 
         The name-space lock is held exclusively, so that no other thread creates a file that the document might
         describe. If another program has changed the document since a program has read it here, the version written
-        here stays in the journal for `shardfs recover`; raise UnseenChangeError.
+        here stays in the journal for `shardfs recover`; raise UnseenChangeError. `is_named`: write nothing if a rename
+        of its directory has given the file another path.
         """
         try:
             with self._names.gate.alone():
+                if is_named and file.path != join(directory, name):
+                    return True
                 absent = self._absent_beside(directory, name)
                 written = self._documents.write(directory, name, data)
                 if written is None:

@@ -86,7 +86,11 @@ class Entries(Part):
         if entry.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         self._names.waiting()
-        meaning = self.classify(directory, name, entry)
+        with self._names.writeback(self._files.by_number.get(entry.number)):
+            self._unlink(parent, directory, name, entry)
+
+    def _unlink(self, parent: int, directory: str, name: bytes, entry: Attributes) -> None:
+        path, meaning = join(directory, name), self.classify(directory, name, entry)
         require_changeable(meaning.kind, path)
         if meaning.target is not None:
             self._pending.require_writable(meaning.target)

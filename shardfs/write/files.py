@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections import OrderedDict
-from threading import Lock
+from threading import RLock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,6 @@ from shardfs.vfs.inodes import CREATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from threading import RLock
 
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.buffers import Buffer
@@ -53,8 +52,9 @@ class WritableFile:
         refused: these bytes could not be saved, and the writer got the error.
         superseded: the source's document differs from the one written here or cached by the kernel; `frozen` has the
             former, or (None) the tree.
-        writeback: held while the bytes are written to the store. Another close of the file waits, then saves what the
-            first one could not save.
+        writeback: held while the bytes are written to the store, and while the file is renamed or removed, so that the
+            bytes go to the name that the file has. Another close of the file waits, then saves what the first one could
+            not save.
         stored: what the source had for a chunk whose size and time are those of this file; None if that was not noted.
     """
 
@@ -80,7 +80,7 @@ class WritableFile:
         self.stored: Stored | None = None
         self.fd = -1
         self._spent: list[int] = []
-        self.writeback = Lock()
+        self.writeback = RLock()
         self.dirty = False
         self.refused = False
         self.superseded = False
@@ -233,18 +233,25 @@ class WritableFile:
             self.dirty = dirty and self.dirty
             self.frozen = None
 
-    def start_writeback(self) -> Writeback | None:
-        """Return the bytes of a dirty file, for the store; None if all are saved. The caller holds `writeback`."""
+    def start_writeback(self, kind: NameKind) -> Writeback | None:
+        """Return the bytes of a dirty file, for the store. The caller holds `writeback`.
+
+        None if all are saved, or a rename has made the file one of another kind.
+        """
         with self._lock:
-            if (unsaved := self.unsaved()) is None:
+            if (unsaved := self.unsaved()) is None or self.kind is not kind:
                 return None
             buffer, path = unsaved
             return Writeback(path, buffer.read(0, buffer.size), buffer, buffer.edition)
 
     def end_writeback(self, saved: Writeback) -> None:
-        """Note that the store has these bytes. Those that were written meanwhile are still unsaved."""
+        """Note that the store has these bytes. Those that were written meanwhile are still unsaved.
+
+        So are all bytes if the directory was renamed before they were stored.
+        """
         with self._lock:
-            self.dirty = self.dirty and (self.buffer is not saved.buffer or saved.buffer.edition != saved.edition)
+            is_saved = self.buffer is saved.buffer and saved.buffer.edition == saved.edition and self.path == saved.path
+            self.dirty = self.dirty and not is_saved
 
     def show(self, encoded: Encoded) -> bool:
         """Show the bytes of a chunk as they will be shown once it is in its shard. Return whether they are others."""

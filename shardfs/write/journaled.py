@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.contents import FileContents
     from shardfs.write.encoding import Encoded
-    from shardfs.write.files import WritableFile
+    from shardfs.write.files import WritableFile, Writeback
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
 
@@ -27,9 +27,11 @@ class FileKind(Part):
     """What happens to the files of one kind of names. Thread-safe.
 
     Attributes:
+        kind: of the names; files that are kept in the journal have several kinds.
         is_journaled: the files are kept in the journal.
     """
 
+    kind: NameKind
     is_journaled = False
 
     def is_quick(self, file: WritableFile) -> bool:
@@ -41,12 +43,16 @@ class FileKind(Part):
         with self._names.gate.shared():  # a rename of its directory ends first
             if file.unsaved() is None:
                 return
-        with file.writeback:  # not inside the gate, which a document takes alone
-            if (unsaved := file.start_writeback()) is None:
+        with file.writeback:  # before the gate, which a document takes alone
+            if (unsaved := file.start_writeback(self.kind)) is None:
                 return
-            self.write(file, unsaved.path, unsaved.data)
+            self.save(file, unsaved)
             file.end_writeback(unsaved)
         self.describe(unsaved.path)
+
+    def save(self, file: WritableFile, unsaved: Writeback) -> None:
+        """Store the bytes of a dirty file under its name, with `writeback` held."""
+        self.write(file, unsaved.path, unsaved.data)
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
         """Store bytes as the file at `path`. A journaled file gets that name at the same time."""
@@ -143,6 +149,8 @@ class JournaledKind(FileKind):
 
 class CompressedKind(FileKind):
     """Chunks that a program compresses itself: a file `X.gz` is the chunk `X` from its close on."""
+
+    kind = NameKind.COMPRESSED
 
     def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles) -> None:
         super().__init__(contents)

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import Target
     from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
-    from shardfs.write.files import WritableFile
+    from shardfs.write.files import WritableFile, Writeback
     from shardfs.write.journaled import CompressedKind
     from shardfs.write.pending import Version
 
 
 class PlainKind(FileKind):
     """Files that the store has under the same path. Those of a local store are open on the disk, and never dirty."""
+
+    kind = NameKind.PLAIN
 
     def __init__(self, contents: FileContents, descriptions: Descriptions) -> None:
         super().__init__(contents)
@@ -56,11 +58,19 @@ class PlainKind(FileKind):
 class DocumentKind(PlainKind):
     """Metadata documents of sharded data: a close translates them and writes them to the store."""
 
+    kind = NameKind.DOCUMENT
+
     def write(self, file: WritableFile, path: str, data: bytes, frozen: bytes | None = None) -> None:
+        self._store(file, path, data, is_named=False)
+
+    def save(self, file: WritableFile, unsaved: Writeback) -> None:
+        self._store(file, unsaved.path, unsaved.data, is_named=True)
+
+    def _store(self, file: WritableFile, path: str, data: bytes, *, is_named: bool) -> None:
         directory, _, name = path.rpartition("/")
         # Chunks written under the old document are published first.
         self._pending.drain(self._documents.described_by(directory, name))
-        if not self._descriptions.write_document(file, directory, name, data):
+        if not self._descriptions.write_document(file, directory, name, data, is_named=is_named):
             super().write(file, path, data, frozen=data)
             super().describe(path)
         self._pending.refused.forget(path)
@@ -108,10 +118,10 @@ class Kinds(Part):
         """
         try:
             while file.dirty:
-                kind = file.kind
+                kind, path = file.kind, file.path
                 self._kinds[kind].commit(file)
-                if file.kind is kind:
-                    return  # else it was renamed meanwhile, and another kind commits it
+                if file.kind is kind and file.path == path:
+                    return  # else it was renamed meanwhile, and is saved under its new name
         except OSError as e:
             self._refuse(file, e)
             raise

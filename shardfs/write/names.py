@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from shardfs.model.errors import CorruptShardError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from shardfs.vfs.tree import Tree
     from shardfs.write.documents import Documents
+    from shardfs.write.files import WritableFile
 
 JOURNALED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.SCRATCH)  # a tuple: hashing an enum member is a Python call
 
@@ -75,6 +77,17 @@ class Names:
             yield
         finally:
             self._rename_lock.release()
+
+    @contextmanager
+    def writeback(self, *files: WritableFile | None) -> Iterator[None]:
+        """Hold `writeback` of files that are about to be renamed or removed. No other lock may be held before."""
+        with ExitStack() as held:
+            for file in sorted(filter(None, files), key=attrgetter("number")):
+                if not file.writeback.acquire(blocking=False):
+                    self.waiting()
+                    file.writeback.acquire()
+                held.callback(file.writeback.release)
+            yield
 
     # ---- numbers and paths ----
 

@@ -70,16 +70,28 @@ class Renames(Part):
         moved, meaning = self._files.by_number.get(entry.number), self._names.classify_name(directory, new_name)
         if moved is None or not self._moves_quickly(moved, meaning):
             self._names.waiting()
-        self._prepare(entry, moved, meaning)
-        while True:
+        while not self._try_to_rename(entry, replaced, old, new, meaning):
+            meaning = self._names.classify_name(directory, new_name)
+
+    def _try_to_rename(
+        self, entry: Attributes, replaced: Attributes | None, old: str, new: str, meaning: NameMeaning
+    ) -> bool:
+        """Rename a file. Return False if the new name had another meaning than that given, or the file has changed."""
+        directory, new_name = split(new)
+        file = self._open_files.adopt(entry.number, None)
+        given_up = None if replaced is None else self._files.by_number.get(replaced.number)
+        with self._names.writeback(file, given_up):
+            self._prepare(entry, file, meaning)
             describes = meaning.kind is NameKind.DOCUMENT
             if describes:
                 self._pending.drain(self._documents.described_by(directory, os.fsdecode(new_name)))
             with self._names.gate.alone() if describes else self._names.gate.shared():
                 meaning = self._open_files.classify_to_write(directory, new_name)
-                if describes is (meaning.kind is NameKind.DOCUMENT):
-                    self._rename_file(entry, replaced, old, new, meaning)
-                    return
+                is_held = self._files.by_number.get(entry.number) is file
+                if not is_held or describes is not (meaning.kind is NameKind.DOCUMENT):
+                    return False
+                self._rename_file(file, replaced, old, new, meaning)
+                return True
 
     def _moves_quickly(self, file: WritableFile, meaning: NameMeaning) -> bool:
         """Return whether the rename needs no more than a quick journal record."""
@@ -92,37 +104,35 @@ class Renames(Part):
             return False
         return self._pending.is_quick(meaning.target, 0 if carried is None else carried.size)
 
-    def _prepare(self, entry: Attributes, file: WritableFile | None, meaning: NameMeaning) -> None:
+    def _prepare(self, entry: Attributes, file: WritableFile, meaning: NameMeaning) -> None:
         """Save the data of a file before its rename, and make room in the journal.
 
         The rename itself, which holds locks, then waits for neither.
         """
-        carried = file is not None and _carried(file, meaning) is not None
-        if file is not None and file.kind in JOURNALED and not carried:
+        carried = _carried(file, meaning) is not None
+        if file.kind is NameKind.PLAIN or (file.kind in JOURNALED and not carried):
             self._kinds.commit(file)
-        moves = file is not None and file.version is not None and _keeps_bytes(file.target, meaning.target)
+        moves = file.version is not None and _keeps_bytes(file.target, meaning.target)
         if meaning.kind in JOURNALED and (carried or not moves):
             self._pending.make_room(entry.size)
 
     def _rename_file(
-        self, entry: Attributes, replaced: Attributes | None, old: str, new: str, meaning: NameMeaning
+        self, file: WritableFile, replaced: Attributes | None, old: str, new: str, meaning: NameMeaning
     ) -> None:
         (source, name), (directory, new_name) = split(old), split(new)
         if replaced is not None:
             meaning = self._entries.classify(directory, new_name, replaced)
-        was = self._entries.classify(source, name, entry)
-        require_changeable(was.kind, old)
-        self._kinds[was.kind].require_own_name(old, was.target)
-        kinds = {meaning.kind, was.kind}
+        kind, target = file.kind, file.target
+        self._kinds[kind].require_own_name(old, target)
+        kinds = {meaning.kind, kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
             if replaced is not None:
                 self._open_files.keep(replaced.number, replaced=True)
-            file = self._open_files.adopt(entry.number, None)
             if kinds == {NameKind.PLAIN}:
                 self._rename_plain(file, old, new)
             else:
                 self._replace(file, old, new, meaning)
-                if was.target is not None:
+                if target is not None:
                     self._entries.clear(source, name)
         if kinds == {NameKind.PLAIN}:
             for above, last in ((source, name), (directory, new_name)):
@@ -130,7 +140,6 @@ class Renames(Part):
                     self._descriptions.describe_anew(above)
 
     def _rename_plain(self, file: WritableFile, old: str, new: str) -> None:
-        self._kinds.commit(file)
         self._descriptions.make_stored_directory(new.rpartition("/")[0])
         self._writer.rename(old, new)
         with self._names.lock:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
+import threading
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,164 @@ def close(files: TreeFiles, handle: int) -> None:
         files.tree.flush(handle)
     finally:
         files.tree.release(handle)
+
+
+# ------------------------------------------------------------------------------------------------- while it is saved
+
+
+class WatchedLock:
+    """The lock of an open file. `met`: a thread waits for it, or needs it no more."""
+
+    def __init__(self) -> None:
+        self._lock, self.met = threading.RLock(), threading.Event()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        if not self._lock.acquire(blocking=False):
+            if not blocking:
+                return False
+            self.met.set()
+            self._lock.acquire()
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Meanwhile:
+    """At the first call of `place.name`, does another call in another thread, as far as the open file's lock allows."""
+
+    def __init__(self, files: TreeFiles, path: str, place: Any, name: str, other: Callable[[], object]) -> None:
+        self._other, self._lock, self._was = other, WatchedLock(), getattr(place, name)
+        self._thread = threading.Thread(target=self._run_other, daemon=True)
+        self._failures: list[BaseException] = []
+        files.tree._descriptions._files.at(path).writeback = self._lock  # type: ignore[union-attr]
+        setattr(place, name, self._call)
+
+    def _call(self, *args: Any) -> Any:
+        if self._thread.ident is not None:
+            return self._was(*args)
+        after = self._was.__name__ == "rename"  # the old name is gone from the store, and not yet from the mount
+        result = self._was(*args) if after else None
+        self._thread.start()
+        assert self._lock.met.wait(60)
+        return result if after else self._was(*args)
+
+    def _run_other(self) -> None:
+        self._run(self._other)
+        self._lock.met.set()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as e:  # noqa: BLE001 - raised by `end`
+            self._failures.append(e)
+
+    def end(self, call: Callable[[], object]) -> None:
+        """Do `call`, and wait for both calls. Raise the errors of both."""
+        thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        thread.start()
+        for waited in (thread, self._thread):
+            waited.join(20)
+            assert not waited.is_alive(), "each waits for the other"
+        for failure in self._failures:
+            raise failure
+
+
+def test_a_remote_file_that_is_closed_while_it_is_renamed_is_saved_under_its_new_name(remote: TreeFiles) -> None:
+    handle = unsaved(remote, "README", OLD)
+    remote.tree.flush(handle)
+
+    def write_and_close() -> None:
+        remote.tree.write(handle, 0, NEW)
+        close(remote, handle)
+
+    meanwhile = Meanwhile(remote, "README", remote.tree._descriptions._writer, "rename", write_and_close)
+    meanwhile.end(lambda: remote.rename("README", "NEWS"))
+    assert (remote.read("README"), remote.read("NEWS")) == (None, NEW)
+
+
+@pytest.mark.parametrize("call", ["replace", "unlink", "chunk"])
+def test_a_remote_file_that_loses_its_name_while_it_is_closed_does_not_come_back(call: str, remote: TreeFiles) -> None:
+    remote.write("NEWS", NEWER)
+    handle = unsaved(remote, "README", NEW)
+    calls: dict[str, Callable[[], object]] = {
+        "replace": lambda: remote.rename("NEWS", "README"),
+        "unlink": lambda: remote.unlink("README"),
+        "chunk": lambda: remote.rename("README", CHUNK),
+    }
+    meanwhile = Meanwhile(remote, "README", remote.tree._descriptions._writer, "put", calls[call])
+    meanwhile.end(lambda: close(remote, handle))
+    assert remote.read("README") == (NEWER if call == "replace" else None)
+    assert remote.read(CHUNK) == (NEW if call == "chunk" else None)
+
+
+def test_a_temporary_file_that_is_closed_while_it_becomes_a_remote_file(remote: TreeFiles, tmp_path: Path) -> None:
+    handle = unsaved(remote, LOCK, OLD)
+
+    def write_and_close() -> None:
+        remote.tree.write(handle, 0, NEW)
+        close(remote, handle)
+
+    meanwhile = Meanwhile(remote, LOCK, remote.tree._descriptions._writer, "put", write_and_close)
+    meanwhile.end(lambda: remote.rename(LOCK, "README"))
+    assert remote.read("README") == NEW
+    assert not fsspec.filesystem("memory").exists(f"/{tmp_path.name}/{LOCK}")
+
+
+@pytest.mark.parametrize("call", ["replace", "unlink"])
+def test_a_document_that_loses_its_name_while_it_is_closed_is_not_stored_later(
+    call: str, files: TreeFiles, source: Path
+) -> None:
+    before = files.read("zarr.json") or b""
+    first, last = (described(before, TARGET, number) for number in (7, 8))
+    files.write("zarr.json.tmp", last)
+    handle = unsaved(files, "zarr.json", first)
+    calls: dict[str, Callable[[], object]] = {
+        "replace": lambda: files.rename("zarr.json.tmp", "zarr.json"),
+        "unlink": lambda: files.unlink("zarr.json"),
+    }
+    Meanwhile(files, "zarr.json", files.tree.pending, "drain", calls[call]).end(lambda: close(files, handle))
+    if call == "replace":
+        assert json.loads(files.read("zarr.json") or b"") == json.loads(last)
+        assert json.loads((source / "zarr.json").read_bytes())["attributes"] == json.loads(last)["attributes"]
+    else:
+        assert files.read("zarr.json") is None
+        assert not (source / "zarr.json").exists()
+
+
+def test_a_document_is_renamed_twice_while_it_is_closed(files: TreeFiles, source: Path) -> None:
+    text = described(files.read("zarr.json") or b"", TARGET, 7)
+    handle = unsaved(files, "zarr.json", text)
+
+    def rename() -> None:
+        files.rename("zarr.json", "README")
+        files.rename("README", "NEWS")
+
+    Meanwhile(files, "zarr.json", files.tree.pending, "drain", rename).end(lambda: close(files, handle))
+    assert files.read("NEWS") == (source / "NEWS").read_bytes()
+    assert json.loads((source / "NEWS").read_bytes()) == json.loads(text)
+    assert not (source / "zarr.json").exists()
+
+
+def test_a_directory_is_renamed_while_a_document_in_it_is_closed(tmp_path: Path) -> None:
+    group, changed = (b'{"zarr_format": 3, "node_type": "group", "attributes": {"a": %d}}' % a for a in (1, 2))
+    (tmp_path / "root/g/array").mkdir(parents=True)
+    TARGET.create(tmp_path / "root/g/array")
+    for directory in ("root", "root/g"):
+        (tmp_path / directory / "zarr.json").write_bytes(group)
+    with Whole().open(TARGET, tmp_path / "root", tmp_path / "journal") as files:
+        handle = unsaved(files, "g/zarr.json", changed)
+        meanwhile = Meanwhile(files, "g/zarr.json", files.tree.pending, "drain", lambda: files.rename("g", "h"))
+        meanwhile.end(lambda: close(files, handle))
+        assert files.read("h/zarr.json") == changed
+    assert (tmp_path / "root/h/zarr.json").read_bytes() == changed
+    assert not (tmp_path / "root/g").exists()
 
 
 # ------------------------------------------------------------------------------------------------- what it becomes
