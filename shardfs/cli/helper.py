@@ -49,10 +49,12 @@ def _mount(args: list[str]) -> int:
     if len(words) != 2:
         raise click.UsageError(_SYNTAX)
     found, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
-    check(found)
     if "-v" in names:
         echo(f"shardfs: {public_name(words[0])} on {words[1]}")
-    return ExitCode.OK if "-f" in names else start(words[0], words[1], found, foreground=False)
+    if "-f" in names:
+        check(found)
+        return ExitCode.OK
+    return start(words[0], words[1], found, foreground=False)
 
 
 def main() -> NoReturn:

@@ -97,14 +97,12 @@ def mount(
 
 
 def start(source: str, mountpoint: str, mount_options: Options, *, foreground: bool, announce: bool = False) -> int:
-    """Mount the source and return the exit code. Raise OptionError first if the options contradict each other.
+    """Mount the source and return the exit code. Raises the errors of `daemon.mount.mount`.
 
     `announce`: print a line when the mount is ready.
     """
     from shardfs.daemon.mount import mount as mount_source
-    from shardfs.daemon.opening import check
 
-    check(mount_options)
     if has_password(source) and source in sys.argv:
         warn("every user can read the password in the URL on the command line: use a profile instead")
     if not mount_options.rw:
