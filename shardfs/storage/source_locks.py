@@ -131,13 +131,18 @@ def owner_record(mountpoint: str, source: str, job: str = "") -> dict[str, Any]:
     return {
         "sources": names(source) if source else [],
         "host": socket.gethostname(),
-        "boot": _first_line("/proc/sys/kernel/random/boot_id"),
+        "boot": boot_id(),
         "pid": os.getpid(),
         "started": _first_line("/proc/self/stat").rpartition(")")[2].split()[19:20],
         "mountpoint": mountpoint,
         "job": job,
         "since": int(time.time()),
     }
+
+
+def boot_id() -> str:
+    """Return the kernel's random number of this start of the machine; "" without /proc."""
+    return _first_line("/proc/sys/kernel/random/boot_id")
 
 
 def _first_line(path: str) -> str:

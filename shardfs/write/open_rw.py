@@ -109,13 +109,12 @@ def _half_of_free(directory: Path) -> int:
 
 
 def require_writable(store: Store, source: str, options: Options) -> None:
-    """Raise the errors of `open_writable`. Changes nothing, apart from the probes that a writer sends to a store.
-
-    The lock object of a remote store is not looked at: another host may write to the source.
-    """
+    """Raise the errors of `open_writable`. Changes nothing, apart from the probes that a writer sends to a store."""
     _require_write_access(store, source)
-    Pending(Journal.rehearse(journal_directory(source, options.journal), source)).require_layout(options.shown_as)
-    open_writer(store, replace_links=options.linked_shards == "replace").close()
+    directory = journal_directory(source, options.journal)
+    Pending(Journal.rehearse(directory, source)).require_layout(options.shown_as)
+    replace_links = options.linked_shards == "replace"
+    open_writer(store, replace_links=replace_links, journal=directory, rehearse=True).close()
 
 
 def _require_write_access(store: Store, source: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.config.options import Options
 from shardfs.model.errors import BusyError
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers import lease as lease_module
@@ -17,6 +18,7 @@ from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.lease import Lease
 from shardfs.storage.writers.s3 import S3Objects
 from shardfs.write.journal import Journal
+from shardfs.write.open_rw import require_writable
 from tests.waiting import wait_until
 from tests.write.test_object_writer import s3_store
 
@@ -56,6 +58,40 @@ def test_one_has_it_until_it_is_free(server: Server, journal: Callable[[str], Pa
     first.free()
     assert not server.objects
     take(server, journal("c")).free()
+
+
+def test_a_look_reports_another_mount_and_changes_nothing(
+    server: Server, journal: Callable[[str], Path], tmp_path: Path
+) -> None:
+    objects = S3Objects(s3_store(server))
+    Lease.rehearse(objects, "data/root", tmp_path / "none")
+    assert not server.objects
+    directory = journal("a")
+    held = take(server, directory)
+    before = server.objects[LOCK].data
+    for other in (tmp_path / "none", journal("b")):
+        with pytest.raises(BusyError, match="at /mnt/a since"):
+            Lease.rehearse(objects, "data/root", other)
+        with pytest.raises(BusyError, match="overlaps data/root"):
+            Lease.rehearse(objects, "data/root/x", other)
+    held._ended.set()
+    Lease.rehearse(objects, "data/root", directory)
+    assert server.objects[LOCK].data == before
+    server.objects[LOCK].written -= 125
+    Lease.rehearse(objects, "data/root", tmp_path / "none")
+    held.free()
+
+
+def test_doctor_reports_a_writable_mount_of_another_host(
+    server: Server, journal: Callable[[str], Path], tmp_path: Path
+) -> None:
+    held = take(server, journal("a"))
+    options = Options(rw=True, journal=str(tmp_path / "journals"))
+    with pytest.raises(BusyError, match="at /mnt/a since"):
+        require_writable(s3_store(server), "s3://data/root", options)
+    held.free()
+    require_writable(s3_store(server), "s3://data/root", options)
+    assert LOCK not in server.objects
 
 
 def test_a_directory_below_is_not_free(server: Server, journal: Callable[[str], Path]) -> None:

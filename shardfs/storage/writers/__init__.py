@@ -34,7 +34,12 @@ _OBJECTS = {"abfs": AzureObjects, "gs": GcsObjects, "memory": MemoryObjects, "s3
 
 
 def open_writer(
-    store: Store, *, alone: bool = False, replace_links: bool = False, journal: Path | None = None
+    store: Store,
+    *,
+    alone: bool = False,
+    replace_links: bool = False,
+    journal: Path | None = None,
+    rehearse: bool = False,
 ) -> Writer:
     """Return the writer for `store`. Sends probe requests if the store's abilities are unknown.
 
@@ -44,6 +49,7 @@ def open_writer(
         replace_links: see `LocalWriter`.
         journal: the mount's journal directory, which the caller has locked. If it is given, a remote store is locked,
             too.
+        rehearse: raise the errors of the lock, but take no lock.
 
     Raise UnsupportedError, with the reason, if the store cannot be written safely; BusyError if another mount has
     locked it.
@@ -66,5 +72,8 @@ def open_writer(
     if objects.conditional and not objects.removes:
         log.warning("this store does not heed conditional deletes: a delete may remove another writer's new version")
     if journal is None or objects.private:
+        return ObjectWriter(store, objects)
+    if rehearse:
+        Lease.rehearse(objects, root, journal)
         return ObjectWriter(store, objects)
     return ObjectWriter(store, objects, Lease.take(objects, root, journal).free)

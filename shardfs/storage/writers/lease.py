@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.model.blobs import ByteRange
 from shardfs.model.errors import BusyError, message
-from shardfs.storage.source_locks import LOCK, MAX_RECORD, SOURCE_LOCK, busy, describe, owner_in, read_owner
+from shardfs.storage.source_locks import LOCK, MAX_RECORD, SOURCE_LOCK, boot_id, busy, describe, owner_in, read_owner
 from shardfs.storage.writers.objects import PAUSE_S, ObjectVersion, put_once, remove_once
 from shardfs.storage.writers.planned_blob import PlannedBlob
 from shardfs.storage.writers.races import Changed
@@ -46,6 +46,11 @@ The store's clock gives both times, so clocks of different machines are never co
 """
 
 
+def _path_in(directory: str) -> str:
+    """Return the path of the lock object of a directory."""
+    return f"{directory}/{SOURCE_LOCK}" if directory else SOURCE_LOCK
+
+
 class Lease:
     """The lock object of one source, at `path` of `objects`.
 
@@ -67,10 +72,8 @@ class Lease:
 
         Raise BusyError if another mount holds the lease, or the lease of a directory above.
         """
-        lease = cls(objects, f"{directory}/{SOURCE_LOCK}" if directory else SOURCE_LOCK, journal)
-        for above in PurePosixPath(directory).parents[:-1]:
-            with suppress(PermissionError):  # the credentials may permit the source alone
-                lease._expired(f"{above}/{SOURCE_LOCK}", directory, str(above))
+        lease = cls(objects, _path_in(directory), journal)
+        lease._require_free_above(directory)
         for _ in range(ATTEMPTS):
             with suppress(Changed):  # another mount takes the lease at this moment
                 lease._write(lease._expired(lease._path))
@@ -80,13 +83,30 @@ class Lease:
         why = f"the store refuses to write the lock object, {ATTEMPTS} times in a row; try again later"
         raise BusyError(errno.EBUSY, why, lease._path)
 
+    @classmethod
+    def rehearse(cls, objects: Objects, directory: str, journal: Path) -> None:
+        """Raise BusyError if `take` would. Writes nothing. `journal` need not exist or be locked."""
+        lease = cls(objects, _path_in(directory), journal)
+        lease._require_free_above(directory)
+        lease._expired(lease._path)
+
+    def _require_free_above(self, directory: str) -> None:
+        """Raise BusyError if another mount holds the lease of a directory above."""
+        for above in PurePosixPath(directory).parents[:-1]:
+            with suppress(PermissionError):  # the credentials may permit the source alone
+                self._expired(_path_in(str(above)), directory, str(above))
+
     def _read_record(self) -> dict[str, Any]:
         """Return the content of the lock object: the journal's owner record, and the identity of its lock file.
 
-        The identity changes if another program removes the lock file and the journal creates a new one.
+        The identity changes if another program removes the lock file and the journal creates a new one. It is empty if
+        there is no lock file.
         """
-        info = os.stat(self._lock)
-        return read_owner(str(self._lock)) | {"journal": [info.st_dev, info.st_ino]}
+        identity: list[int] = []
+        with suppress(FileNotFoundError):
+            info = os.stat(self._lock)
+            identity = [info.st_dev, info.st_ino]
+        return read_owner(str(self._lock)) | {"boot": boot_id(), "journal": identity}
 
     def _look(self, path: str) -> tuple[ObjectVersion | None, dict[str, Any], bool]:
         """Return the version of a lock object, its record, and whether this journal wrote it.
@@ -112,7 +132,7 @@ class Lease:
 
     def _write(self, base: ObjectVersion | None) -> None:
         with suppress(OSError):
-            record = self._read_record()
+            record = self._read_record()  # without a process number if the lock file was removed
             if record.get("pid") == self._record.get("pid"):
                 self._record = record
         new = PlannedBlob([json.dumps(self._record).encode()], None)
