@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.daemon import asking, systemd, unmount
 from shardfs.daemon import mountpoint as mountpoints
-from shardfs.daemon import systemd, unmount
+from shardfs.daemon.asking import MountState
 from shardfs.fuse import libfuse
 from shardfs.model.errors import MountError, exit_code
 from shardfs.model.redact import public_name
@@ -405,6 +406,17 @@ def test_a_daemon_that_hangs_holds_nobody_up(
         assert unmount.umount(str(mountpoint), timeout=1, lazy=False) == 0
         assert mount_entry(mountpoint) is None
     wait_until(lambda: _start_time(pid) is None)
+
+
+@fuse
+def test_a_mount_that_hangs_is_not_kept_busy_by_the_process_that_asked_it(source: Path, mountpoint: Path) -> None:
+    assert shardfs("mount", source, mountpoint).returncode == 0
+    mounted = mounted_at(str(mountpoint))
+    assert mounted is not None
+    with stopped(daemon_pid(mountpoint)):
+        assert asking.ask(mounted, 0.5).state is MountState.HANGS
+        assert asking._stuck.pop(mounted).returncode == -signal.SIGKILL
+    assert shardfs("umount", mountpoint).returncode == 0
 
 
 @fuse
