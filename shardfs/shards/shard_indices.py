@@ -107,7 +107,7 @@ class ShardIndices:
     Attributes:
         on_reload: called with a shard, a page, and the page's entries before and now, if a page is read again. No
             thread sees the new page earlier.
-        is_frozen: another array is stored here now. Cached pages are used, and none is read.
+        is_frozen: another array is stored here now, so chunks are not looked up any more.
     """
 
     def __init__(
@@ -171,9 +171,9 @@ class ShardIndices:
     def page(self, shard: int, number: int) -> IndexPage | None:
         """Return a page; None if the shard is absent or the page empty. Raise CorruptShardError if it is unreadable."""
         key = (self._id, shard, number)
-        page = self._cache.former(key) if self.is_frozen else self._cache.peek(key)
-        if page is None and self.is_frozen:
+        if self.is_frozen:
             raise self._replaced(shard)
+        page = self._cache.peek(key)
         if page is None:
             page = self._cache.get(key, lambda: self._load(shard, number))
         if page is ABSENT:

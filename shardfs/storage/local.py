@@ -251,12 +251,11 @@ class LocalStore:
             self._blobs.pop(key, None)
 
     def reopen_below(self, key: str) -> None:
-        """Open all files below a directory anew. Their former versions stay open as long as other files."""
+        """Drop the cached descriptors of all files below a directory."""
         with self._lock:
             self._reopened += 1
             for path in [k for k in self._blobs if not key or k.startswith(f"{key}/")]:
-                if (blob := self._blobs.pop(path, None)) is not None:
-                    self._blobs[f"/{self._reopened}/{path}"] = blob  # no file of the store has this key
+                self._blobs.pop(path, None)
 
     def entry(self, key: str) -> DirEntry:
         try:

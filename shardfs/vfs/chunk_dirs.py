@@ -366,15 +366,11 @@ class ChunkDirs:
         note_edges(former.collection, self.collection)
 
     def freeze(self) -> None:
-        """Read no more indices, because another array is stored there now.
-
-        Keep those in memory if they are certainly of the former array, and their shards are open.
-        """
+        """Read no more indices, because another array is stored there now."""
         self.is_frozen = True
         for layer in self.shards.layers:
-            if not layer.is_local or layer.index.ttl_s != math.inf:
-                layer.forget_all()
             layer.index.is_frozen = True
+            layer.forget_all()  # also what may be of the other array already
 
     def move(self, old: str, new: str) -> None:
         """Update the paths after the directory, or one of its parents, was renamed."""

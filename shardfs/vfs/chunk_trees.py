@@ -41,7 +41,7 @@ No real array needs as many, and one collection cannot use up all numbers.
 MAX_DETACHED = 1_000
 """Maximum number of collections kept after their directory was removed, in case that the same ones are created anew."""
 
-MAX_FORMER = 256
+MAX_FORMER = 64
 """Maximum number of trees that are kept after another tree has replaced them, for files that are open.
 
 The kernel's references to chunks are not counted.

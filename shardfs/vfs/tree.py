@@ -123,8 +123,7 @@ class Tree:
     def _follow(self, directory: DirectoryNode) -> None:
         """Renew a directory if its documents were to be read again, and have changed."""
         if self.follows_documents and self.datasets.is_outdated(directory):
-            list(self.generated(directory.path))  # other numbers: the kernel may know bytes of the present ones
-            self.renew(directory.path)
+            self.renew(directory.path, renumbers=True)
 
     def _follow_array(self, chunks: ChunkDirs) -> None:
         """Renew the directory of a local array. A program may use names of chunks, and none in this directory."""
@@ -435,8 +434,11 @@ class Tree:
         """
         return not self.store.remote or (math.isfinite(self._ttl) and age_s >= self._ttl)
 
-    def renew(self, path: str) -> list[str]:
-        """Read the metadata of a directory and everything below again. Return the paths of the collections there."""
+    def renew(self, path: str, *, renumbers: bool = False) -> list[str]:
+        """Read the metadata of a directory and everything below again. Return the paths of the collections there.
+
+        `renumbers`: documents get other inode numbers, because the kernel may know bytes of the present ones.
+        """
         self.datasets.renewals.add(path)
         self.changed(path)
         nodes = self._nodes.below(path)
@@ -445,6 +447,8 @@ class Tree:
             if isinstance(node, DirectoryNode):
                 self.datasets.damage.invalidate(node.number)
                 node.content = None
+        if renumbers:
+            list(self.generated(path))
         for node in nodes:
             parent, _, name = node.path.rpartition("/")
             with suppress(OSError, CorruptShardError):

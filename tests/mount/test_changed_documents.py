@@ -94,7 +94,7 @@ def files_in(path: Path) -> dict[str, bytes]:
     for directory, _, names in os.walk(path):
         for name in sorted(names, key=str.isdigit):
             file = os.path.join(directory, name)
-            with suppress(FileNotFoundError), open(file, "rb") as opened:
+            with suppress(OSError), open(file, "rb") as opened:  # what is missing is tried again
                 data = opened.read()
                 assert len(data) == os.fstat(opened.fileno()).st_size
                 out[os.path.relpath(file, path)] = data
