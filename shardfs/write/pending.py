@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 SAME = False
 """Stands for the digest of a chunk whose stored bytes a publish has not changed, because they were the same."""
 
+HASHES = 1 << 10
+"""Number of different hashes of the keys of shards. A shard counts as replaced if one with its hash was."""
+
 Entries: TypeAlias = Mapping[str, "str | bool"]
 """Digests of chunks, or `SAME`, by path."""
 
@@ -286,6 +289,7 @@ class Backlog:
         self.journal = journal
         self.pending = Pending()
         self.replaced = 0
+        self._last_replaced = [0] * HASHES  # by a hash of the key: `replaced` when such a shard was replaced last
         self.written_bytes = 0
         self.took_s = 0.0
         self.lock = threading.RLock()  # `with` a condition costs two Python calls
@@ -302,6 +306,10 @@ class Backlog:
         """Return all pending versions by path."""
         with self.lock:
             return dict(self.pending.versions)
+
+    def has_replaced(self, key: str, since: int) -> bool:
+        """Return whether a shard was perhaps replaced after `replaced` was `since`."""
+        return self._last_replaced[hash(key) % HASHES] > since
 
     def fullness(self, more: int) -> float:
         """Return how full the journal is with so many bytes more: 1 is its limit."""
@@ -354,6 +362,7 @@ class Backlog:
         """Record that a shard was replaced. `waiting`: the paths of its pending chunks that were not published."""
         with self.lock:
             self.replaced += 1
+            self._last_replaced[hash(key) % HASHES] = self.replaced
             versions = self.pending.versions
             kept = [path for path in waiting if versions[path].base.relies_on(before)]
             meta = {"key": key, "lsns": list(lsns), "entries": dict(entries)}

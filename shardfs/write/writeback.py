@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.changes import Begun
 from shardfs.model.kinds import is_in
@@ -57,6 +57,16 @@ EMPTY_NS = 60 * 10**9
 EMPTY = "is an empty file, which readers take for damage: write or remove it"
 
 
+class Look(NamedTuple):
+    """What was stored for the chunk at a path, when `version` was pending and `Backlog.replaced` was `replaced`."""
+
+    path: str
+    target: Target | None
+    version: Version | None
+    replaced: int
+    base: Stored
+
+
 class WriteBuffer:
     """The pending versions of a mount, and the threads that publish them. Thread-safe.
 
@@ -87,7 +97,7 @@ class WriteBuffer:
         self.refused = Refused(self.failures)
         self.publisher = Publisher(self.backlog, self.shards, writer, self.failures, form_now)
         self._closed = False
-        self._looked = threading.local()  # `base`: the result of the last `look` of a thread, and its `_moment`
+        self._looked = threading.local()  # `base`: the last `Look` of a thread
         self._unwritable: set[str] = set()  # arrays whose reason was logged
         pending = self.backlog.pending
         self._damaged = [*journal.damaged_paths, *pending.lost]
@@ -233,26 +243,35 @@ class WriteBuffer:
 
         The shard is read before the lock is taken. No chunk is stored under a name that is none of a chunk.
         """
+        looked = self._looked.__dict__.pop("base", None)
         while True:
-            moment = self._moment(path, target)
-            looked = self._looked.__dict__.pop("base", None)
-            base = looked[1] if looked is not None and looked[0] == moment else self._base(path, target)
+            if looked is None or looked.path != path or looked.target != target:
+                looked = self._look(path, target)
             with self._lock:
-                if self._moment(path, target) == moment:
-                    yield base
+                if self._is_present(looked):
+                    yield looked.base
                     return
-
-    def _moment(self, path: str, target: Target | None) -> tuple[object, ...]:
-        """Return what changes if the path is written, or a shard is replaced."""
-        return path, target, self.backlog.get(path), self.backlog.replaced
+            looked = None
 
     def look(self, path: str, target: Target | None) -> None:
         """Load the index entry of a chunk, and read the chunk in a local store.
 
         A change of the path by this thread, under the caller's lock, then need not wait.
         """
-        moment = self._moment(path, target)
-        self._looked.base = moment, self._base(path, target)
+        self._looked.base = self._look(path, target)
+
+    def _look(self, path: str, target: Target | None) -> Look:
+        replaced, version = self.backlog.replaced, self.backlog.get(path)
+        return Look(path, target, version, replaced, self._base(path, target))
+
+    def _is_present(self, looked: Look) -> bool:
+        """Return whether neither the path was written nor its shard replaced since a look."""
+        if self.backlog.get(looked.path) != looked.version:
+            return False
+        if looked.target is None or self.backlog.replaced == looked.replaced:
+            return True
+        shards = looked.target.tree.shards
+        return not self.backlog.has_replaced(shards.key(shards.number_of(looked.target.coords)), looked.replaced)
 
     def _base(self, path: str, target: Target | None) -> Stored:
         """Return what a new version of a path is written over: for a file that is no chunk, nothing.

@@ -12,11 +12,15 @@ import time
 import traceback
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardfs.write.files import split
+from shardfs.write.pending import HASHES
 from shardfs.write.publishing import Publishing
+from shardfs.write.stored import Stored
 from tests.interleaving import interleaved
 from tests.write.engines import TreeFiles, Whole
 from tests.write.oracle import found_by
@@ -258,6 +262,33 @@ def test_a_close_meets_another_call_at_each_of_its_steps(call: str, tmp_path: Pa
             assert (files.read(path), files.read(other)) == left, f"step {step}"
             assert tuple(part and tree.pending.read(part, 0, part.size) for part in data) == left, f"step {step}"
         assert step > 100
+
+
+@pytest.mark.parametrize("replaced", ["another", "its own"])
+def test_a_close_reads_a_stored_chunk_again_if_its_own_shard_was_replaced(
+    replaced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, looks, of = TARGETS["zarr_end"], list[object](), Stored.of
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    target.create(tmp_path / "store")
+    target.fill(tmp_path / "store", target.array({0: 1}))
+    with Whole().open(target, tmp_path / "store", tmp_path / "journal") as files:
+        pending, path = files.tree.pending, target.path(0)
+        chunk = files.tree._descriptions._names.classify_name(*split(path)).target
+        assert chunk is not None
+        own = chunk.tree.shards.key(chunk.tree.shards.number_of(chunk.coords))
+        other = next(key for key in map(str, count()) if (hash(key) - hash(own)) % HASHES)
+
+        def counted(target: Any, *, read: bool) -> Stored:
+            looks.append(target)
+            return of(target, read=read)
+
+        monkeypatch.setattr(Stored, "of", staticmethod(counted))
+        pending.look(path, chunk)
+        pending.backlog.done(own if replaced == "its own" else other)
+        pending.put(path, target.shown(2), chunk, 0, 0)
+        assert len(looks) == (2 if replaced == "its own" else 1)
 
 
 @pytest.mark.slow
