@@ -89,11 +89,9 @@ def warn(text: str) -> None:
 
 def profile_named(word: str, where: str | None = None) -> Profile | None:
     """The profile with this name; None if there is none or the word contains a slash."""
-    return (
-        None
-        if "/" in word
-        else layers.configuration(where or os.environ.get("SHARDFS_CONFIG"), word, warn).profiles.get(word)
-    )
+    if "/" in word:
+        return None
+    return layers.configuration(where or os.environ.get("SHARDFS_CONFIG"), word, warn).profiles.get(word)
 
 
 def is_source(name: str, options: Options) -> bool:

@@ -53,11 +53,9 @@ def await_report(receive: int, seconds: float) -> Report | None:
         return None
     with open(receive, closefd=False) as pipe:
         text = pipe.read()
-    return (
-        Report(*json.loads(text))
-        if text
-        else Report(ExitCode.PROBLEM, "the daemon ended without a message; its log may tell more")
-    )
+    if not text:
+        return Report(ExitCode.PROBLEM, "the daemon ended without a message; its log may tell more")
+    return Report(*json.loads(text))
 
 
 def mount_in_background(arguments: MountArguments) -> int:

@@ -163,16 +163,14 @@ class ShardIndices:
                 return blob
         except (FileNotFoundError, ValueError):  # removed or undecodable; the page must be read again
             pass
-        if self.is_frozen:
-            raise self._replaced(shard)
         self._cache.expire((self._id, shard, number))
         return None
 
     def page(self, shard: int, number: int) -> IndexPage | None:
         """Return a page; None if the shard is absent or the page empty. Raise CorruptShardError if it is unreadable."""
-        key = (self._id, shard, number)
+        key = (self._id, shard, number)  # taken first: no later reader uses what is loaded for it after a freeze
         if self.is_frozen:
-            raise self._replaced(shard)
+            raise StaleShardError(f"{self.path or '/'}: {self.source.key(shard)}: {REPLACED}")
         page = self._cache.peek(key)
         if page is None:
             page = self._cache.get(key, lambda: self._load(shard, number))
@@ -332,9 +330,6 @@ class ShardIndices:
         if type(former) is IndexPage:
             self.on_reload(shard, number, former.index, index)
         return (page, 1000, DAMAGE_TTL_S) if type(page) is _Damaged else (page, index.nbytes, self.ttl_s)
-
-    def _replaced(self, shard: int) -> StaleShardError:
-        return StaleShardError(f"{self.path or '/'}: {self.source.key(shard)}: {REPLACED}")
 
     def _damage(self, shard: int, why: str) -> CorruptShardError:
         error = CorruptShardError(self.path, self.source.key(shard), why)

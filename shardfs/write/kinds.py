@@ -222,7 +222,7 @@ class Kinds(Part):
         if file.target is None or file.target.is_verbatim or version.stored:
             file.publish(version.base, None if version.stored else size)
             if file.is_settled:
-                self._unname(self._files.settle(file))
+                self.rest(file)
         elif file.writers:  # open writers make the next version
             self._contents.load(file)
             file.publish(version.base)

@@ -70,9 +70,7 @@ class Names:
 
         The holder may wait for a disk. `lock` may be acquired inside, never the other way round.
         """
-        if not self._rename_lock.acquire(blocking=False):
-            self.waiting()
-            self._rename_lock.acquire()
+        self._acquire(self._rename_lock)
         try:
             yield
         finally:
@@ -83,11 +81,15 @@ class Names:
         """Hold `writeback` of files that are about to be renamed or removed. No other lock may be held before."""
         with ExitStack() as held:
             for file in sorted(filter(None, files), key=attrgetter("number")):
-                if not file.writeback.acquire(blocking=False):
-                    self.waiting()
-                    file.writeback.acquire()
+                self._acquire(file.writeback)
                 held.callback(file.writeback.release)
             yield
+
+    def _acquire(self, lock: threading.RLock) -> None:
+        """Acquire a lock whose holder may wait for a disk."""
+        if not lock.acquire(blocking=False):
+            self.waiting()
+            lock.acquire()
 
     # ---- numbers and paths ----
 
