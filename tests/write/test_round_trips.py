@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.storage import syscalls
-from shardfs.write import writeback
+from shardfs.write import stored as stored_module
 from shardfs.write.journal import Journal
 from shardfs.write.journal.records import RecordKind
 from shardfs.write.stored import digest_of
@@ -49,7 +49,7 @@ def test_no_stored_chunk_is_read_while_all_names_are_locked(
                 asked.append("waits" if wait([found], 60).not_done else "answered")
             return digest_of(chunk)
 
-        monkeypatch.setattr(writeback, "digest_of", digest)
+        monkeypatch.setattr(stored_module, "digest_of", digest)
         if call == "unlink":
             files.unlink(TARGET.path(0))
         else:
