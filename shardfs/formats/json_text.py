@@ -11,6 +11,9 @@ import re
 from json.decoder import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from shardfs.formats.documents import MAX_DOCUMENT_BYTES
+from shardfs.model.bounded_json import load_json
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -140,11 +143,11 @@ def differences(old: Any, new: Any) -> dict[Path, Any]:
 def rebased(base: bytes, new: bytes, theirs: bytes) -> bytes:
     """The text of `theirs` with the changes from `base` to `new`, which replace differing values in `theirs`.
 
-    Raise ValueError if one of the documents is not JSON.
+    Raise ValueError if one of the documents is not JSON, or is beyond the limits of `load_json`.
     """
+    before, after, present = (load_json(raw, MAX_DOCUMENT_BYTES) for raw in (base, new, theirs))
     try:
-        doc = json.loads(theirs)
-        return changed(theirs, differences(doc, _rebased(json.loads(base), json.loads(new), doc)))
+        return changed(theirs, differences(present, _rebased(before, after, present)))
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -6,26 +6,31 @@ import errno
 import logging
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.changes import Change
+from shardfs.model.errors import CorruptShardError, ShardfsError
 from shardfs.model.kinds import NameKind
 from shardfs.write.contents import MAX_DOCUMENT, Part
 from shardfs.write.documents import UnseenChangeError
 from shardfs.write.files import WritableFile, join, split, stale
 from shardfs.write.name_kind import FOREIGN, is_document
+from shardfs.write.stored import NOTHING, conflicts, digest_of, digest_of_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardfs.model.blobs import Blob, Plan
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.contents import FileContents
     from shardfs.write.journaled import CompressedKind
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
     from shardfs.write.pending import Version
+    from shardfs.write.stored import Stored
 
 log = logging.getLogger(__name__)
 
@@ -263,13 +268,19 @@ class Descriptions(Part):
     def _pass_through(self, file: WritableFile) -> None:
         """Write a file to the store under its own name: it was kept as a chunk of a future array, but is no chunk."""
         path = file.path
-        if path is None:
+        version = None if path is None else self._pending.backlog.get(path)
+        if path is None or (version is not None and version.conflict):
             return
         try:
             data = self._contents.whole(file)
             self.make_stored_directory(path.rpartition("/")[0])
-            self._writer.put(path, data)
-        except OSError as e:
+            base = NOTHING if version is None else version.base
+            self._writer.update(path, _PassedThrough(path, data, base, wins=self._documents.wins))
+        except UnseenChangeError as e:
+            log.warning("%s: %s", path, e.strerror)
+            self._pending.publisher.refuse(path, str(e.strerror))
+            return
+        except (OSError, ShardfsError, ValueError) as e:
             log.warning(
                 "%s: no dataset has this file, but it could not be stored and stays in the journal: %s", path, e
             )
@@ -325,6 +336,29 @@ class Descriptions(Part):
         with suppress(FileExistsError):
             disk.make_directory(path)
             self._base.changed(path)
+
+
+@dataclass
+class _PassedThrough(Change):
+    """Give the source a file that was written over `base`, unless another program has changed the file since.
+
+    Raise UnseenChangeError in that case, unless it `wins`.
+    """
+
+    path: str
+    data: bytes
+    base: Stored
+    wins: bool
+
+    def plan(self, old: Blob | None) -> Plan:
+        version = None if old is None else old.stat().version
+        base = self.base.including(digest_of_pieces([self.data]))  # a crash may have ended an earlier attempt
+        if conflicts({"": base}, frozenset(), version, lambda asked: {key: digest_of(old) for key in asked}):
+            why = "another program has written this file to the source, too"
+            if not self.wins:
+                raise UnseenChangeError(errno.ESTALE, f"{why}. Use shardfs recover --ours or --theirs", self.path)
+            log.warning("%s: %s; conflict=ours replaces its version", self.path, why)
+        return [self.data]
 
 
 def _is_reshaped(old: Target | None, new: Target | None) -> bool:

@@ -127,17 +127,20 @@ class Publisher:
             return True
         with self._changed:
             for path in self._shards.of_array(shard.tree):
-                self.refuse_obsolete(path)
+                self.refuse(path, OBSOLETE, obsolete=True)
         return False
 
-    def refuse_obsolete(self, path: str) -> None:
-        """Keep the version of a path, which was written for an array of another form, as a conflict."""
+    def refuse(self, path: str, why: str, *, obsolete: bool = False) -> None:
+        """Keep the version of a path as a conflict until a user decides.
+
+        `obsolete`: the version was written for an array of another form.
+        """
         with self._changed:
             version = self._backlog.get(path)
             if version is not None and not version.obsolete:
-                self._backlog.decide(path, version.lsn, OBSOLETE, obsolete=True)
+                self._backlog.decide(path, version.lsn, why, obsolete=obsolete)
                 self.counts["conflicts"] += 1
-                self._failures.note(path, OSError(errno.ESTALE, OBSOLETE, path))
+                self._failures.note(path, OSError(errno.ESTALE, why, path))
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
         done = job.done(stat)

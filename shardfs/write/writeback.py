@@ -15,15 +15,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.model.changes import Begun
-from shardfs.model.kinds import is_in
+from shardfs.model.kinds import is_in, is_scratch
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.cache import nothing
+from shardfs.storage.local import stat_of
 from shardfs.write.dirty_shards import EARLY, DirtyShards
 from shardfs.write.failures import Failures, Refused
 from shardfs.write.journal import RecordKind
 from shardfs.write.pending import Backlog
-from shardfs.write.publisher import FULL, Publisher
+from shardfs.write.publisher import FULL, OBSOLETE, Publisher
 from shardfs.write.publishing import Publishing
 from shardfs.write.recover import park_scratch
 from shardfs.write.stored import NOTHING, Stored
@@ -229,7 +230,7 @@ class WriteBuffer:
             if version is not None and target is not None:
                 form = version.form or _form(self.target(path))
                 if form not in ("", _form(target)):
-                    self.publisher.refuse_obsolete(path)
+                    self.publisher.refuse(path, OBSOLETE, obsolete=True)
             self.shards.assign(path, target)
 
     def is_obsolete(self, path: str) -> bool:
@@ -274,7 +275,7 @@ class WriteBuffer:
         return not self.backlog.has_replaced(shards.key(shards.number_of(looked.target.coords)), looked.replaced)
 
     def _base(self, path: str, target: Target | None) -> Stored:
-        """Return what a new version of a path is written over: for a file that is no chunk, nothing.
+        """Return what a new version of a path is written over. A remote store is asked about chunks only.
 
         The bytes of a remote chunk are not read: a program that replaces chunks need not load them
         (docs/durability.md). Raise CorruptShardError if the bytes of a local chunk are not there.
@@ -282,7 +283,12 @@ class WriteBuffer:
         known = self.backlog.get(path)
         if known is not None and not known.obsolete:
             return known.base
-        return NOTHING if target is None else Stored.of(target, read=self._writer.local)
+        if target is not None:
+            return Stored.of(target, read=self._writer.local)
+        if (disk := self._writer.disk) is not None and not is_scratch(path.rpartition("/")[2]):
+            with suppress(OSError):
+                return NOTHING._replace(version=stat_of(disk.stat(path)).version)
+        return NOTHING
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.formats.json_text import REMOVED, alike, changed, differences
+from shardfs.formats.json_text import REMOVED, alike, changed, differences, rebased
+from shardfs.model.bounded_json import MAX_ITEMS
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
@@ -74,3 +75,14 @@ SMALL = st.dictionaries(st.text("abcd", min_size=1, max_size=1), JSON, max_size=
 def test_differences_turn_one_document_into_the_other(old: Any, new: Any) -> None:
     made = changed(json.dumps(old).encode(), differences(old, new))
     assert alike(json.loads(made), new)
+
+
+@pytest.mark.parametrize(
+    "bad", [b'{"a": 1, "a": 2}', b"[" + b"0," * (MAX_ITEMS + 1) + b"0]", b"[" * 200_000 + b"]" * 200_000]
+)
+@pytest.mark.parametrize("place", range(3))
+def test_a_document_beyond_the_limits_is_not_rebased(bad: bytes, place: int) -> None:
+    versions = [b"{}"] * 3
+    versions[place] = bad
+    with pytest.raises(ValueError, match=r"twice|too many|too deeply"):
+        rebased(*versions)

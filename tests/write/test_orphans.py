@@ -16,6 +16,7 @@ import pytest
 from shardfs.config.options import Options
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
+from shardfs.write import recover
 from shardfs.write.open_rw import open_writable
 from tests import handmade
 from tests.suites.walking import entries
@@ -279,3 +280,82 @@ def test_an_array_that_has_chunks_in_the_source_is_not_sharded_by_a_rule(
         found = tree.resolve(f"a/{above}/{chunk}").number
         assert bytes(tree.read(found, 0, 9)) == b"1234"
     assert json.loads((tmp_path / "source" / "a" / "zarr.json").read_bytes()) == document
+
+
+# ---- another program has written the same name
+
+
+@pytest.fixture(params=["local", "memory"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
+    (tmp_path / "source").mkdir()
+    return str(tmp_path / "source")
+
+
+@contextmanager
+def mount_of(source: str, tmp_path: Path, conflict: str = "fail") -> Iterator[WriteTree]:
+    journals = str(tmp_path / "journals")
+    options = Options(rw=True, journal=journals, create="zarr3", idle=60, age=60, conflict=conflict)
+    tree = open_writable(open_tree(source, may_be_empty=True), source, options)
+    try:
+        yield tree
+    finally:
+        tree.close(20)
+
+
+def write_orphan(tree: WriteTree, data: bytes, directory: bytes = b"7", name: str = "1") -> None:
+    put(tree, tree.mkdir(ROOT, directory, 0o755).number, name, data)
+
+
+@pytest.mark.parametrize(("choice", "wanted"), [("ours", b"ours"), ("theirs", b"theirs")])
+def test_a_file_of_another_program_is_not_overwritten(source: str, choice: str, wanted: bytes, tmp_path: Path) -> None:
+    fs, root = fsspec.url_to_fs(source)
+    with mount_of(source, tmp_path) as tree:
+        write_orphan(tree, b"ours")
+        fs.makedirs(f"{root}/7", exist_ok=True)
+        fs.pipe_file(f"{root}/7/1", b"theirs")
+        assert tree.close(20) == ["7/1"]
+        assert "another program" in str(tree.pending.failure("7/1"))
+    assert fs.cat_file(f"{root}/7/1") == b"theirs"
+    with mount_of(source, tmp_path) as tree:  # the conflict stays until a user decides
+        assert bytes(tree.read(tree.resolve("7/1").number, 0, 9)) == b"ours"
+    recover.decide(recover.find(source, str(tmp_path / "journals")), **{choice: ["7/1"]})
+    with mount_of(source, tmp_path) as tree:
+        assert tree.close(20) == []
+    assert fs.cat_file(f"{root}/7/1") == wanted
+
+
+def test_it_is_overwritten_if_the_user_says_so(source: str, tmp_path: Path) -> None:
+    fs, root = fsspec.url_to_fs(source)
+    with mount_of(source, tmp_path, "ours") as tree:
+        write_orphan(tree, b"ours")
+        fs.makedirs(f"{root}/7", exist_ok=True)
+        fs.pipe_file(f"{root}/7/1", b"theirs")
+        assert tree.close(20) == []
+    assert fs.cat_file(f"{root}/7/1") == b"ours"
+
+
+def test_it_is_not_overwritten_when_a_document_says_that_it_is_no_chunk(source: str, tmp_path: Path) -> None:
+    fs, root = fsspec.url_to_fs(source)
+    with mount_of(source, tmp_path) as tree:
+        write_orphan(tree, b"ours", b"v2", "0.1")
+        fs.makedirs(f"{root}/v2", exist_ok=True)
+        fs.pipe_file(f"{root}/v2/0.1", b"theirs")
+        put(tree, tree.resolve("v2").number, ".zarray", b'{"zarr_format": 2}')
+        assert tree.left() == ["v2/0.1"]
+    assert fs.cat_file(f"{root}/v2/0.1") == b"theirs"
+
+
+@pytest.mark.parametrize("theirs", [b"", b"theirs"])
+def test_a_file_that_was_there_is_overwritten_if_it_is_unchanged(theirs: bytes, tmp_path: Path) -> None:
+    """As if `cp -r` is repeated. `theirs`: what another program writes after that."""
+    (tmp_path / "source/7").mkdir(parents=True)
+    (tmp_path / "source/7/1").write_bytes(b"earlier")
+    with mount_of(str(tmp_path / "source"), tmp_path) as tree:
+        put(tree, tree.resolve("7").number, "1", b"ours")
+        put(tree, tree.resolve("7").number, "1", b"ours again")
+        if theirs:
+            (tmp_path / "source/7/1").write_bytes(theirs)
+        assert tree.close(20) == (["7/1"] if theirs else [])
+    assert (tmp_path / "source/7/1").read_bytes() == (theirs or b"ours again")
