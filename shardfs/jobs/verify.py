@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,11 +10,11 @@ import numpy as np
 from shardfs.jobs.chunk_checks import ChunkRanges, ChunkVerifier, reason, stream
 from shardfs.jobs.findings import ALL_PAGES, MOST, NAMES, ShardFindings, ShardPart
 from shardfs.model.blobs import ByteRange
-from shardfs.model.byte_ranges import Coverage, cover, leaving, leaving_reason
+from shardfs.model.byte_ranges import Coverage, cover
 from shardfs.model.errors import ShardfsError
 from shardfs.model.grid import ravel
-from shardfs.shards.index_reader import read_pages, read_root
-from shardfs.storage.blob_views import SliceBlob, absolute
+from shardfs.shards.index_reader import ShardIndexReader
+from shardfs.storage.blob_views import SliceBlob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from shardfs.jobs.findings import Report
-    from shardfs.model.blobs import Blob, ByteRequest
+    from shardfs.model.blobs import Blob
     from shardfs.model.shard_format import Checksum, ShardIndex
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
     from shardfs.shards.chunk_store import ChunkStore
@@ -196,36 +195,23 @@ class _Shard:
 
     def _pages(self) -> Iterator[tuple[int, ShardIndex]]:
         """Yield every readable page of the index. Unreadable pages become findings."""
-        if self._format.walk is not None:
-            try:
-                yield 0, self._format.walk(self._blob)
-            except ValueError as e:
-                self._found_index(e, 0)
-            return
-        decode = partial(self._format.decode_page, self._shard)
-        for block in range(self._format.blocks):
-            try:
-                root = read_root(self._format, self._blob, block)
-                if (where := self._format.root_request(block)) is not None:
-                    self._cover_index(where)
-                pages = self._format.nonempty_pages(block, root).tolist()
-            except ValueError as e:
-                self._found_index(e, None)
-                return
-            for page, request, found in read_pages(
-                self._format, self._shard, pages, root, self._blob, decode, self._size
-            ):
-                if request is not None:
-                    self._cover_index(request)
-                if isinstance(found, ValueError):
-                    self._found_index(found, page)
+        index = ShardIndexReader(self._format, self._shard, self._blob, keep=False)
+        try:
+            for block in range(self._format.blocks):
+                self._cover_index(self._format.root_request(block))
+            for page, where, entries in index.parts():
+                self._cover_index(where)
+                if isinstance(entries, ValueError):
+                    self._found_index(entries, page)
                 else:
-                    yield page, found.arrays()
+                    yield page, entries
+        except ValueError as e:
+            self._found_index(e, None)
 
-    def _cover_index(self, request: ByteRequest) -> None:
-        start, stop = absolute(request, self._size)
-        one = np.array([start], np.uint64), np.array([stop], np.uint64)
-        self._covered.append(Coverage(*one, (), 0))
+    def _cover_index(self, where: ByteRange | None) -> None:
+        if where is not None:
+            one = np.array([where.start], np.uint64), np.array([where.stop], np.uint64)
+            self._covered.append(Coverage(*one, (), 0))
 
     def _found_index(self, error: ValueError, page: int | None) -> None:
         """Add a finding for an unreadable index page, and name the first chunks that may be in the page."""
@@ -244,7 +230,7 @@ class _Shard:
         """The valid entries of an index page. Invalid entries become findings."""
         slots = index.all_slots()
         if index.repeated is not None:
-            for slot in index.repeated.tolist():
+            for slot in np.unique(index.repeated.all_slots()).tolist():
                 coords, _ = self._format.coords(self._shard, page, np.array([slot], np.uint64))
                 self._found("duplicate", f"id {slot} has several entries in its index", tuple(coords[0].tolist()))
         parts = [self._verify_some(page, slots[i : i + ROWS], index, i) for i in range(0, max(len(slots), 1), ROWS)]
@@ -258,18 +244,11 @@ class _Shard:
         sizes = index.sizes[at : at + len(slots)].astype(np.uint64)
         if not valid.all():
             self._found_lost(page, slots[~valid], coords[~valid])
-        leaves = leaving(starts, sizes, self._size)
-        broken = index.broken
-        broken = broken[(broken >= at) & (broken < at + len(slots))] - at
-        good = valid & ~leaves
-        good[broken] = False
-        leaves[broken] = False
-
-        def outside(i: int) -> str:
-            return leaving_reason(starts[i], sizes[i], self._size)
-
-        self._found_all("entry", broken[valid[broken]], lambda i: index.reason(at + i), coords)
-        self._found_all("range", np.flatnonzero(leaves & valid), outside, coords)
+        faults = np.zeros(len(slots), np.uint8) if index.faults is None else index.faults[at : at + len(slots)]
+        good = valid & (faults == 0)
+        for number, (kind, _) in enumerate(index.reasons, 1):
+            broken = np.flatnonzero(valid & (faults == number))
+            self._found_all(kind, broken, lambda i: index.reason(at + i), coords)
         if self._innermost:
             self._verify_sizes(coords, sizes, good)
         return coords[good], starts[good], sizes[good]

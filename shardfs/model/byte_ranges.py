@@ -49,10 +49,12 @@ def leaving_reason(start: int | np.integer[Any], size: int | np.integer[Any], ob
     return f"its range [{int(start)}, {int(start) + int(size)}) leaves the object of {object_size} bytes"
 
 
-def require_inside(start: int, size: int, object_size: int) -> None:
-    """Raise ValueError, with the reason, if the range of an index entry leaves the object."""
-    if start + size > object_size:
-        raise ValueError(leaving_reason(start, size, object_size))
+def require_still_leaving(starts: U64, sizes: U64, old_size: int, new_size: int) -> None:
+    """Raise ValueError, with the reason, if a range that leaves an object of the old size is in one of the new size."""
+    inside = leaving(starts, sizes, old_size) & ~leaving(starts, sizes, new_size)
+    for i in np.flatnonzero(inside)[:1].tolist():
+        why = leaving_reason(starts[i], sizes[i], old_size)
+        raise ValueError(f"{why}, and would have bytes of other chunks after the change")
 
 
 def cover(starts: U64, stops: U64) -> Coverage:

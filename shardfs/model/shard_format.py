@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -85,6 +86,13 @@ class Checksum(NamedTuple):
             raise ValueError(f"its {self.name} is {computed.hex()}, but {stored.hex()} is stored")
 
 
+class Reason(NamedTuple):
+    """Why entries are invalid: the kind of the finding of `verify`, and a text made of the start and size of one."""
+
+    kind: str
+    text: Callable[[int, int], str]
+
+
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
     """One page of a shard index: the slots that are present, and the byte range of each.
@@ -93,18 +101,18 @@ class ShardIndex:
         slots: parallel to `starts` and `sizes`, ascending. None if slot i is entry i for all i: then an entry takes 8
             or 16 bytes of memory instead of 24.
         faults: for each entry 0, or the number of its reason in `reasons` if it is invalid. None if all are valid.
-        reasons: functions that return why the entry at a position is invalid; the first one has the number 1.
+        reasons: the first one has the number 1.
         checksum: given if a checksum follows the range of each entry. Only `ShardFormat.walk` sets it.
-        repeated: slots with further entries, which readers do not find. `checked` drops it.
+        repeated: further entries of some slots, which readers do not find; None if there are none.
     """
 
     slots: U64 | None
     starts: npt.NDArray[np.unsignedinteger[Any]]
     sizes: npt.NDArray[np.unsignedinteger[Any]]
     faults: npt.NDArray[np.uint8] | None = None
-    reasons: tuple[Callable[[int], str], ...] = ()
+    reasons: tuple[Reason, ...] = ()
     checksum: Checksum | None = None
-    repeated: U64 | None = None
+    repeated: ShardIndex | None = None
 
     @classmethod
     def empty(cls) -> Self:
@@ -171,15 +179,15 @@ class ShardIndex:
         starts, sizes = self.starts, self.sizes
         fits = len(starts) and self.faults is None and int(starts.max()) + int(sizes.max()) <= object_size
         outside = leaving(starts, sizes, object_size) if not fits else np.zeros(0, np.bool_)
+        whole = self if self.repeated is None else replace(self, repeated=self.repeated.checked(object_size))
         if outside.any():
-            whole = ShardIndex(self.slots, starts, sizes, self.faults, self.reasons)
-            return whole.with_broken(outside, lambda i: leaving_reason(starts[i], sizes[i], object_size))
+            return whole.with_broken(outside, Reason("range", partial(leaving_reason, object_size=object_size)))
         if object_size < 2**32 and self.faults is None:
-            starts, sizes = starts.astype(np.uint32), sizes.astype(np.uint32)
-        return ShardIndex(self.slots, starts, sizes, self.faults, self.reasons)
+            return replace(whole, starts=starts.astype(np.uint32), sizes=sizes.astype(np.uint32))
+        return whole
 
-    def with_broken(self, bad: Bool, reason: Callable[[int], str]) -> ShardIndex:
-        """The same index with the entries `bad` marked broken; `reason` explains an entry by its position.
+    def with_broken(self, bad: Bool, reason: Reason) -> ShardIndex:
+        """The same index with the entries `bad` marked broken.
 
         An entry that was broken before keeps its reason.
         """
@@ -196,13 +204,76 @@ class ShardIndex:
 
     def reason(self, i: int) -> str:
         """Why the entry at position `i`, one of `broken`, is invalid."""
-        return "" if self.faults is None else self.reasons[self.faults.item(i) - 1](i)
+        if self.faults is None:
+            return ""
+        return self.reasons[self.faults.item(i) - 1].text(self.starts.item(i), self.sizes.item(i))
+
+    def selected(self, at: Bool | npt.NDArray[np.intp]) -> ShardIndex:
+        """The entries at these positions, or of this mask."""
+        faults = None if self.faults is None else self.faults[at]
+        slots = self.all_slots()[at]
+        return replace(self, slots=slots, starts=self.starts[at], sizes=self.sizes[at], faults=faults)
+
+    def without(self, slots: Collection[int]) -> ShardIndex:
+        """The entries of other slots."""
+        if not slots:
+            return self
+        index = self.selected(~np.isin(self.all_slots(), np.fromiter(slots, np.uint64, len(slots))))
+        return index if self.repeated is None else replace(index, repeated=self.repeated.without(slots))
+
+    def columns(self) -> tuple[U64, U64, U64]:
+        """Slots, starts and sizes of all entries, also of broken and repeated ones, in 64-bit numbers."""
+        slots, starts, sizes = self.all_slots(), self.starts.astype(np.uint64), self.sizes.astype(np.uint64)
+        if self.repeated is None:
+            return slots, starts, sizes
+        more = self.repeated.columns()
+        return np.append(slots, more[0]), np.append(starts, more[1]), np.append(sizes, more[2])
+
+    def valid_ranges(self) -> tuple[U64, U64]:
+        """Starts and sizes of the valid entries, also of repeated ones, in 64-bit numbers."""
+        _, starts, sizes = self.columns()
+        bad = self.broken if self.repeated is None else np.append(self.broken, self.repeated.broken + len(self))
+        return np.delete(starts, bad), np.delete(sizes, bad)
 
     def live_bytes(self, behind: int = 0) -> int:
         """The number of bytes that valid entries cover, each with `behind` further bytes after its chunk."""
-        broken = self.broken
-        starts = np.delete(self.starts, broken).astype(np.uint64)
-        return cover(starts, starts + np.delete(self.sizes, broken) + np.uint64(behind)).nbytes
+        starts, sizes = self.valid_ranges()
+        return cover(starts, starts + sizes + np.uint64(behind)).nbytes
+
+
+class IndexPart(NamedTuple):
+    """A page of a stored index: its number, its range if that is possible, and its entries or why it has none."""
+
+    page: int
+    where: ByteRange | None
+    entries: ShardIndex | ValueError
+
+
+class StoredIndex(Protocol):
+    """The index of a stored shard. Entries whose range leaves the shard are marked broken.
+
+    Attributes:
+        blob: the shard.
+        size: the bytes of the shard.
+    """
+
+    blob: Blob
+    size: int
+
+    def root(self, block: int) -> bytes | None:
+        """A block of the root; None if the format has no root."""
+
+    def parts(self, pages: Sequence[int] | None = None) -> Iterator[IndexPart]:
+        """The nonempty ones of these pages, or of all pages.
+
+        Raise ValueError, with the reason, if all pages are wanted and a block of the root cannot be read.
+        """
+
+    def page(self, number: int) -> ShardIndex:
+        """One page; an empty index if the shard has no such page. Raise ValueError, with the reason."""
+
+    def usage(self, leads: Leads | None) -> Usage:
+        """`ShardFormat.usage` of a shard whose index consists of a root and pages."""
 
 
 Leads: TypeAlias = Callable[[U64, U64], U64]
@@ -302,7 +373,7 @@ class ShardFormat(Protocol):
     """The size of an index entry at a shard's beginning that can be overwritten in place, once the data it refers to
     are stored: the entry is valid independently of the others. 0 if the format has no such entries."""
 
-    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
+    def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
         """Plan the shard after a change; None if no chunk remains.
 
         Existing bytes stay at their positions, also the old index, and new bytes are appended. So readers with a cached
@@ -313,5 +384,5 @@ class ShardFormat(Protocol):
         result.
         """
 
-    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
+    def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
         """Measure a shard. Chunks that are lost by damage count as dead. Raise ValueError if all chunks are lost."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from shardfs.model.blobs import ByteRange
+import numpy as np
+
+from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.byte_ranges import cover
+from shardfs.model.shard_format import IndexPart, ShardIndex, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.model.blobs import Blob, ByteRequest
-    from shardfs.model.shard_format import Index, ShardFormat
-
-T = TypeVar("T")
+    from shardfs.model.shard_format import Index, Leads, ShardFormat
+    from shardfs.model.values import U64
 
 MAX_OBJECT = 1 << 50
 """Assumed maximum size of a remote object, because the actual size would cost a request."""
@@ -32,26 +34,17 @@ def read_page(
     format: ShardFormat, shard: int, page: int, root: bytes | None, blob: Blob, size: int = MAX_OBJECT
 ) -> Index | None:
     """Return one page; None if it is empty. Raise ValueError, with the reason, if it cannot be read."""
-    if format.walk is not None:
-        return format.walk(blob)
-    decode = partial(format.decode_page, shard)
-    for _, _, found in read_pages(format, shard, [page], root, blob, decode, size):
-        if isinstance(found, ValueError):
-            raise found
-        return found
+    for _, _, index in read_pages(format, shard, [page], root, blob, size):
+        if isinstance(index, ValueError):
+            raise index
+        return index
     return None
 
 
 def read_pages(
-    format: ShardFormat,
-    shard: int,
-    pages: Sequence[int],
-    root: bytes | None,
-    blob: Blob,
-    decode: Callable[[int, bytes], T],
-    size: int = MAX_OBJECT,
-) -> Iterator[tuple[int, ByteRequest | None, T | ValueError]]:
-    """Yield the nonempty ones of these pages: number, request, and what `decode` makes of the page and its bytes.
+    format: ShardFormat, shard: int, pages: Sequence[int], root: bytes | None, blob: Blob, size: int = MAX_OBJECT
+) -> Iterator[tuple[int, ByteRequest | None, Index | ValueError]]:
+    """Yield the nonempty ones of these pages: number, request, and decoded page.
 
     A page that cannot be read has a ValueError with the reason instead, and no request if its range is impossible.
 
@@ -59,6 +52,10 @@ def read_pages(
         root: the block of the root to which all these pages belong.
         size: the size of the object.
     """
+    if format.walk is not None:
+        for page in pages:
+            yield page, None, _walked(format.walk, blob)
+        return
     for i in range(0, len(pages), PAGES):
         wanted: list[tuple[int, ByteRequest]] = []
         for page in pages[i : i + PAGES]:
@@ -72,16 +69,105 @@ def read_pages(
             else:
                 if request is not None:
                     wanted.append((page, request))
-        found = blob.read([request for _, request in wanted]) if wanted else []
-        for (page, request), raw in zip(wanted, found, strict=True):
+        read = blob.read([request for _, request in wanted]) if wanted else []
+        for (page, request), raw in zip(wanted, read, strict=True):
             try:
                 if isinstance(request, ByteRange) and len(raw) != request.stop - request.start:
                     where = f"[{request.start}, {request.stop})"
                     raise ValueError(f"{_name(page, root)} at {where} is cut off after {len(raw)} bytes")
-                yield page, request, decode(page, raw)
+                yield page, request, format.decode_page(shard, page, raw)
             except ValueError as e:
                 yield page, request, e
 
 
+def _walked(walk: Callable[[Blob], ShardIndex], blob: Blob) -> ShardIndex | ValueError:
+    try:
+        return walk(blob)
+    except ValueError as e:
+        return e
+
+
 def _name(page: int, root: bytes | None) -> str:
     return "its index" if root is None else f"the index of minishard {page}"
+
+
+def why_broken(format: ShardFormat, shard: int, page: int, index: ShardIndex, i: int) -> str:
+    """Return why the entry at position `i`, which is broken, has no chunk."""
+    coords, _ = format.coords(shard, page, index.all_slots()[i : i + 1])
+    return f"chunk {tuple(coords[0].tolist())}: {index.reason(i)}"
+
+
+def require_sound(format: ShardFormat, shard: int, page: int, index: ShardIndex) -> None:
+    """Raise ValueError, with the reason, if an entry is broken."""
+    for i in index.broken[:1].tolist():
+        raise ValueError(why_broken(format, shard, page, index, i))
+
+
+class ShardIndexReader:
+    """A `StoredIndex` that keeps what it has read and decoded.
+
+    Args:
+        keep: False for one pass over a shard of any size. Nothing is kept either if the format's shards cannot be
+            written, because their roots may be large.
+    """
+
+    def __init__(self, format: ShardFormat, shard: int, blob: Blob, *, keep: bool = True) -> None:
+        self.blob = blob
+        self.size = blob.stat().size
+        self._format = format
+        self._shard = shard
+        self._keeps = keep and not format.unwritable
+        self._roots: dict[int, bytes | None] = {}
+        self._parts: dict[int, IndexPart] = {}
+
+    def root(self, block: int) -> bytes | None:
+        if block in self._roots:
+            return self._roots[block]
+        root = read_root(self._format, self.blob, block)
+        if self._keeps:
+            self._roots[block] = root
+        return root
+
+    def parts(self, pages: Sequence[int] | None = None) -> Iterator[IndexPart]:
+        blocks = range(self._format.blocks) if pages is None else sorted(set(map(self._format.block_of, pages)))
+        for block in blocks:
+            root = self.root(block)
+            if pages is None:
+                yield from self._parts_of(root, self._format.nonempty_pages(block, root).tolist())
+            else:
+                yield from self._parts_of(root, [page for page in pages if self._format.block_of(page) == block])
+
+    def _parts_of(self, root: bytes | None, pages: Sequence[int]) -> Iterator[IndexPart]:
+        """Yield the pages of one block."""
+        unread = [page for page in pages if page not in self._parts]
+        yield from [self._parts[page] for page in pages if page in self._parts]
+        for page, request, index in read_pages(self._format, self._shard, unread, root, self.blob, self.size):
+            where = ByteRange(max(self.size - request.size, 0), self.size) if isinstance(request, Suffix) else request
+            entries = index if isinstance(index, ValueError) else index.checked(self.size).arrays()
+            part = IndexPart(page, where, entries)
+            if self._keeps:
+                self._parts[page] = part
+            yield part
+
+    def page(self, number: int) -> ShardIndex:
+        for part in self.parts([number]):
+            if isinstance(part.entries, ValueError):
+                raise part.entries
+            return part.entries
+        return ShardIndex.empty()
+
+    def usage(self, leads: Leads | None) -> Usage:
+        roots = [where for block in range(self._format.blocks) if (where := self._format.root_request(block))]
+        own = [*roots]
+        chunks: list[tuple[U64, U64]] = [ShardIndex.empty().valid_ranges()]
+        for part in self.parts():
+            if not isinstance(part.entries, ValueError):
+                own += [part.where] if part.where is not None else []
+                chunks.append(part.entries.valid_ranges())
+            elif not roots:
+                raise part.entries
+        starts, sizes = (np.concatenate(column) for column in zip(*chunks, strict=True))
+        before = np.zeros_like(starts) if leads is None else leads(starts, sizes)
+        live, indices = cover(starts - before, starts + sizes), cover(*np.array(own, np.uint64).T)
+        used = cover(np.append(live.starts, indices.starts), np.append(live.stops, indices.stops)).nbytes
+        return Usage(self.size, indices.nbytes, live.nbytes, self.size - used)

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from shardfs.codecs import encoders
 from shardfs.model.blobs import ByteRange, Suffix
-from shardfs.model.byte_ranges import require_inside
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
 from shardfs.model.shard_format import Put, ShardChange
 from shardfs.model.write_plan import bytes_of, is_same, shifted, size_of, unchanged
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
 from shardfs.shards.comparing import stored_already
-from shardfs.shards.index_reader import read_page, read_pages, read_root
+from shardfs.shards.index_reader import ShardIndexReader, why_broken
 from shardfs.shards.wrapping import unwrapped, wrapped
 from shardfs.storage.blob_views import SliceBlob
 
@@ -36,6 +34,10 @@ if TYPE_CHECKING:
 
     PageSlot = tuple[int, int]
     Extent = tuple[int, int]
+    Entry = Extent | CorruptShardError | None
+    """The range of a chunk; why its entry is broken; or None if it is absent."""
+
+    Member = tuple[list[Coords], Entry]
 
 T = TypeVar("T")
 
@@ -195,18 +197,12 @@ def replaces_all(collection: Collection, shard: int, old: Blob, changed: Set[Coo
     if index_request(collection, shard) is None:
         return False
     try:
-        blob = unwrapped(layer, old)
-        size = blob.stat().size
-        for block in range(layer.format.blocks):
-            root = read_root(layer.format, blob, block)
-            pages = layer.format.nonempty_pages(block, root).tolist()
-            decode = partial(layer.format.decode_page, shard)
-            for page, _, index in read_pages(layer.format, shard, pages, root, blob, decode, size):
-                if isinstance(index, ValueError) or len((found := index.checked(size).arrays()).broken):
-                    return False
-                cells, valid = layer.format.coords(shard, page, found.all_slots())
-                if not valid.all() or not changed >= set(map(tuple, cells.tolist())):
-                    return False
+        for page, _, index in ShardIndexReader(layer.format, shard, unwrapped(layer, old)).parts():
+            if isinstance(index, ValueError) or len(index.broken):
+                return False
+            cells, valid = layer.format.coords(shard, page, index.all_slots())
+            if not valid.all() or not changed >= set(map(tuple, cells.tolist())):
+                return False
     except ValueError:
         return False
     return True
@@ -230,8 +226,8 @@ def usage(collection: Collection, shard: int, old: Blob) -> Usage:
 def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[Extent | None]:
     """Return start and size of chunks from the indices of an outermost shard; None for an absent chunk.
 
-    Each index is read once. Entries are returned even if they are invalid. The second file of a chunk has the entry of
-    the first. If codecs surround the shard, starts are offsets in the decoded bytes. Raise CorruptShardError.
+    Each index is read once. The second file of a chunk has the entry of the first. If codecs surround the shard, starts
+    are offsets in the decoded bytes. Raise CorruptShardError, also for an invalid entry.
     """
     if blob is None or not coords:
         return [None] * len(coords)
@@ -286,7 +282,7 @@ class _ShardRewriting:
         self._layers, self._lead = collection.layers, collection.lead
         self._homes: dict[Coords, list[Placement]] = {}
         self._puts: dict[Coords, Put] = {}
-        self._pages: dict[tuple[int, int, int], ShardIndex | None] = {}
+        self._indices: dict[tuple[int, int], ShardIndexReader] = {}
 
     # ---- changing chunks ----
 
@@ -322,33 +318,32 @@ class _ShardRewriting:
 
     def _rewritten(self, level: int, shard: int, stored: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
         """Return the plan of a shard of one layer with these chunks changed; None if no chunk is left."""
-        layer = self._layers[level]
-        blob = None if stored is None else unwrapped(layer, stored)
-        puts, drops = self._changes(level, shard, blob, members)
+        layer, old = self._layers[level], self._index(level, shard, stored)
+        blob = None if old is None else old.blob
+        puts, drops = self._changes(level, shard, old, members)
         if not puts and not drops and not pack:
             return None if stored is None else unchanged(stored.stat().size)
         # an inner shard, or one within codecs, is rewritten completely in any case
         pack = pack or level > 0 or bool(layer.codecs)
         change = ShardChange(puts, drops, pack=pack, leads=self._leads())
-        return wrapped(layer, layer.format.rewrite(shard, blob, change), stored, blob)
+        return wrapped(layer, layer.format.rewrite(shard, old, change), stored, blob)
 
     def _changes(
-        self, level: int, shard: int, blob: Blob | None, members: list[Coords]
+        self, level: int, shard: int, old: ShardIndexReader | None, members: list[Coords]
     ) -> tuple[dict[PageSlot, Put], set[PageSlot]]:
         """Return the members of a shard to write and to drop: chunks, or inner shards, which get no dead bytes."""
         puts: dict[PageSlot, Put] = {}
         drops = set()
-        found = self._found(level, shard, blob, members)
+        entries = self._entries(level, shard, old, members)
         innermost = level + 1 == len(self._layers)
-        changed = {at: (self._puts.get(group[0]), extent) for at, (group, extent) in found.items()} if innermost else {}
-        same = stored_already(changed, blob)
-        for at, (group, extent) in found.items():
+        same = self._stored_already(entries, old) if innermost else set()
+        for at, (group, entry) in entries.items():
             if innermost:
                 put = self._puts.get(group[0])
-                is_stored = extent is None if put is None else at in same
+                is_stored = entry is None if put is None else at in same
             else:
-                inner = self._homes[group[0]][level + 1][0]
-                plan = self._rewritten(level + 1, inner, _slice(blob, extent), group, pack=False)
+                extent, inner = _sound(entry), self._homes[group[0]][level + 1][0]
+                plan = self._rewritten(level + 1, inner, _slice(old, extent), group, pack=False)
                 is_stored = is_same(plan, None if extent is None else extent[1])
                 put = None if plan is None else Put(plan if extent is None else shifted(plan, extent[0]))
             if is_stored:
@@ -359,6 +354,14 @@ class _ShardRewriting:
                 puts[at[1:]] = put
         return puts, drops
 
+    def _stored_already(self, entries: Mapping[Placement, Member], old: ShardIndexReader | None) -> set[Placement]:
+        """Return the places of chunks that the shard has with the same bytes."""
+        changed = {
+            at: (self._puts.get(group[0]), None if isinstance(entry, CorruptShardError) else entry)
+            for at, (group, entry) in entries.items()
+        }
+        return stored_already(changed, None if old is None else old.blob)
+
     # ---- chunks that are two files ----
 
     def _with_lead(self, lead: Lead, first: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> Put | None:
@@ -367,8 +370,10 @@ class _ShardRewriting:
         None if the chunk is removed. Raise UnfitChunkError if only one of the files would be left.
         """
         second, changed = (*first[:-1], 1), {*puts, *drops}
-        ((_, extent),) = self._found(0, self._shard, self._stored, [first]).values()
-        old = None if extent is None or {first, second} <= changed else _fit(first, self._old_fragments, lead, extent)
+        index = self._index(0, self._shard, self._stored)
+        ((_, entry),) = self._entries(0, self._shard, index, [first]).values()
+        extent = None if {first, second} <= changed else _sound(entry)
+        old = None if extent is None else _fit(first, self._old_fragments, lead, extent)
         if first in puts:
             shown = _fit(first, lead.shown, bytes_of(puts[first].data))
         elif first in drops or old is None:
@@ -426,57 +431,71 @@ class _ShardRewriting:
 
     # ---- index lookups ----
 
-    def _found(
-        self, level: int, shard: int, blob: Blob | None, members: Sequence[Coords]
-    ) -> dict[Placement, tuple[list[Coords], Extent | None]]:
-        """Return, by placement, the chunks that share it and its entry in a shard's index. Each page is read once."""
+    def _entries(
+        self, level: int, shard: int, old: ShardIndexReader | None, members: Sequence[Coords]
+    ) -> dict[Placement, Member]:
+        """Return, by placement, the chunks that share it and its entry in a shard's index."""
         groups: dict[Placement, list[Coords]] = {}
         for c in members:
             groups.setdefault(self._homes[c][level], []).append(c)
-        out: dict[Placement, tuple[list[Coords], Extent | None]] = {at: (group, None) for at, group in groups.items()}
+        out: dict[Placement, Member] = {at: (group, None) for at, group in groups.items()}
         pages: dict[int, list[Placement]] = {}
         for at in groups:
             pages.setdefault(at[1], []).append(at)
-        for page, places in pages.items():
-            index = self._page(level, shard, page, blob)
-            if index is None or not len(index):
+        for page, _, index in () if old is None else old.parts(list(pages)):
+            if isinstance(index, ValueError):
+                raise index
+            if not len(index):
                 continue
+            places = pages[page]
             positions = index.positions(np.array([slot for _, _, slot in places], np.uint64))
-            columns = (positions, index.starts[positions], index.sizes[positions])
-            rows = zip(places, *(column.tolist() for column in columns), strict=True)
-            out |= {at: (groups[at], (start, size)) for at, i, start, size in rows if i >= 0}
+            columns = (positions, index.starts[positions], index.sizes_at(positions))
+            for at, i, start, size in zip(places, *(column.tolist() for column in columns), strict=True):
+                if i >= 0 and size >= 0:
+                    out[at] = groups[at], (start, size)
+                elif i >= 0:
+                    out[at] = groups[at], self._broken(level, shard, page, index, i)
         return out
 
-    def _page(self, level: int, shard: int, page: int, blob: Blob | None) -> ShardIndex | None:
-        """Return a page with its entries unchecked. Pages are kept until the work is done."""
-        at = level, shard, page
-        if at not in self._pages:
-            index, format = None, self._layers[level].format
-            if blob is not None:
-                index = read_page(format, shard, page, read_root(format, blob, format.block_of(page)), blob)
-            self._pages[at] = None if index is None else index.arrays()
-        return self._pages[at]
+    def _broken(self, level: int, shard: int, page: int, index: ShardIndex, i: int) -> CorruptShardError:
+        """Return the error that a reader of the broken entry at position `i` gets."""
+        why = why_broken(self._layers[level].format, shard, page, index, i)
+        return CorruptShardError(
+            self._collection.path, key(self._collection, self._shard), why, int(index.all_slots()[i])
+        )
+
+    def _index(self, level: int, shard: int, stored: Blob | None) -> ShardIndexReader | None:
+        """Return the index of a shard, without the codecs around it; None if there is no shard."""
+        if stored is None:
+            return None
+        index = self._indices.get((level, shard))
+        if index is None:
+            layer = self._layers[level]
+            index = ShardIndexReader(layer.format, shard, unwrapped(layer, stored))
+            if level == 0 or not layer.codecs:  # many decoded inner shards would take much memory
+                self._indices[level, shard] = index
+        return index
 
     def entries(self, coords: Sequence[Coords]) -> list[Extent | None]:
         self._homes = _homes_of_all(self._collection, coords)
         out: dict[Coords, Extent | None] = {}
-        for group, _, begin, extent in self._located(0, self._stored, 0, list(self._homes)):
+        for group, _, begin, entry in self._located(0, self._stored, 0, list(self._homes)):
+            extent = _sound(entry)
             out |= dict.fromkeys(group, None if extent is None else (begin + extent[0], extent[1]))
         return [out[c] for c in coords]
 
     def stored_chunks(self, coords: Sequence[Coords]) -> list[Blob | None]:
         self._homes = _homes_of_all(self._collection, coords)
         out: dict[Coords, Blob | None] = {}
-        for group, blob, _, extent in self._located(0, self._stored, 0, list(self._homes)):
-            out |= {c: self._stored_file(c, blob, extent) for c in group}
+        for group, old, _, entry in self._located(0, self._stored, 0, list(self._homes)):
+            out |= {c: self._stored_file(c, old, _sound(entry)) for c in group}
         return [out[c] for c in coords]
 
-    def _stored_file(self, coords: Coords, blob: Blob | None, extent: Extent | None) -> Blob | None:
-        """Return a file of the chunk with this entry. Raise ValueError if the entry leaves the shard."""
-        if blob is None or extent is None:
+    def _stored_file(self, coords: Coords, old: ShardIndexReader | None, extent: Extent | None) -> Blob | None:
+        """Return a file of the chunk with this range; None if it is absent."""
+        if old is None or extent is None:
             return None
-        start, size = extent
-        require_inside(start, size, blob.stat().size)
+        blob, (start, size) = old.blob, extent
         leads = self._leads(of_damaged=0)
         if leads is None or coords[-1] == 0:
             return SliceBlob(blob, start, size)
@@ -485,38 +504,44 @@ class _ShardRewriting:
 
     def _located(
         self, level: int, stored: Blob | None, begin: int, members: list[Coords]
-    ) -> Iterator[tuple[list[Coords], Blob | None, int, Extent | None]]:
+    ) -> Iterator[tuple[list[Coords], ShardIndexReader | None, int, Entry]]:
         """Yield the members by placement: their innermost shard, where it begins in the outermost one, and the entry.
 
         `stored` is a shard of this level, and begins at `begin`.
         """
         shard = self._homes[members[0]][level][0]
-        blob = None if stored is None else unwrapped(self._layers[level], stored)
-        for group, extent in self._found(level, shard, blob, members).values():
+        old = self._index(level, shard, stored)
+        for group, entry in self._entries(level, shard, old, members).values():
             if level + 1 == len(self._layers):
-                yield group, blob, begin, extent
+                yield group, old, begin, entry
             else:
+                extent = _sound(entry)
                 inside = begin + (extent[0] if extent is not None else 0)
-                yield from self._located(level + 1, _slice(blob, extent), inside, group)
+                yield from self._located(level + 1, _slice(old, extent), inside, group)
 
     # ---- the whole shard ----
 
-    def repack(self, old: Blob) -> Plan | None:
-        layer, blob = self._layers[0], unwrapped(self._layers[0], old)
+    def repack(self, stored: Blob) -> Plan | None:
+        layer, old = self._layers[0], self._index(0, self._shard, stored)
         change = ShardChange(pack=True, strict=True, leads=self._leads())
-        return wrapped(layer, layer.format.rewrite(self._shard, blob, change), old, blob)
+        return wrapped(layer, layer.format.rewrite(self._shard, old, change), stored, None if old is None else old.blob)
 
-    def usage(self, old: Blob) -> Usage:
-        blob = unwrapped(self._layers[0], old)
-        return self._layers[0].format.usage(self._shard, blob, self._leads(of_damaged=0))
+    def usage(self, stored: Blob) -> Usage:
+        layer = self._layers[0]
+        index = ShardIndexReader(layer.format, self._shard, unwrapped(layer, stored))
+        return layer.format.usage(index, self._leads(of_damaged=0))
 
 
-def _slice(blob: Blob | None, extent: Extent | None) -> SliceBlob | None:
-    """Return an inner shard. Raise ValueError if its entry leaves the outer one."""
-    if blob is None or extent is None:
-        return None
-    require_inside(*extent, blob.stat().size)
-    return SliceBlob(blob, *extent)
+def _sound(entry: Entry) -> Extent | None:
+    """Return the entry. Raise the error of a broken one."""
+    if isinstance(entry, CorruptShardError):
+        raise entry
+    return entry
+
+
+def _slice(outer: ShardIndexReader | None, extent: Extent | None) -> SliceBlob | None:
+    """Return an inner shard."""
+    return None if outer is None or extent is None else SliceBlob(outer.blob, *extent)
 
 
 def _fit(coords: Coords, work: Callable[..., T], *arguments: object) -> T:

@@ -19,6 +19,7 @@ from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.shard_format import Put, ShardChange
 from shardfs.model.write_plan import bytes_of
 from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguous
+from shardfs.shards.index_reader import ShardIndexReader
 from shardfs.vfs.tree import open_tree
 from tests.data_blosc2 import WRITERS, ZEROS, chunk, frame
 from tests.suites import Sparse, ViewSuite
@@ -160,20 +161,21 @@ def test_frames_keep_what_is_not_written(data: st.DataObject) -> None:
         puts = {slot: data.draw(st.sampled_from(CHUNKS)) for slot in slots}
         pack = data.draw(st.booleans())
         change = ShardChange({(0, slot): Put(new) for slot, new in puts.items()}, {(0, slot) for slot in drops}, pack)
-        plan = form.rewrite(0, MemoryBlob(raw), change)
+        plan = form.rewrite(0, ShardIndexReader(form, 0, MemoryBlob(raw)), change)
         assert plan is not None
         raw = bytes_of(plan, MemoryBlob(raw))
         chunks = [puts.get(i, None if i in drops else old) for i, old in enumerate(chunks)]
         assert _chunks(raw) == chunks
-        usage = form.usage(0, MemoryBlob(raw))
+        usage = form.usage(ShardIndexReader(form, 0, MemoryBlob(raw)))
         assert usage.size == len(raw)
         assert not (pack and not puts and usage.dead)
 
 
 @pytest.mark.parametrize("new", [b"", b"no chunk", chunk(b"too short"), CHUNKS[0] + b"more", CHUNKS[0][:-1]])
 def test_what_is_no_chunk_of_the_frame_is_not_written(new: bytes) -> None:
+    old = ShardIndexReader(Frames(2), 0, MemoryBlob(frame(CHUNKS[:2], 10)))
     with pytest.raises(UnsupportedError, match="chunk 1"):
-        Frames(2).rewrite(0, MemoryBlob(frame(CHUNKS[:2], 10)), ShardChange({(0, 1): Put(new)}))
+        Frames(2).rewrite(0, old, ShardChange({(0, 1): Put(new)}))
     with pytest.raises(UnsupportedError, match="only a program of Blosc2"):
         Frames(2).rewrite(0, None, ShardChange({(0, 1): Put(CHUNKS[0])}))
 
@@ -192,7 +194,7 @@ def test_the_index_that_a_program_writes_must_say_the_same() -> None:
 def test_a_chunk_that_cannot_be_found_is_dead() -> None:
     spoilt = CHUNKS[2][:12] + (2**24).to_bytes(4, "little") + CHUNKS[2][16:]
     data = frame([*CHUNKS[:2], spoilt, *CHUNKS[3:]], 10)
-    usage = Frames(5).usage(0, MemoryBlob(data))
+    usage = Frames(5).usage(ShardIndexReader(Frames(5), 0, MemoryBlob(data)))
     assert (usage.live, usage.dead) == (4 * len(spoilt), len(spoilt))
     assert usage.size == usage.index + usage.live + usage.dead == len(data)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.shard_format import Put, ShardChange
+from shardfs.shards.index_reader import ShardIndexReader
 from tests.fuzzing.inputs import Draw, bent, with_other_numbers
 from tests.suites.shard_format import MemoryBlob, Sample, extents_of, read_index
 
@@ -32,12 +33,13 @@ def damaged(samples: st.SearchStrategy[Sample]) -> Callable[[Draw], None]:
             stored = bent(draw, stored)
         form, blob = sample.format, MemoryBlob(stored)
         shard, page, slot = form.place(cell)
+        index = ShardIndexReader(form, shard, blob)
         steps: list[Callable[[], object]] = [
             lambda: _read(sample, cell, stored),
-            lambda: _count(form.usage(shard, blob), len(stored)),
-            lambda: form.rewrite(shard, blob, ShardChange(pack=True, strict=True)),
-            lambda: form.rewrite(shard, blob, ShardChange({(page, slot): Put(b"x" * 20)})),
-            lambda: form.rewrite(shard, blob, ShardChange(drops={(page, slot)}, pack=True)),
+            lambda: _count(form.usage(index), len(stored)),
+            lambda: form.rewrite(shard, index, ShardChange(pack=True, strict=True)),
+            lambda: form.rewrite(shard, index, ShardChange({(page, slot): Put(b"x" * 20)})),
+            lambda: form.rewrite(shard, index, ShardChange(drops={(page, slot)}, pack=True)),
         ]
         for step in steps:
             with suppress(ValueError, UnsupportedError):

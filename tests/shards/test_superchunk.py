@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from shardfs.model.shard_format import ShardChange
 from shardfs.shards.byte_layouts.single_page import MAX_BLOSC_CHUNKS
 from shardfs.shards.byte_layouts.superchunk import Beginning, Pack, Superchunks, is_superchunk, parse_header
+from shardfs.shards.index_reader import ShardIndexReader
 from tests.data_bcolz import SUMS, Superchunk, metadata_section, stored
 from tests.suites.shard_format import Extents, MemoryBlob, Sample, ShardFormatSuite
 
@@ -247,10 +248,11 @@ def test_room_for_any_number_of_chunks_costs_nothing(room: int) -> None:
 def test_a_table_beyond_the_end_is_not_written_anew(room: int) -> None:
     data = bytearray(Superchunk(room=0).write(CHUNKS))
     data[24:32] = struct.pack("<q", room)
-    pack, blob = Pack(5, 5), MemoryBlob(bytes(data))
+    pack = Pack(5, 5)
+    old = ShardIndexReader(pack, 0, MemoryBlob(bytes(data)))
     with pytest.raises(ValueError, match="bytes before its chunks"):
-        pack.rewrite(0, blob, ShardChange(drops={(0, 4)}))
-    assert pack.usage(0, blob).index == len(data)
+        pack.rewrite(0, old, ShardChange(drops={(0, 4)}))
+    assert pack.usage(old).index == len(data)
 
 
 @pytest.mark.parametrize("cut", range(32))

@@ -18,6 +18,7 @@ from shardfs.model.grid import MortonCode
 from shardfs.model.shard_format import Usage
 from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
 from shardfs.shards.byte_layouts.uint64_spec import Ids, ShardingSpec, murmurhash3_x86_128, murmurhash3_x86_128_many
+from shardfs.shards.index_reader import ShardIndexReader
 from tests import handmade
 from tests.strategies import U64, sharding_specs, spec_json, uint64_sharded_samples
 from tests.suites import Sample, ShardFormatSuite
@@ -192,7 +193,7 @@ def test_the_usage_of_very_many_minishards_takes_little_memory() -> None:
     shards = Uint64Sharded(ShardingSpec(0, "identity", 22, 0), Ids())
     tracemalloc.start()
     try:
-        usage = shards.usage(0, SparseBlob())
+        usage = shards.usage(ShardIndexReader(shards, 0, SparseBlob()))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -11,6 +11,7 @@ from shardfs.model.blobs import ByteRange
 from shardfs.model.shard_format import Put, ShardChange
 from shardfs.model.values import Coords
 from shardfs.model.write_plan import bytes_of
+from shardfs.shards.index_reader import ShardIndexReader
 from tests.suites.shard_format import MemoryBlob, Sample, read_index
 
 if TYPE_CHECKING:
@@ -29,11 +30,12 @@ def written(
 ) -> bytes | None:
     """The new shard object, put together."""
     fmt = sample.format
-    blob = None if old is None else MemoryBlob(old)
     shard = fmt.place(next(iter((*puts, *drops))))[0]
+    blob = None if old is None else MemoryBlob(old)
+    index = None if blob is None else ShardIndexReader(fmt, shard, blob)
     placed = {fmt.place(cell)[1:]: Put(data) for cell, data in puts.items()}
     dropped = {fmt.place(cell)[1:] for cell in drops}
-    plan = fmt.rewrite(shard, blob, ShardChange(placed, dropped, pack=pack))
+    plan = fmt.rewrite(shard, index, ShardChange(placed, dropped, pack=pack))
     return None if plan is None else bytes_of(plan, blob)
 
 
@@ -108,16 +110,18 @@ class RewriteSuite:
         if stored is None:
             return
         shard, blob = sample.format.place(next(iter(wanted)))[0], MemoryBlob(stored)
-        before = sample.format.usage(shard, blob)
+        index = ShardIndexReader(sample.format, shard, blob)
+        before = sample.format.usage(index)
         assert (before.size, before.live) == (len(stored), sum(map(len, wanted.values())))
         assert before.size == before.index + before.live + before.dead
-        plan = sample.format.rewrite(shard, blob, ShardChange(pack=True, strict=True))
+        plan = sample.format.rewrite(shard, index, ShardChange(pack=True, strict=True))
         assert plan is not None
         packed = bytes_of(plan, blob)
         assert chunks_in(sample, packed, set(wanted)) == wanted
-        after = sample.format.usage(shard, MemoryBlob(packed))
+        index = ShardIndexReader(sample.format, shard, MemoryBlob(packed))
+        after = sample.format.usage(index)
         assert (after.size, after.live, after.dead) == (len(packed), before.live, 0)
-        again = sample.format.rewrite(shard, MemoryBlob(packed), ShardChange(pack=True, strict=True))
+        again = sample.format.rewrite(shard, index, ShardChange(pack=True, strict=True))
         assert again is not None
         assert bytes_of(again, MemoryBlob(packed)) == packed
 
@@ -147,7 +151,8 @@ class RewriteSuite:
         stored = written(sample, None, chunks) or b""
         fmt, cell = sample.format, next(iter(chunks))
         shard, *slot = fmt.place(cell)
-        plan = fmt.rewrite(shard, MemoryBlob(stored), ShardChange({(slot[0], slot[1]): Put(b"x")}))
+        index = ShardIndexReader(fmt, shard, MemoryBlob(stored))
+        plan = fmt.rewrite(shard, index, ShardChange({(slot[0], slot[1]): Put(b"x")}))
         assert plan is not None
         for piece in plan:
             assert not isinstance(piece, ByteRange) or 0 <= piece.start < piece.stop <= len(stored)

@@ -8,6 +8,7 @@ import os
 import struct
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,7 +49,7 @@ from tests.suites.shard_format import MemoryBlob
 from tests.suites.walking import read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Callable, Mapping, Set
 
     from shardfs.model.values import Coords
     from tests.handmade import Case
@@ -576,3 +577,34 @@ def test_a_chunk_whose_entry_leaves_the_shard_is_damage(extent: tuple[int, int],
     with pytest.raises(CorruptShardError, match=f"leaves the object of {len(shard)} bytes"):
         rewriting.stored_chunks(chunks.collection, MemoryBlob(shard), [(0, 1)])
     assert not rewriting.replaces_all(chunks.collection, 0, MemoryBlob(shard), {(0, 0), (0, 1), (1, 0), (1, 1)})
+
+
+def test_readers_and_writers_give_the_same_reason_for_a_broken_entry(tmp_path: Path) -> None:
+    compared = set()
+    for name, case in CASES.items():
+        tree = _tree(case(tmp_path / name).path)
+        for chunks in (each for each in tree.collections() if each.collection.lead is None):
+            for cell in _broken_cells(chunks):
+                read = _error(partial(chunks.chunks.locate, cell))
+                if read is None or read.slot is None:  # the whole page is damaged
+                    continue
+                blob = chunks.shards.outermost.source.stored(chunks.shards.number_of(cell))
+                written = _error(partial(rewriting.entry, chunks.collection, blob, cell))
+                assert written is not None
+                assert (written.why, written.slot) == (read.why, read.slot)
+                compared.add(name)
+    assert len(compared) > 5, compared
+
+
+def _broken_cells(chunks: Any) -> list[Coords]:
+    with suppress(CorruptShardError):
+        return [tuple(c) for batch in chunks.chunks.scan(0) for c in batch.coords[batch.sizes < 0].tolist()]
+    return []
+
+
+def _error(ask: Callable[[], object]) -> CorruptShardError | None:
+    try:
+        ask()
+    except CorruptShardError as e:
+        return e
+    return None

@@ -26,12 +26,11 @@ from shardfs.shards.byte_layouts.single_page import (
     blosc_sizes,
     read_exactly,
 )
+from shardfs.shards.index_reader import require_sound
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Leads, ShardChange, ShardIndex
+    from shardfs.model.shard_format import Leads, ShardChange, ShardIndex, StoredIndex
     from shardfs.model.values import Sizes
 
 MAGIC = b"b2frame\0"
@@ -154,17 +153,13 @@ class Frame:
         """
         return self.offsets.copy(), [ByteRange(self.header.length, self.header.frame_length)]
 
-    def packed(self, changed: Sequence[int]) -> tuple[Sizes, Plan]:
-        """Return the offsets and the plan of the chunks that remain, without the bytes between them.
-
-        Raise ValueError if one of them cannot be found.
-        """
-        offsets, index = self.offsets.copy(), self.index()
-        left = np.flatnonzero(~np.isin(index.all_slots(), np.array(changed, np.uint64)))
-        extents = [index.extent_at(i) for i in left.tolist()]
-        sizes = np.array([size for _, size in extents], np.int64)
-        offsets[index.all_slots()[left].astype(np.intp)] = np.cumsum(sizes) - sizes
-        return offsets, [ByteRange(start, start + size) for start, size in extents]
+    def packed(self, kept: ShardIndex) -> tuple[Sizes, Plan]:
+        """Return the offsets and the plan of the chunks that remain, without the bytes between them."""
+        offsets = self.offsets.copy()
+        slots, starts, sizes = kept.columns()
+        offsets[slots] = np.cumsum(sizes) - sizes
+        stops = starts + sizes
+        return offsets, [ByteRange(*extent) for extent in zip(starts.tolist(), stops.tolist(), strict=True)]
 
     def require_fit(self, slot: int, chunk: bytes) -> None:
         """Raise UnsupportedError, with the reason, unless the bytes may be the chunk in this slot."""
@@ -251,7 +246,7 @@ class Frames(Numbered):
     def walk(self, blob: Blob) -> ShardIndex:
         return Frame(blob).index()
 
-    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
+    def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
         """Plan the frame after a change. A dropped chunk is then full of zeros, and takes no bytes.
 
         Raise UnsupportedError without an old frame, because its header describes the array, and for a chunk that has
@@ -259,20 +254,24 @@ class Frames(Numbered):
         """
         if old is None:
             raise UnsupportedError("only a program of Blosc2 can make a frame, whose header describes the array")
-        frame = Frame(old)
-        changed = [slot for _, slot in (*change.puts, *change.drops)]
-        offsets, plan = frame.packed(changed) if change.pack else frame.kept()
+        frame = Frame(old.blob)
+        if change.pack:
+            kept = old.page(0).without([slot for _, slot in (*change.puts, *change.drops)])
+            require_sound(self, shard, 0, kept)
+            offsets, plan = frame.packed(kept)
+        else:
+            offsets, plan = frame.kept()
         offsets[[slot for _, slot in change.drops]] = ZEROS
         end = size_of(plan)
         for (_, slot), put in sorted(change.puts.items()):
-            frame.require_fit(slot, bytes_of(put.data, old))
+            frame.require_fit(slot, bytes_of(put.data, old.blob))
             offsets[slot] = end
             plan += pieces_of(put.data)
             end += size_of(put.data)
         table = _stored(offsets.astype("<i8").tobytes()) if len(offsets) else b""
         return joined([frame.head_of(end, len(table)), *plan, table, frame.trailer])
 
-    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
-        frame = Frame(old)
-        live = frame.index().live_bytes()
-        return Usage(old.stat().size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)
+    def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
+        frame = Frame(old.blob)
+        live = old.page(0).live_bytes()
+        return Usage(old.size, frame.header.frame_length - frame.header.cbytes, live, frame.header.cbytes - live)

@@ -17,20 +17,23 @@ import google_crc32c
 import numpy as np
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Suffix
-from shardfs.model.byte_ranges import cover, leaving
+from shardfs.model.byte_ranges import require_still_leaving
 from shardfs.model.grid import ceil_div, strides, unravel, unravel_many
-from shardfs.model.shard_format import Index, Placement, Placements, ShardIndex, Usage
+from shardfs.model.shard_format import Index, Placement, Placements, Reason, ShardIndex, Usage
 from shardfs.model.write_plan import packed, pieces_of, size_of
 from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES, GridShards
+from shardfs.shards.index_reader import require_sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Leads, ShardChange
+    from shardfs.model.blobs import Plan
+    from shardfs.model.shard_format import Leads, ShardChange, StoredIndex
     from shardfs.model.values import U64, Bool, Coords
 
 MISSING = 2**64 - 1
+
+HALF_EMPTY = Reason("entry", lambda start, size: f"half-empty index entry (offset {start:#x}, nbytes {size:#x})")
 
 SMALL = 4096
 """Maximum bytes of an index that is kept encoded. Converting it to arrays costs as much time as reading a chunk."""
@@ -214,22 +217,19 @@ class ShardingIndexed(GridShards):
         return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
 
     def _index_bytes(self, shard: int) -> int:
-        return len(self.index.header) + 16 * self.slots_per_shard(shard) + (4 if self.index.crc32c else 0)
-
-    def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest:
-        n = self._index_bytes(shard)
+        """Return the size of an index. Raise ValueError, with the reason, if it is too large."""
+        n = len(self.index.header) + 16 * self.slots_per_shard(shard) + (4 if self.index.crc32c else 0)
         if n > MAX_INDEX_BYTES:
             raise ValueError(
                 f"its index of {self.slots_per_shard(shard)} slots would have {n} bytes; {MAX_INDEX_BYTES} is the limit"
             )
+        return n
+
+    def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest:
+        n = self._index_bytes(shard)
         return Suffix(n) if self.index.location == "end" else ByteRange(0, n)
 
     def decode_page(self, shard: int, page: int, raw: bytes) -> Index:
-        rows = _Rows(self._verified(shard, raw), self.index)
-        return rows if rows.nbytes <= SMALL else rows.arrays()
-
-    def _verified(self, shard: int, raw: bytes) -> bytes:
-        """Return the rows of an index. Raise ValueError, with the reason, for a wrong length, header or checksum."""
         n, header = self._index_bytes(shard), self.index.header
         if len(raw) != n:
             raise ValueError(f"its index should have {n} bytes, but the shard ends after {len(raw)}")
@@ -241,7 +241,8 @@ class ShardingIndexed(GridShards):
             found = google_crc32c.value(raw)
             if found != stored:
                 raise ValueError(f"its index has crc32c {found:08x}, but says {stored:08x}")
-        return raw
+        rows = _Rows(raw, self.index)
+        return rows if rows.nbytes <= SMALL else rows.arrays()
 
     def candidates(self, shard: int) -> U64 | None:
         n = self.slots_per_shard(shard)
@@ -256,119 +257,52 @@ class ShardingIndexed(GridShards):
     def capacity(self, shard: int) -> int:
         return math.prod(map(len, self.inside([range(c, c + 1) for c in unravel(shard, self.shard_grid)])))
 
-    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
+    def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
         """Return the plan of the new shard; None if no chunk is left.
 
         Without `pack`, kept chunks do not move, except chunks that overlap an index at the start, which is overwritten.
         """
-        table = _Table.read(self, shard, old)
-        for _, slot in (*change.puts, *change.drops):
-            table.rows[slot] = MISSING
-        if not change.puts and not table.present.any():
+        nbytes, size = self._index_bytes(shard), 0 if old is None else old.size
+        begin = nbytes if self.index.location == "start" else 0
+        index = ShardIndex.empty() if old is None else old.page(0)
+        kept = index.without([slot for _, slot in (*change.puts, *change.drops)])
+        if not change.puts and not len(kept):
             return None
-        broken = table.outside(table.size)
-        if change.strict and len(broken):
-            raise ValueError(f"an index entry is outside the shard: {table.describe(int(broken[0]))}")
-        pieces = table.packed() if change.pack and not len(broken) else table.appended()
-        for (_, slot), put in sorted(change.puts.items(), key=lambda item: item[0]):
-            pieces += table.put(slot, pieces_of(put.data))
-        return table.framed(pieces)
+        if change.strict:
+            require_sound(self, shard, 0, kept)
+        slots, starts, sizes = kept.columns()
+        rows = np.full((self.slots_per_shard(shard), 2), MISSING, np.uint64)
+        moved: dict[int, Plan] = {}
+        if change.pack and not len(kept.broken):
+            pieces, new_starts = packed(starts, starts + sizes, begin)
+            rows[slots] = np.stack((new_starts, sizes), axis=1)
+        else:
+            pieces = [ByteRange(begin, size)] if size > begin else []
+            rows[slots] = np.stack((starts, sizes), axis=1)
+            # chunks that overlap an index at the start, which is about to change
+            at = np.setdiff1d(np.flatnonzero((starts < np.uint64(begin)) & (sizes > 0)), kept.broken)
+            ends = starts[at] + sizes[at]
+            moved = {
+                slot: [ByteRange(start, stop)]
+                for slot, start, stop in zip(slots[at].tolist(), starts[at].tolist(), ends.tolist(), strict=True)
+            }
+        moved |= {slot: pieces_of(put.data) for (_, slot), put in sorted(change.puts.items(), key=lambda item: item[0])}
+        end = begin + size_of(pieces)
+        for slot, chunk in moved.items():
+            rows[slot] = end, size_of(chunk)
+            pieces += chunk
+            end += size_of(chunk)
+        require_still_leaving(starts, sizes, size, end if begin else end + nbytes)
+        return [self._encoded(rows), *pieces] if begin else [*pieces, self._encoded(rows)]
 
-    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
-        table = _Table.read(self, shard, old)
-        starts, sizes = table.extents()
-        begin = 0 if self.index.location == "start" else table.size - table.nbytes
-        live = cover(starts, starts + sizes)
-        own = (np.append(live.starts, np.uint64(begin)), np.append(live.stops, np.uint64(begin + table.nbytes)))
-        return Usage(table.size, table.nbytes, live.nbytes, table.size - cover(*own).nbytes)
+    def _encoded(self, rows: U64) -> bytes:
+        """Return the index with these rows of (offset, nbytes)."""
+        raw = rows.astype(self.index.dtype).tobytes()
+        crc = int(google_crc32c.value(raw)).to_bytes(4, "little") if self.index.crc32c else b""
+        return self.index.header + raw + crc
 
-
-class _Table:
-    """The index of a shard that is being rewritten: rows of (offset, nbytes), which are changed in place.
-
-    Args:
-        size: bytes of the old object; 0 if there is none.
-        nbytes: bytes of the encoded index.
-    """
-
-    def __init__(self, rows: U64, encoding: IndexEncoding, size: int, nbytes: int) -> None:
-        self.rows, self.size, self.nbytes = rows, size, nbytes
-        self._encoding, self._at_start = encoding, encoding.location == "start"
-        self._end = 0  # the end of the new object so far
-        self._doubtful = np.empty(0, np.uint64)  # slots that refer to bytes outside the old object and are kept
-
-    @classmethod
-    def read(cls, format: ShardingIndexed, shard: int, old: Blob | None) -> _Table:
-        request, nbytes = format.page_request(shard, 0, None), format._index_bytes(shard)
-        if old is None:
-            return cls(np.full((format.slots_per_shard(shard), 2), MISSING, np.uint64), format.index, 0, nbytes)
-        raw = format._verified(shard, old.read([request])[0])
-        rows = np.frombuffer(raw, format.index.dtype).astype(np.uint64).reshape(-1, 2)
-        return cls(rows, format.index, old.stat().size, nbytes)
-
-    @property
-    def present(self) -> Bool:
-        """Which rows are not empty."""
-        return self._encoding.present(self.rows)
-
-    def describe(self, slot: int) -> str:
-        """Return a description of a row for messages."""
-        start, size = self.rows[slot].tolist()
-        return f"slot {slot} has offset {start} and nbytes {size} in an object of {self.size} bytes"
-
-    def outside(self, size: int) -> U64:
-        """Return the slots whose ranges leave an object of this size."""
-        leaves = self.present & leaving(self.rows[:, 0], self.rows[:, 1], size)
-        return np.flatnonzero(leaves).astype(np.uint64)
-
-    def extents(self) -> tuple[U64, U64]:
-        """Return starts and sizes of the rows whose ranges are inside the old object."""
-        sound = self.present
-        sound[self.outside(self.size)] = False
-        return self.rows[sound, 0], self.rows[sound, 1]
-
-    def packed(self) -> Plan:
-        """Return the bytes of all chunks without gaps, and update their starts."""
-        self._end = begin = self.nbytes if self._at_start else 0
-        slots = np.flatnonzero(self.present)
-        starts, sizes = self.rows[slots, 0], self.rows[slots, 1]
-        pieces, self.rows[slots, 0] = packed(starts, starts + sizes, begin)
-        self._end += size_of(pieces)
-        return pieces
-
-    def appended(self) -> Plan:
-        """Return all bytes of the old object except an index at its start."""
-        begin = self.nbytes if self._at_start else 0
-        self._end, self._doubtful = max(self.size, begin), self.outside(self.size)
-        pieces: Plan = [ByteRange(begin, self.size)] if self.size > begin else []
-        if not self._at_start:
-            return pieces
-        found = self.present & (self.rows[:, 0] < np.uint64(begin)) & (self.rows[:, 1] > 0)
-        found[self._doubtful] = False
-        for slot in np.flatnonzero(found).tolist():  # the chunk overlaps the index, which is about to change
-            start, size = self.rows[slot].tolist()
-            pieces += self.put(slot, [ByteRange(start, start + size)])
-        return pieces
-
-    def put(self, slot: int, pieces: Plan) -> Plan:
-        """Append the pieces as the chunk of a slot, and return them."""
-        size = size_of(pieces)
-        self.rows[slot] = self._end, size
-        self._end += size
-        return pieces
-
-    def framed(self, pieces: Plan) -> Plan:
-        """Return the whole object. Raise ValueError if a row outside the old object would refer to new bytes."""
-        total = self._end if self._at_start else self._end + self.nbytes
-        found = np.setdiff1d(self._doubtful, self.outside(total), assume_unique=True)
-        if len(found):
-            raise ValueError(
-                f"an index entry outside the shard would point to new bytes: {self.describe(int(found[0]))}"
-            )
-        raw = self.rows.astype(self._encoding.dtype).tobytes()
-        crc = int(google_crc32c.value(raw)).to_bytes(4, "little") if self._encoding.crc32c else b""
-        raw = self._encoding.header + raw + crc
-        return [raw, *pieces] if self._at_start else [*pieces, raw]
+    def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
+        return old.usage(leads)
 
 
 class _Rows:
@@ -399,11 +333,7 @@ class _Rows:
         slots = None if present.all() else np.flatnonzero(present).astype(np.uint64)
         kept = rows if slots is None else rows[present]
         index = ShardIndex(slots, kept[:, 0].copy(), kept[:, 1].copy())
-        starts, sizes = index.starts, index.sizes
-        index = index.with_broken(
-            (kept == np.uint64(MISSING)).any(axis=1),
-            lambda i: f"half-empty index entry (offset {int(starts[i]):#x}, nbytes {int(sizes[i]):#x})",
-        )
+        index = index.with_broken((kept == np.uint64(MISSING)).any(axis=1), HALF_EMPTY)
         return index if self._end >= MISSING - 1 else index.checked(self._end)
 
 

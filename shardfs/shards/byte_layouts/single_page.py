@@ -8,7 +8,7 @@ import numpy as np
 
 from shardfs.model.blobs import ByteRange
 from shardfs.model.grid import ravel, unravel
-from shardfs.model.shard_format import Placements, ShardIndex
+from shardfs.model.shard_format import Placements, Reason, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,4 +158,5 @@ def blosc_index(
 ) -> ShardIndex:
     """Return the index of Blosc chunks; `bad` ones are broken, and `name` is the kind of chunk for the reason."""
     index = ShardIndex(slots, starts.clip(0).astype(np.uint64), sizes.clip(0).astype(np.uint64), checksum=checksum)
-    return index.with_broken(bad, lambda i: f"no whole {name} at {int(starts[i])}")
+    # no chunk is at 0, where each file has its header
+    return index.with_broken(bad, Reason("entry", lambda start, _: f"no whole {name} at {start or 'any position'}"))

@@ -28,12 +28,13 @@ from shardfs.shards.byte_layouts.single_page import (
     blosc_sizes,
     read_exactly,
 )
+from shardfs.shards.index_reader import require_sound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Set
 
     from shardfs.model.blobs import Plan
-    from shardfs.model.shard_format import Leads, Put, ShardChange
+    from shardfs.model.shard_format import Leads, Put, ShardChange, StoredIndex
     from shardfs.model.values import Sizes
 
 MAGIC = b"blpk"
@@ -225,16 +226,17 @@ class Pack(Numbered):
     def walk(self, blob: Blob) -> ShardIndex:
         return Beginning(blob).index(self.per_file)
 
-    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
+    def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
         """Return the plan of a new file in chunk order. Readers step from chunk to chunk and ignore the offsets."""
-        work = _PackRewriting(old, self.per_file)
-        return work.rewritten({slot: put for (_, slot), put in change.puts.items()}, {slot for _, slot in change.drops})
+        work = _PackRewriting(old)
+        puts = {slot: put for (_, slot), put in change.puts.items()}
+        require_sound(self, shard, 0, work.index.without(puts))
+        return work.rewritten(puts, {slot for _, slot in change.drops})
 
-    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
-        beginning = Beginning(old)
-        size = beginning.size
+    def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
+        beginning, size = Beginning(old.blob), old.size
         own = min(beginning.data_start(), size)
-        live = beginning.index(self.per_file).live_bytes(beginning.header.checksum.size)
+        live = old.page(0).live_bytes(beginning.header.checksum.size)
         return Usage(size, own, live, max(size - own - live, 0))
 
 
@@ -244,27 +246,28 @@ class _PackRewriting:
     Without an old file, the new one has a table of offsets and no checksums, as in the RFC.
     """
 
-    def __init__(self, old: Blob | None, most: int) -> None:
-        self._old = old
+    def __init__(self, old: StoredIndex | None) -> None:
+        self._old = None if old is None else old.blob
         if old is None:
             self._head = HEADER.pack(MAGIC, VERSIONS[0], HAS_OFFSETS, 0, 1, 0, 0, 0, 0)
-            self._header, self._metadata, self._index = parse_header(self._head), HEADER.size, ShardIndex.empty()
+            self._header = parse_header(self._head)
+            self._metadata = HEADER.size
+            self.index = ShardIndex.empty()
             return
-        beginning = Beginning(old)
+        beginning = Beginning(old.blob)
         if beginning.data_start() > beginning.size:  # the new table has as many entries as the old one
             raise ValueError(f"{beginning.data_start()} bytes before its chunks, but it has {beginning.size}")
-        self._head, self._header = old.read([ByteRange(0, HEADER.size)])[0], beginning.header
-        self._metadata, self._index = beginning.metadata_end(), beginning.index(most)
+        self._head = old.blob.read([ByteRange(0, HEADER.size)])[0]
+        self._header = beginning.header
+        self._metadata = beginning.metadata_end()
+        self.index = old.page(0)
 
     def rewritten(self, puts: Mapping[int, Put], drops: Set[int]) -> Plan | None:
         """Return the plan of the new file; None if no chunk is left.
 
-        Raise ValueError if a chunk cannot be found, and UnsupportedError if the format cannot express the new file.
+        Raise UnsupportedError if the format cannot express the new file.
         """
-        lost = next((i for i in self._index.broken.tolist() if i not in puts), None)
-        if lost is not None:
-            raise ValueError(self._index.reason(lost))
-        slots = sorted({*range(len(self._index)), *puts}.difference(drops))
+        slots = sorted({*range(len(self.index)), *puts}.difference(drops))
         if slots != list(range(len(slots))):
             raise UnsupportedError("such a file has no gaps: a chunk can be removed only together with all later ones")
         if not slots:
@@ -272,7 +275,7 @@ class _PackRewriting:
         news = {slot: bytes_of(put.data, self._old) for slot, put in puts.items()}
         room = self._header.room
         if self._header.has_offsets:
-            room = max(len(self._index) + room - len(slots), 0)
+            room = max(len(self.index) + room - len(slots), 0)
         begin = self._metadata + (8 * (len(slots) + room) if self._header.has_offsets else 0)
         starts, body = self._body(len(slots), news, begin)
         plan: Plan = [self._new_head(len(slots), room, news)]
@@ -284,9 +287,9 @@ class _PackRewriting:
 
     def _body(self, n: int, news: Mapping[int, bytes], begin: int) -> tuple[Sizes, Plan]:
         """Return the starts of all chunks, the first at `begin`, and the plan of chunks and checksums."""
-        checksum, old = self._header.checksum, len(self._index)
+        checksum, old = self._header.checksum, len(self.index)
         sizes, begins = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        begins[:old], sizes[:old] = self._index.starts[:n], self._index.sizes[:n]
+        begins[:old], sizes[:old] = self.index.starts[:n], self.index.sizes[:n]
         for i, data in news.items():
             begins[i], sizes[i] = -1, len(data)
         sizes += checksum.size
@@ -304,9 +307,9 @@ class _PackRewriting:
         """
         magic, version, options, checksum, typesize, whole, last, _, old_room = HEADER.unpack(self._head)
         if whole >= 0 and last >= 0:
-            whole = self._decoded(0, news) if min(n, len(self._index)) < 2 else whole
+            whole = self._decoded(0, news) if min(n, len(self.index)) < 2 else whole
             last = self._decoded(n - 1, news)
-            uneven = (i for i in {*news, len(self._index) - 1} if 0 <= i < n - 1 and self._decoded(i, news) != whole)
+            uneven = (i for i in {*news, len(self.index) - 1} if 0 <= i < n - 1 and self._decoded(i, news) != whole)
             for i in uneven:
                 raise UnsupportedError(f"chunk {i} would have {self._decoded(i, news)} bytes, others have {whole}")
             if last > whole:
@@ -322,7 +325,7 @@ class _PackRewriting:
         if i in news:
             head = news[i][:BLOSC_HEADER]
         elif self._old is not None:
-            start = int(self._index.starts[i])
+            start = int(self.index.starts[i])
             head = self._old.read([ByteRange(start, start + BLOSC_HEADER)])[0]
         return int.from_bytes(head[4:8], "little")
 

@@ -6,9 +6,9 @@ https://github.com/google/neuroglancer/blob/master/src/datasource/precomputed/sh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from shardfs.codecs.encoders import encode
 from shardfs.codecs.zlib_streams import PRECOMPUTED_LEVEL, gunzip
 from shardfs.model.arrays import Codec
 from shardfs.model.blobs import ByteRange
-from shardfs.model.byte_ranges import cover, leaving
+from shardfs.model.byte_ranges import require_still_leaving
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.shard_format import Placement, Placements, Put, ShardIndex, Usage
 from shardfs.model.write_plan import joined, packed, pieces_of, size_of
@@ -31,14 +31,16 @@ from shardfs.shards.byte_layouts.uint64_spec import (
     murmurhash3_x86_128,
     murmurhash3_x86_128_many,
 )
-from shardfs.shards.index_reader import read_pages
+from shardfs.shards.index_reader import require_sound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.model.blobs import Blob, ByteRequest, Plan
-    from shardfs.model.shard_format import Leads, ShardChange
+    from shardfs.model.blobs import Plan
+    from shardfs.model.shard_format import Leads, ShardChange, StoredIndex
     from shardfs.model.values import U64, Bool, Coords
+
+    Columns = tuple[U64, U64, U64]
 
 
 class Uint64Sharded:
@@ -121,8 +123,7 @@ class Uint64Sharded:
             )
         return ByteRange(self._header + start, self._header + end)
 
-    def _entries_of(self, page: int, raw: bytes) -> MinishardEntries:
-        """Return the index of a minishard with entries unchanged. Raise ValueError, with the reason."""
+    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
         if self.spec.minishard_index_encoding == "gzip":
             try:
                 raw = gunzip(raw, MAX_INDEX_BYTES)
@@ -134,17 +135,14 @@ class Uint64Sharded:
         # Differences wrap modulo 2**64 on purpose: ids may be unsorted, and offsets may decrease.
         ids = np.cumsum(rows[0], dtype=np.uint64)
         ends = np.cumsum(rows[1] + rows[2], dtype=np.uint64) + np.uint64(self._header)
-        return MinishardEntries(ids, ends - rows[2], rows[2].copy())
-
-    def decode_page(self, shard: int, page: int, raw: bytes) -> ShardIndex:
-        ids, starts, sizes = self._entries_of(page, raw)
+        index = ShardIndex(ids, ends - rows[2], rows[2].copy())
         if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
-            order = np.argsort(ids, kind="stable")
-            ids, starts, sizes = ids[order], starts[order], sizes[order]
+            index = index.selected(np.argsort(ids, kind="stable"))
+            ids = index.all_slots()
             first = np.append(True, ids[1:] != ids[:-1])  # a repeated id is damage; readers find its first entry
-            repeated = np.unique(ids[~first]) if not first.all() else None
-            return ShardIndex(ids[first], starts[first], sizes[first], repeated=repeated)
-        return ShardIndex(ids, starts, sizes)
+            if not first.all():
+                return replace(index.selected(first), repeated=index.selected(~first))
+        return index
 
     def candidates(self, shard: int) -> None:
         return None  # would need a hash of every possible id
@@ -182,7 +180,7 @@ class Uint64Sharded:
         codes = runs[:, None] | np.uint64(shard << low) | np.arange(1 << low, dtype=np.uint64)
         return int(np.count_nonzero(self.ids.decode_many(codes.ravel())[1]))
 
-    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
+    def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
         """Return the plan of the new shard; None if no chunk is left.
 
         Without `pack`, only the shard index changes in place. New chunks and new minishard indices are
@@ -192,11 +190,9 @@ class Uint64Sharded:
         changed: dict[int, list[int]] = {}
         for page, slot in (*change.puts, *change.drops):
             changed.setdefault(page, []).append(slot)
-        sound = work.sound() if change.pack else None
-        if sound is None and change.strict:
-            raise ValueError("an index entry is outside the shard, or a part of the index cannot be read")
-        kept = work.entries(changed) if sound is None else dict.fromkeys(changed, NO_ENTRIES) | sound
-        kept = {page: entries.without(changed.get(page, ())) for page, entries in kept.items()}
+        sound = work.sound(strict=change.strict) if change.pack else None
+        indices = work.indices(list(changed)) if sound is None else dict.fromkeys(changed, ShardIndex.empty()) | sound
+        kept = {page: index.without(changed.get(page, ())).columns() for page, index in indices.items()}
         pieces = work.append(kept) if sound is None else work.pack(kept)
         for page, entries in sorted(kept.items()):
             puts = {
@@ -205,57 +201,13 @@ class Uint64Sharded:
             pieces += work.write(page, entries, puts)
         return work.framed(joined(pieces))
 
-    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
-        size, begins, sizes = old.stat().size, [_NONE], [_NONE]
-        indices = [ByteRange(0, self._header)]
-        for block in range(self.blocks):  # one after the other: all of them may have any size
-            (root,) = old.read([self.root_request(block)])
-            pages = self.nonempty_pages(block, root).tolist()
-            for _, at, entries in read_pages(self, shard, pages, root, old, self._entries_of):
-                if isinstance(at, ByteRange) and not isinstance(entries, ValueError):
-                    indices.append(at)
-                    inside = ~entries.leaving(size)
-                    begins.append(entries.starts[inside])
-                    sizes.append(entries.sizes[inside])
-        starts, lengths = np.concatenate(begins), np.concatenate(sizes)
-        before = np.zeros_like(starts) if leads is None else leads(starts, lengths)
-        live, own = cover(starts - before, starts + lengths), cover(*np.array(indices, np.uint64).T)
-        used = cover(np.append(live.starts, own.starts), np.append(live.stops, own.stops)).nbytes
-        return Usage(size, own.nbytes, live.nbytes, size - used)
+    def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
+        return old.usage(leads)
 
 
 CAPACITY_BITS = 21
 
-
-class MinishardEntries(NamedTuple):
-    """Entries of a minishard, in any order; starts are positions in the file."""
-
-    ids: U64
-    starts: U64
-    sizes: U64
-
-    def without(self, ids: Collection[int]) -> MinishardEntries:
-        """Return the entries without these ids."""
-        if not ids:
-            return self
-        kept = ~np.isin(self.ids, np.fromiter(ids, np.uint64, len(ids)))
-        return MinishardEntries(self.ids[kept], self.starts[kept], self.sizes[kept])
-
-    def leaving(self, object_size: int) -> Bool:
-        """Return which entries leave an object of this size."""
-        return leaving(self.starts, self.sizes, object_size)
-
-    def and_these(self, rows: list[tuple[int, int, int]]) -> MinishardEntries:
-        """Return the entries with these rows added."""
-        if not rows:
-            return self
-        more = np.array(rows, np.uint64)
-        return MinishardEntries(*(np.append(a, b) for a, b in zip(self, more.T, strict=True)))
-
-
 _NONE = np.empty(0, np.uint64)
-
-NO_ENTRIES = MinishardEntries(_NONE, _NONE, _NONE)
 
 
 class _Minishards:
@@ -264,85 +216,76 @@ class _Minishards:
     Its offsets count from the end of the shard index.
     """
 
-    def __init__(self, format: Uint64Sharded, shard: int, old: Blob | None, leads: Leads | None) -> None:
-        self._format, self._shard, self._old = format, shard, old
+    def __init__(self, format: Uint64Sharded, shard: int, old: StoredIndex | None, leads: Leads | None) -> None:
+        self._format = format
+        self._shard = shard
+        self._old = old
         self._leads = leads or (lambda starts, sizes: np.zeros_like(starts))
         self._header = format._header
-        self._size = 0 if old is None else old.stat().size
+        self._size = 0 if old is None else old.size
         self._root = np.zeros((1 << format.page_bits, 2), np.uint64)
         if old is not None:
-            blocks = old.read([format.root_request(block) for block in range(format.blocks)])
-            self._root = np.concatenate([format._entries(n, raw) for n, raw in enumerate(blocks)])
+            self._root = np.concatenate([format._entries(n, old.root(n)) for n in range(format.blocks)])
         self._before = self._root.copy()
         self._end = self._header  # the end of the new object so far
-        self._doubtful = _NONE, _NONE  # starts and sizes of kept entries that leave the old object
+        self._kept = _NONE, _NONE  # starts and sizes of entries that do not change
         # Fragments of a mesh precede its manifest. Entries sorted by start keep this order for readers of the
         # minishard.
         self._by_start = isinstance(format.ids, Ids) and len(format.ids.grid) == 2
 
-    def _pages(self) -> list[int]:
-        """Return the minishards that have an index."""
-        return np.flatnonzero(self._before[:, 0] != self._before[:, 1]).tolist()
-
-    def _read(self, pages: list[int]) -> Iterator[tuple[int, ByteRequest | None, MinishardEntries | ValueError]]:
-        """Yield the nonempty ones of these minishards, ascending (see `read_pages`)."""
-        for block, members in groupby(pages, self._format.block_of):
-            root = self._before[block << BLOCK_BITS : block + 1 << BLOCK_BITS].astype("<u8").tobytes()
-            if self._old is not None:
-                decode = self._format._entries_of
-                yield from read_pages(self._format, self._shard, list(members), root, self._old, decode)
-
-    def entries(self, pages: Collection[int]) -> dict[int, MinishardEntries]:
-        """Return the entries of these minishards. Raise ValueError, with the reason, if one cannot be read."""
-        out = dict.fromkeys(pages, NO_ENTRIES)
-        for page, _, entries in self._read(sorted(pages)):
-            if isinstance(entries, ValueError):
-                raise entries
-            out[page] = entries
+    def indices(self, pages: Sequence[int] | None) -> dict[int, ShardIndex]:
+        """Return the indices of these minishards, or of all. Raise ValueError, with the reason, if one is damaged."""
+        out = dict.fromkeys(pages or (), ShardIndex.empty())
+        for page, _, index in () if self._old is None else self._old.parts(pages):
+            if isinstance(index, ValueError):
+                raise index
+            out[page] = index
         return out
 
-    def sound(self) -> dict[int, MinishardEntries] | None:
-        """Return the entries of all minishards; None if an entry is invalid."""
+    def sound(self, *, strict: bool) -> dict[int, ShardIndex] | None:
+        """Return the indices of all minishards. If an entry is invalid, return None, or raise ValueError if strict."""
         try:
-            found = self.entries(self._pages())
-            for entries in found.values():
-                if entries.leaving(self._size).any():
-                    return None
-                self._leads(entries.starts, entries.sizes)
+            indices = self.indices(None)
+            for page, index in indices.items():
+                require_sound(self._format, self._shard, page, index)
+                require_sound(self._format, self._shard, page, index.repeated or ShardIndex.empty())
+                self._leads(*index.columns()[1:])
         except ValueError:
+            if strict:
+                raise
             return None
-        return found
+        return indices
 
-    def append(self, kept: Mapping[int, MinishardEntries]) -> Plan:
+    def append(self, kept: Mapping[int, Columns]) -> Plan:
         """Return all bytes after the shard index."""
         self._end = max(self._size, self._header)
-        others = np.setdiff1d(self._pages(), list(kept), assume_unique=True).astype(np.intp)
+        others = np.flatnonzero(self._before[:, 0] != self._before[:, 1])
+        others = np.setdiff1d(others, list(kept), assume_unique=True).astype(np.intp)
         starts, stops = self._before[others].T + np.uint64(self._header)
-        found = [(starts, stops - starts)]
-        for page, entries in kept.items():
-            if ((entries.starts < self._header) & (entries.sizes > 0)).any():
+        unchanged = [(starts, stops - starts)]
+        for page, (_, starts, sizes) in kept.items():
+            if ((starts < self._header) & (sizes > 0)).any():
                 raise ValueError(f"a chunk of minishard {page} begins in the shard index, which is about to change")
-            found.append((entries.starts, entries.sizes))
-        starts, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
-        outside = leaving(starts, sizes, self._size)
-        self._doubtful = starts[outside], sizes[outside]
+            unchanged.append((starts, sizes))
+        starts, sizes = (np.concatenate(column) for column in zip(*unchanged, strict=True))
+        self._kept = starts, sizes
         return [ByteRange(self._header, self._size)] if self._size > self._header else []
 
-    def pack(self, kept: dict[int, MinishardEntries]) -> Plan:
+    def pack(self, kept: dict[int, Columns]) -> Plan:
         """Return the bytes of all chunks and of their leads without gaps, and update the starts in `kept`."""
         self._root[:] = 0
-        _, starts, sizes = (np.concatenate(column) for column in zip(NO_ENTRIES, *kept.values(), strict=True))
+        starts, sizes = (np.concatenate([_NONE, *(columns[i] for columns in kept.values())]) for i in (1, 2))
         before = self._leads(starts, sizes)
         pieces, moved = packed(starts - before, starts + sizes, self._header)
         moved += before
         done = 0
-        for page, entries in kept.items():
-            kept[page] = entries._replace(starts=moved[done : done + len(entries.ids)])
-            done += len(entries.ids)
+        for page, (ids, _, own_sizes) in kept.items():
+            kept[page] = ids, moved[done : done + len(ids)], own_sizes
+            done += len(ids)
         self._end += size_of(pieces)
         return pieces
 
-    def write(self, page: int, entries: MinishardEntries, puts: Mapping[int, Put]) -> Plan:
+    def write(self, page: int, entries: Columns, puts: Mapping[int, Put]) -> Plan:
         """Return the plan of a minishard's new chunks and of its new index."""
         pieces: Plan = []
         rows = []
@@ -353,18 +296,19 @@ class _Minishards:
             rows.append((slot, self._end, size_of(put.data)))
             pieces += pieces_of(put.data)
             self._end += rows[-1][2]
-        entries = entries.and_these(rows)
-        if not len(entries.ids):
+        new = np.array(rows, np.uint64).reshape(-1, 3).T
+        ids, starts, sizes = (np.append(old, column) for old, column in zip(entries, new, strict=True))
+        if not len(ids):
             self._root[page] = 0
             return pieces
-        index = self._encoded(entries)
+        index = self._encoded(ids, starts, sizes)
         self._root[page] = self._end - self._header, self._end - self._header + len(index)
         self._end += len(index)
         return [*pieces, index]
 
-    def _encoded(self, entries: MinishardEntries) -> bytes:
-        order = np.lexsort((entries.ids, entries.starts)) if self._by_start else np.argsort(entries.ids, kind="stable")
-        ids, starts, sizes = (column[order] for column in entries)
+    def _encoded(self, ids: U64, starts: U64, sizes: U64) -> bytes:
+        order = np.lexsort((ids, starts)) if self._by_start else np.argsort(ids, kind="stable")
+        ids, starts, sizes = ids[order], starts[order], sizes[order]
         if 24 * len(ids) > MAX_INDEX_BYTES:
             raise UnsupportedError(f"{len(ids)} chunks in a minishard; {MAX_INDEX_BYTES // 24} is the limit")
         rows = np.empty((3, len(ids)), np.uint64)
@@ -378,13 +322,7 @@ class _Minishards:
         """Return the whole object. Raise ValueError if an entry outside the old object would refer to new bytes."""
         if (self._root[:, 0] == self._root[:, 1]).all():
             return None
-        starts, sizes = self._doubtful
-        inside = np.flatnonzero(~leaving(starts, sizes, self._end))
-        if len(inside):
-            where = f"[{starts[inside[0]]}, {starts[inside[0]] + sizes[inside[0]]})"
-            raise ValueError(
-                f"an index entry for {where} is outside the {self._size} bytes, but would point to new bytes"
-            )
+        require_still_leaving(*self._kept, self._size, self._end)
         return [self._root.astype("<u8").tobytes(), *pieces]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.model.shard_format import Leads, ShardChange
+    from shardfs.model.shard_format import Leads, ShardChange, StoredIndex
     from shardfs.model.values import U64, Bool, Coords
 
 
@@ -50,12 +50,11 @@ class Unsharded(GridShards):
     def capacity(self, shard: int) -> int:
         return 1
 
-    def rewrite(self, shard: int, old: Blob | None, change: ShardChange) -> Plan | None:
+    def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
         """Return the plan of the object, which is the new chunk and nothing else."""
         for put in change.puts.values():
             return pieces_of(put.data)
-        return None if change.drops or old is None else unchanged(old.stat().size)
+        return None if change.drops or old is None else unchanged(old.size)
 
-    def usage(self, shard: int, old: Blob, leads: Leads | None = None) -> Usage:
-        size = old.stat().size
-        return Usage(size, 0, size, 0)
+    def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
+        return Usage(old.size, 0, old.size, 0)
