@@ -112,10 +112,10 @@ MOST = sys.float_info.max
 
 def numbers(values: Any, count: int) -> tuple[float, ...]:
     """The values as `count` floats. Raise ValueError if they are not `count` numbers, or exceed the largest float."""
-    items = tuple(values)
-    if len(items) != count or not all(isinstance(v, int | float) and abs(v) <= MOST for v in items):
-        raise ValueError(f"{count} numbers expected, not {items!r:.80}")
-    return tuple(map(float, items))
+    elements = tuple(values)
+    if len(elements) != count or not all(isinstance(v, int | float) and abs(v) <= MOST for v in elements):
+        raise ValueError(f"{count} numbers expected, not {elements!r:.80}")
+    return tuple(map(float, elements))
 
 
 def finest_first(levels: Iterable[Level]) -> tuple[Level, ...]:

@@ -84,8 +84,8 @@ def read_file(fd: int, size: int, start: int) -> bytes:
     data = os.pread(fd, size, start)
     if len(data) == size or not data:
         return data
-    parts, done = [data], len(data)
-    while done < size and (data := os.pread(fd, size - done, start + done)):
+    parts, total = [data], len(data)
+    while total < size and (data := os.pread(fd, size - total, start + total)):
         parts.append(data)
-        done += len(data)
+        total += len(data)
     return b"".join(parts)

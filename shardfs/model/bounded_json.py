@@ -11,13 +11,13 @@ MAX_ITEMS = 1_000_000
 """Beyond these limits JSON counts as damaged, because parsing could need more memory than the mount may use."""
 
 
-def load_json(raw: bytes, most: int) -> Any:
-    """The parsed JSON text of at most `most` bytes, with integers as `int`.
+def load_json(raw: bytes, max_bytes: int) -> Any:
+    """The parsed JSON text of at most `max_bytes`, with integers as `int`.
 
     Raise ValueError, with the reason, for invalid JSON, duplicate names, deep nesting, or a text beyond the limits.
     """
-    if len(raw) > most:
-        raise ValueError(f"more than {most} bytes")
+    if len(raw) > max_bytes:
+        raise ValueError(f"more than {max_bytes} bytes")
     if raw.count(b"{") + raw.count(b"[") > MAX_CONTAINERS or raw.count(b",") > MAX_ITEMS:
         raise ValueError("too many members")
     try:

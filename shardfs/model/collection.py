@@ -46,8 +46,8 @@ class ShardSource(Protocol):
     def stored(self, shard: int) -> Blob:
         """Open the stored shard, still encoded by the codecs of its layer. Raises the errors of `open`."""
 
-    def unwrap(self, shard: int, stored: Blob) -> Blob:
-        """Decode the result of `stored` to that of `open`. Raise ValueError, with the reason, if that fails."""
+    def unwrap(self, shard: int, blob: Blob) -> Blob:
+        """Decode what `stored` returned to what `open` returns. Raise ValueError, with the reason, if that fails."""
 
     def number(self, key: str) -> int | None:
         """The inverse of `key`; None if no shard has this name."""
@@ -61,8 +61,8 @@ class ShardSource(Protocol):
 
     def survey(self) -> tuple[U64, Sequence[CorruptShardError]]:
         """The numbers of `existing`; and an error for each name of a shard that is not a shard."""
-        found, damage = self.existing()
-        return found, [] if damage is None else [damage]
+        shards, damage = self.existing()
+        return shards, [] if damage is None else [damage]
 
     def is_pair(self, shard: int) -> bool:
         """Whether the shard is stored as two files, and no single file exists. One of the two may be missing."""
@@ -90,27 +90,27 @@ class Transform(Protocol):
     def name(self) -> str:
         """The name that `locate` prints."""
 
-    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
+    def sizes(self, coords: U64, stored_sizes: Sizes) -> Sizes:
         """Shown sizes of chunks (n, d) with these stored sizes; -1 where the chunk must be read for that."""
 
-    def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
-        """The shown bytes. Raise ValueError, with the reason, if `stored` cannot be this chunk."""
+    def show(self, coords: Coords, stored_bytes: bytes) -> bytes | memoryview:
+        """The shown bytes. Raise ValueError, with the reason, if `stored_bytes` cannot be this chunk."""
 
-    def work(self, coords: Coords, stored: int) -> int:
-        """Bytes of memory that `show` takes at most for a chunk of `stored` bytes: its result, and what it decodes."""
+    def work(self, coords: Coords, stored_size: int) -> int:
+        """Bytes of memory that `show` takes at most for a chunk of `stored_size` bytes: returned and decoded ones."""
 
     @property
     def unwritable(self) -> str | None:
         """Why `store` cannot make stored chunks, such as a lossy encoding; None if it can."""
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
+    def store(self, coords: Coords, shown_bytes: bytes) -> bytes:
         """Bytes that `show` turns into a chunk with the same elements.
 
-        Raise ValueError, with the reason, if `shown` cannot be this chunk; UnsupportedError if `unwritable`.
+        Raise ValueError, with the reason, if `shown_bytes` cannot be this chunk; UnsupportedError if `unwritable`.
         """
 
-    def is_exact(self, coords: Coords, shown: bytes) -> bool:
-        """Whether `show` returns the bytes `shown` again, after `store` has accepted them. False if that is unknown."""
+    def is_exact(self, coords: Coords, shown_bytes: bytes) -> bool:
+        """Whether `show` returns `shown_bytes` again, after `store` has accepted them. False if that is unknown."""
 
 
 class Filler(Protocol):
@@ -144,7 +144,7 @@ class ChunkCheck(Protocol):
     def quick(self, coords: Coords, size: int, head: npt.NDArray[np.uint8]) -> None:
         """Raise ValueError, with the reason, if a chunk of `size` bytes that begins with `head` is damaged."""
 
-    def deep(self, coords: Coords, stored: bytes) -> None:
+    def deep(self, coords: Coords, stored_bytes: bytes) -> None:
         """Decode the chunk. Raise ValueError, with the reason, if it is damaged."""
 
 
@@ -161,9 +161,9 @@ class Lead(NamedTuple):
     size: Callable[[bytes], int]
     transform: Transform | None = None
 
-    def shown(self, stored: bytes) -> bytes:
+    def shown(self, stored_bytes: bytes) -> bytes:
         """The shown bytes of a chunk."""
-        return stored if self.transform is None else bytes(self.transform.show((), stored))
+        return stored_bytes if self.transform is None else bytes(self.transform.show((), stored_bytes))
 
 
 class Pair(NamedTuple):

@@ -89,8 +89,8 @@ class Levels(Protocol):
     def paths(self) -> Iterable[str]:
         """Possible paths of levels, relative to the group. The search ends at the first path that does not exist."""
 
-    def image(self, found: Mapping[str, Array]) -> Multiscale | None:
-        """The image with these levels, in the order of `paths`; None if they are not levels of an image."""
+    def image(self, levels: Mapping[str, Array]) -> Multiscale | None:
+        """The image with these levels, in the order of `paths`; None if the arrays are not levels of an image."""
 
 
 class Consolidation(NamedTuple):

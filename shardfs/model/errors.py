@@ -34,7 +34,10 @@ class CorruptShardError(ShardfsError):
     """
 
     def __init__(self, where: str, key: str, why: str, slot: int | None = None) -> None:
-        self.where, self.key, self.why, self.slot = where, key, why, slot
+        self.where = where
+        self.key = key
+        self.why = why
+        self.slot = slot
         entry = "" if slot is None else f", slot {slot}"
         super().__init__(f"{where or '/'}: {key}{entry}: {why}")
 
@@ -82,7 +85,8 @@ class UnfinishedJobError(ShardfsError):
     """
 
     def __init__(self, failed: int, problems: Sequence[Any]) -> None:
-        self.failed, self.problems = failed, problems
+        self.failed = failed
+        self.problems = problems
         first = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
         super().__init__(f"not finished: {counted(failed, 'problem')}; solve them, and repeat the job. {first}")
 

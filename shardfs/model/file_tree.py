@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Listable(Protocol):
     """A tree whose directories can be listed."""
 
-    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
-        """All entries of a directory, if they are at most `most` and the tree can say so cheaply; else None."""
+    def small_listing(self, number: int, limit: int) -> list[EntryRow] | None:
+        """All entries of a directory, if they are at most `limit` and the tree can say so cheaply; else None."""
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """The entries of a directory behind `cookie`, without `.` and `..`.

@@ -66,9 +66,9 @@ def unravel_many(numbers: U64, dims: Sequence[int]) -> U64:
     return out
 
 
-def renamed(names: ChunkNames, others: ChunkNames, coords: U64) -> U64:
-    """The coordinates among `others` of the chunks at (n, d) coordinates among `names`: their file names are equal."""
-    return others.coords_many(names.values(coords))
+def renamed(source: ChunkNames, target: ChunkNames, coords: U64) -> U64:
+    """The coordinates among `target` of the chunks at (n, d) coordinates among `source`: their file names are equal."""
+    return target.coords_many(source.values(coords))
 
 
 class MortonCode:
@@ -116,12 +116,12 @@ class MortonCode:
     def decode_many(self, codes: U64) -> tuple[U64, Bool]:
         """The cells, and which of them are inside the grid: there are codes of cells beyond its edge."""
         cells = np.zeros((len(codes), len(self.grid)), np.uint64)
-        one, used = np.uint64(1), 0
+        one, code_bits = np.uint64(1), 0
         for axis, places in enumerate(self._places):
             for i, out in enumerate(places):
                 cells[:, axis] |= (codes >> np.uint64(out) & one) << np.uint64(i)
-                used |= 1 << out
-        inside = (codes & ~np.uint64(used)) == 0
+                code_bits |= 1 << out
+        inside = (codes & ~np.uint64(code_bits)) == 0
         for axis, n in enumerate(self.grid):
             inside &= cells[:, axis] < np.uint64(n)
         return cells, inside
@@ -177,7 +177,8 @@ class NestedNames(_PerAxis):
     """Names with one directory level for each axis: `c/1/23/45` or `1/23/45`."""
 
     def __init__(self, grid: Sequence[int], prefix: bytes = b"") -> None:
-        self.prefix, self.dims = prefix, tuple(grid)
+        self.prefix = prefix
+        self.dims = tuple(grid)
 
     def parse(self, level: int, name: bytes) -> int | None:
         if not name.isdigit() or (name[0] == 48 and len(name) > 1) or len(name) > 19:  # `decimal` inlined: hot path
@@ -222,7 +223,9 @@ class FlatNames(_Joined):
 
     def __init__(self, grid: Sequence[int], head: bytes, separator: bytes, scalar: bytes) -> None:
         super().__init__(grid)
-        self.separator, self._head, self._scalar = separator, head, scalar
+        self.separator = separator
+        self._head = head
+        self._scalar = scalar
 
     def _parts(self, name: bytes) -> list[int] | None:
         if not name.startswith(self._head):
@@ -264,9 +267,20 @@ class MappedNames:
     """
 
     def __init__(self, names: ChunkNames, axes: Sequence[int | None], rank: int) -> None:
-        self.prefix, self.dims = names.prefix, names.dims
-        self.parse, self.render, self.reserved = names.parse, names.render, names.reserved
-        self._names, self.axes, self._rank = names, tuple(axes), rank
+        self.prefix = names.prefix
+        self.dims = names.dims
+        self._names = names
+        self.axes = tuple(axes)
+        self._rank = rank
+
+    def parse(self, level: int, name: bytes) -> int | None:
+        return self._names.parse(level, name)
+
+    def reserved(self, level: int, name: bytes) -> bool:
+        return self._names.reserved(level, name)
+
+    def render(self, level: int, values: U64) -> npt.NDArray[np.bytes_]:
+        return self._names.render(level, values)
 
     def coords(self, values: Coords) -> Coords:
         out = [0] * self._rank
@@ -276,19 +290,19 @@ class MappedNames:
         return tuple(out)
 
     def coords_many(self, values: U64) -> U64:
-        shown = self._names.coords_many(values)
+        shown_coords = self._names.coords_many(values)
         out = np.zeros((len(values), self._rank), np.uint64)
         for i, axis in enumerate(self.axes):
             if axis is not None:
-                out[:, axis] = shown[:, i]
+                out[:, axis] = shown_coords[:, i]
         return out
 
     def values(self, coords: U64) -> U64:
-        shown = np.zeros((len(coords), len(self.axes)), np.uint64)
+        shown_coords = np.zeros((len(coords), len(self.axes)), np.uint64)
         for i, axis in enumerate(self.axes):
             if axis is not None:
-                shown[:, i] = coords[:, axis]
-        return self._names.values(shown)
+                shown_coords[:, i] = coords[:, axis]
+        return self._names.values(shown_coords)
 
 
 class NumberedNames(_PerAxis):
@@ -303,7 +317,9 @@ class NumberedNames(_PerAxis):
 
     def __init__(self, count: int, head: bytes, tail: bytes, digits: int = 0) -> None:
         self.dims = (count,)
-        self._head, self._tail, self._digits = head, tail, digits
+        self._head = head
+        self._tail = tail
+        self._digits = digits
 
     def _number(self, name: bytes) -> int | None:
         if not name.startswith(self._head) or not name.endswith(self._tail) or len(name) > 64:
@@ -334,7 +350,9 @@ class BoxNames(_Joined):
 
     def __init__(self, size: Coords, chunk: Coords, offset: Coords) -> None:
         super().__init__([ceil_div(s, c) for s, c in zip(size, chunk, strict=True)])
-        self._size, self._chunk, self._offset = size, chunk, offset
+        self._size = size
+        self._chunk = chunk
+        self._offset = offset
 
     def reserved(self, level: int, name: bytes) -> bool:
         return self.parse(level, name) is not None  # shards have names of another form
@@ -348,8 +366,8 @@ class BoxNames(_Joined):
         begin = text[: text.find(b"-", 1)]
         if len(begin) > 20 or not begin.lstrip(b"-").isdigit():
             return None
-        g, rest = divmod(int(begin) - self._offset[axis], self._chunk[axis])
-        if rest or not 0 <= g < self.grid[axis] or self._interval(axis, g) != text:
+        g, remainder = divmod(int(begin) - self._offset[axis], self._chunk[axis])
+        if remainder or not 0 <= g < self.grid[axis] or self._interval(axis, g) != text:
             return None
         return g
 

@@ -71,13 +71,13 @@ class Batch(NamedTuple):
             np.arange(position + 1, position + 1 + len(rows), dtype=np.uint64),
         )
 
-    def only(self, which: Bool | slice | npt.NDArray[np.intp]) -> Batch:
+    def only(self, selection: Bool | slice | npt.NDArray[np.intp]) -> Batch:
         """The entries that a mask, a slice or an array of positions selects."""
         return self._replace(
-            names=self.names[which],
-            numbers=self.numbers[which],
-            directories=self.directories[which],
-            sizes=self.sizes[which],
-            mtimes_ns=self.mtimes_ns[which],
-            cookies=self.cookies[which],
+            names=self.names[selection],
+            numbers=self.numbers[selection],
+            directories=self.directories[selection],
+            sizes=self.sizes[selection],
+            mtimes_ns=self.mtimes_ns[selection],
+            cookies=self.cookies[selection],
         )

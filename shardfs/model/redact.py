@@ -56,7 +56,7 @@ def _masked_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return redacted_values(value)
     if isinstance(value, list | tuple):
-        return [_masked_value(name, item) for item in value]
+        return [_masked_value(name, element) for element in value]
     if value is None or isinstance(value, bool | int | float):
         return value
     return public_name(str(value)) if name.lower() in HARMLESS else MASK
@@ -79,8 +79,8 @@ def _secrets_in(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         yield from secrets_of("", value)
     elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _secrets_in(name, item)
+        for element in value:
+            yield from _secrets_in(name, element)
     elif _masked_value(name, value) == MASK:
         yield str(value)
     elif isinstance(value, str):

@@ -79,11 +79,11 @@ class Checksum(NamedTuple):
     size: int
     digest: Callable[[bytes], bytes]
 
-    def verify(self, data: bytes, stored: bytes) -> None:
-        """Raise ValueError, with the reason, if `stored` is not the checksum of `data`."""
+    def verify(self, data: bytes, checksum: bytes) -> None:
+        """Raise ValueError, with the reason, if `checksum` is not that of `data`."""
         computed = self.digest(data)
-        if computed != stored:
-            raise ValueError(f"its {self.name} is {computed.hex()}, but {stored.hex()} is stored")
+        if computed != checksum:
+            raise ValueError(f"its {self.name} is {computed.hex()}, but {checksum.hex()} is stored")
 
 
 class Reason(NamedTuple):
@@ -176,7 +176,8 @@ class ShardIndex:
 
     def checked(self, object_size: int) -> ShardIndex:
         """The same index in 32-bit numbers if these suffice, with ranges that leave the object marked broken."""
-        starts, sizes = self.starts, self.sizes
+        starts = self.starts
+        sizes = self.sizes
         fits = len(starts) and self.faults is None and int(starts.max()) + int(sizes.max()) <= object_size
         outside = leaving(starts, sizes, object_size) if not fits else np.zeros(0, np.bool_)
         whole = self if self.repeated is None else replace(self, repeated=self.repeated.checked(object_size))

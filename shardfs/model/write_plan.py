@@ -82,10 +82,10 @@ def chunks_of(pieces: Iterable[Piece], old: Blob | None) -> Iterator[bytes | mem
             yield piece
 
 
-def _whole(data: bytes, piece: ByteRange | FilePart, done: int) -> bytes:
-    wanted = min(SPAN, piece_size(piece) - done)
-    if len(data) != wanted:
-        raise ValueError(f"{wanted} bytes expected at {piece.start + done}, {len(data)} found")
+def _whole(data: bytes, piece: ByteRange | FilePart, offset: int) -> bytes:
+    size = min(SPAN, piece_size(piece) - offset)
+    if len(data) != size:
+        raise ValueError(f"{size} bytes expected at {piece.start + offset}, {len(data)} found")
     return data
 
 
@@ -99,12 +99,12 @@ def packed(starts: U64, stops: U64, begin: int) -> tuple[Plan, U64]:
 
     The bytes keep their order. Bytes that several ranges share are included once.
     """
-    kept = cover(starts, stops)
-    sizes = kept.stops - kept.starts
+    union = cover(starts, stops)
+    sizes = union.stops - union.starts
     begins = np.uint64(begin) + np.cumsum(sizes, dtype=np.uint64) - sizes
-    pieces: Plan = [ByteRange(a, b) for a, b in zip(kept.starts.tolist(), kept.stops.tolist(), strict=True)]
+    pieces: Plan = [ByteRange(a, b) for a, b in zip(union.starts.tolist(), union.stops.tolist(), strict=True)]
     if not len(begins):
         return pieces, np.full(len(starts), begin, np.uint64)
-    at = np.maximum(kept.starts.searchsorted(starts, side="right"), 1) - 1
-    moved = begins[at] + (starts - kept.starts[at])
+    at = np.maximum(union.starts.searchsorted(starts, side="right"), 1) - 1
+    moved = begins[at] + (starts - union.starts[at])
     return pieces, np.where(stops > starts, moved, np.uint64(begin))
