@@ -48,7 +48,10 @@ class Chain:
         encoding: str = "",
         image: Image | None = None,
     ) -> None:
-        self._codecs, self._encoded, self._encoding, self._image = tuple(codecs), encoded, encoding, image
+        self._codecs = tuple(codecs)
+        self._encoded = encoded
+        self._encoding = encoding
+        self._image = image
         names = [c.name for c in codecs]
         self._around = len(names)  # only checksums follow from here, and these keep the bytes before them readable
         while self._around and names[self._around - 1] == CRC32C:
@@ -82,9 +85,9 @@ class Chain:
         if size != wanted:
             raise ValueError(f"{wanted} bytes expected inside {self._codecs[around].name}, its header says {size}")
 
-    def deep(self, coords: Coords, stored: bytes) -> None:
+    def deep(self, coords: Coords, stored_bytes: bytes) -> None:
         size = None if self._encoded is None else int(self._encoded(np.array([coords], np.uint64))[0])
-        data = self.decoded(stored, size)
+        data = self.decoded(stored_bytes, size)
         if data is None:
             return
         if size is not None:
@@ -93,16 +96,16 @@ class Chain:
             image = self._image
             images.decode(self._encoding, data, image.shape(coords), np.dtype(image.data_type), image.configuration)
 
-    def decoded(self, stored: bytes, size: int | None) -> bytes | None:
+    def decoded(self, encoded: bytes, size: int | None) -> bytes | None:
         """The chunk without its codecs; None if one is unknown. Raise ValueError, with the reason, if one fails.
 
-        `size` is that of the result, if it is known.
+        `size` is that of the decoded chunk, if it is known.
         """
-        known = len(self._codecs)
-        while known and can_decode(self._codecs[known - 1]):
-            known -= 1
-        data = decoders.decode(self._codecs[known:], stored, None if known else size)
-        return None if known else data
+        start = len(self._codecs)
+        while start and can_decode(self._codecs[start - 1]):
+            start -= 1
+        data = decoders.decode(self._codecs[start:], encoded, None if start else size)
+        return None if start else data
 
 
 class Blocks:
@@ -120,7 +123,8 @@ class Blocks:
         self._chain = Chain(codecs)
         self._raw = {c.name for c in codecs} <= {CRC32C}
         self._sums = 4 * len(codecs)
-        self._shape, self._itemsize = shape, itemsize
+        self._shape = shape
+        self._itemsize = itemsize
         self.head = None if self._chain.head is None else 8 + 4 * len(shape)
         self.unchecked = self._chain.unchecked
 
@@ -141,9 +145,9 @@ class Blocks:
             header.require_within(self._shape)
         return header.size, header.elements
 
-    def deep(self, coords: Coords, stored: bytes) -> None:
-        start, elements = self._header(stored)
-        data = self._chain.decoded(stored[start:], elements * self._itemsize if elements >= 0 else None)
+    def deep(self, coords: Coords, block: bytes) -> None:
+        start, elements = self._header(block)
+        data = self._chain.decoded(block[start:], elements * self._itemsize if elements >= 0 else None)
         if data is not None and elements >= 0:
             _require(elements * self._itemsize, len(data), "found after decoding")
 
@@ -174,9 +178,9 @@ def _blosc(size: int, head: bytes) -> int:
     """From https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst; Blosc 2 has the same 16 bytes."""
     if len(head) < 16:
         raise ValueError(f"no Blosc header in {size} bytes")
-    decoded, stored = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
-    if stored != size:
-        raise ValueError(f"its Blosc header says {stored} bytes, but it has {size}")
+    decoded, encoded = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
+    if encoded != size:
+        raise ValueError(f"its Blosc header says {encoded} bytes, but it has {size}")
     return decoded
 
 
@@ -197,5 +201,6 @@ _LAST: Mapping[str, Callable[[int, bytes], int]] = {"blosc": _blosc, "blosc2": _
 
 def _undecodable(encoding: str, image: Image | None) -> str:
     """The name of the encoding if this installation cannot decode it, else ""."""
-    known = not encoding or (image is not None and not images.lacking(encoding, image.data_type, image.channels))
-    return "" if known else encoding
+    if image is None:
+        return encoding
+    return encoding if encoding and images.lacking(encoding, image.data_type, image.channels) else ""

@@ -54,9 +54,9 @@ def require_crc32c(data: bytes | memoryview) -> None:
     if len(data) < 4:
         raise ValueError(f"has {len(data)} bytes, too few for a crc32c")
     # google_crc32c accepts arrays but no memoryviews; a copy would cost more than the checksum.
-    computed, stored = google_crc32c.value(np.frombuffer(data, np.uint8)[:-4]), int.from_bytes(data[-4:], "little")
-    if computed != stored:
-        raise ValueError(f"it has crc32c {computed:08x}, but {stored:08x} is stored")
+    computed, checksum = google_crc32c.value(np.frombuffer(data, np.uint8)[:-4]), int.from_bytes(data[-4:], "little")
+    if computed != checksum:
+        raise ValueError(f"it has crc32c {computed:08x}, but {checksum:08x} is stored")
 
 
 def _zstd(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
@@ -107,17 +107,17 @@ def _zstd_most(data: bytes) -> int:
     """
     if data[:4] != ZSTD_MAGIC or len(data) < 6:
         raise ValueError(f"expected a zstd frame, found {data[:6].hex()}")
-    at, most, is_last = 6 + _DICTIONARY_BYTES[data[4] & 3], 0, False
+    at, total, is_last = 6 + _DICTIONARY_BYTES[data[4] & 3], 0, False
     while not is_last:
         header = int.from_bytes(data[at : at + 3], "little")
         is_last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
-        most += ZSTD_BLOCK if kind == 2 else size
+        total += ZSTD_BLOCK if kind == 2 else size
         at += 3 + (1 if kind == 1 else size)
         if kind == 3 or at > len(data):
             raise ValueError("a block of the zstd frame is damaged or truncated")
     if at + (4 if data[4] & 4 else 0) != len(data):
         raise ValueError(f"the zstd frame should end at {at}, but {len(data)} bytes are stored")
-    return most
+    return total
 
 
 def zstd_size(data: bytes) -> int:
@@ -142,12 +142,12 @@ def _blosc(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:
 
 
 def _require_blosc(data: bytes, wanted: int | None) -> None:
-    decoded, stored = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
+    decoded, encoded = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
     if len(data) < 16 or decoded > MAX_DECODED or (wanted is not None and decoded != wanted):
         limit = wanted or f"at most {MAX_DECODED}"
         raise ValueError(f"expected a Blosc chunk of {limit} decoded bytes, the header says {decoded}")
-    if stored != len(data):  # the library would read beyond the data
-        raise ValueError(f"a Blosc chunk has {len(data)} bytes, but its header says {stored}")
+    if encoded != len(data):  # the library would read beyond the data
+        raise ValueError(f"a Blosc chunk has {len(data)} bytes, but its header says {encoded}")
 
 
 def _bz2(data: bytes, _: Mapping[str, Any], wanted: int | None) -> bytes:

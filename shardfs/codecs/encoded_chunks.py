@@ -44,7 +44,8 @@ class EncodedChunks:
     """
 
     def __init__(self, array: Array, encoding: ChunkEncoding, *, compress: bool = False) -> None:
-        self.array, self.encoding = array, encoding
+        self.array = array
+        self.encoding = encoding
         self.rank = len(array.shape)
         self.header_size = {"none": 0, "n5": 4 + 4 * self.rank, "bcolz": len(BCOLZ_HEADER)}[encoding.frame]
         self.codecs = without_checks(encoding.codecs)
@@ -58,7 +59,8 @@ class EncodedChunks:
         varies = encoding.clipped or encoding.frame == "bcolz"
         self.has_rows = varies and self.rank > 0 and [c.name for c in self.codecs] == ["blosc"]
         self.dtype = np.dtype(encoding.data_type)
-        self._chunk, self._shape = np.array(array.chunk, np.uint64), np.array(array.shape, np.uint64)
+        self._chunk = np.array(array.chunk, np.uint64)
+        self._shape = np.array(array.shape, np.uint64)
 
     # ---- shapes and sizes ----
 
@@ -125,14 +127,15 @@ class EncodedChunks:
             return self._n5_begin(data)
         if self.encoding.frame == "bcolz" and not data.startswith(BCOLZ_HEADER[:4]):
             raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {data[:4].hex()}")
-        start, whole = self.header_size, self.array.chunk
+        start = self.header_size
+        whole = self.array.chunk
         if not self.has_rows:
             return start, self.shape(cell)
         nbytes, inside = int.from_bytes(data[start + 4 : start + 8], "little"), self.clipped_shape(cell)
         if nbytes == self._nbytes(whole):
             return start, whole
-        rows, rest = divmod(nbytes, self._nbytes((1, *inside[1:])))
-        return start, inside if rest or not 0 < rows <= whole[0] else (rows, *inside[1:])
+        rows, remainder = divmod(nbytes, self._nbytes((1, *inside[1:])))
+        return start, inside if remainder or not 0 < rows <= whole[0] else (rows, *inside[1:])
 
     def _n5_begin(self, data: bytes) -> tuple[int, Coords]:
         header = n5_blocks.parse_header(data)

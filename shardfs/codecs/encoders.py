@@ -30,41 +30,41 @@ class Gunzip:
     """A `model.Transform` for chunks that are stored as gzip and shown decompressed.
 
     Args:
-        known: returns the decompressed sizes of chunks (n, d), if the encoding fixes these sizes.
+        size_of: returns the decompressed sizes of chunks (n, d), if the encoding fixes these sizes.
     """
 
     name = "gzip"
     unwritable = None
 
-    def __init__(self, known: Callable[[U64], U64] | None = None) -> None:
-        self._known = known
+    def __init__(self, size_of: Callable[[U64], U64] | None = None) -> None:
+        self._size_of = size_of
 
     def _size(self, coords: Coords) -> int | None:
-        return None if self._known is None else int(self._known(np.array([coords], np.uint64))[0])
+        return None if self._size_of is None else int(self._size_of(np.array([coords], np.uint64))[0])
 
-    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
-        return np.full(len(coords), -1, np.int64) if self._known is None else self._known(coords).astype(np.int64)
+    def sizes(self, coords: U64, stored_sizes: Sizes) -> Sizes:
+        return np.full(len(coords), -1, np.int64) if self._size_of is None else self._size_of(coords).astype(np.int64)
 
-    def show(self, coords: Coords, stored: bytes) -> bytes:
+    def show(self, coords: Coords, stored_bytes: bytes) -> bytes:
         size = self._size(coords)
-        data = gunzip(stored, MAX_DECODED if size is None else min(size, MAX_DECODED))
+        data = gunzip(stored_bytes, MAX_DECODED if size is None else min(size, MAX_DECODED))
         if size not in (None, len(data)):
             raise ValueError(f"{size} bytes expected after decompression, {len(data)} found")
         return data
 
-    def work(self, coords: Coords, stored: int) -> int:
+    def work(self, coords: Coords, stored_size: int) -> int:
         size = self._size(coords)
-        return 2 * min(MAX_DECODED, DEFLATE_RATIO * stored if size is None else size)  # pieces, and these joined
+        return 2 * min(MAX_DECODED, DEFLATE_RATIO * stored_size if size is None else size)  # pieces, and these joined
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
+    def store(self, coords: Coords, shown_bytes: bytes) -> bytes:
         size = self._size(coords)
-        if size not in (None, len(shown)):
-            raise ValueError(f"should have {size} bytes, not {len(shown)}")
-        if len(shown) > MAX_DECODED:
-            raise ValueError(f"has {len(shown)} bytes; the limit is {MAX_DECODED}")
-        return _to_gzip(shown, {"level": PRECOMPUTED_LEVEL})
+        if size not in (None, len(shown_bytes)):
+            raise ValueError(f"should have {size} bytes, not {len(shown_bytes)}")
+        if len(shown_bytes) > MAX_DECODED:
+            raise ValueError(f"has {len(shown_bytes)} bytes; the limit is {MAX_DECODED}")
+        return _to_gzip(shown_bytes, {"level": PRECOMPUTED_LEVEL})
 
-    def is_exact(self, coords: Coords, shown: bytes) -> bool:
+    def is_exact(self, coords: Coords, shown_bytes: bytes) -> bool:
         return True
 
 
@@ -89,8 +89,8 @@ def _by_numcodecs(
     """Encode by a codec of numcodecs, which gets these parameters of the configuration; None for all."""
     import numcodecs
 
-    used = {key: value for key, value in configuration.items() if parameters is None or key in parameters}
-    return bytes(numcodecs.get_codec({**used, "id": name}).encode(np.frombuffer(data, np.uint8)))
+    arguments = {key: value for key, value in configuration.items() if parameters is None or key in parameters}
+    return bytes(numcodecs.get_codec({**arguments, "id": name}).encode(np.frombuffer(data, np.uint8)))
 
 
 def _add_crc32c(data: bytes, _: Mapping[str, Any]) -> bytes:
@@ -167,28 +167,28 @@ def _gzip_member(data: bytes, deflated: Sequence[bytes | memoryview]) -> bytes:
     return b"".join([b"\x1f\x8b\x08\0\0\0\0\0\0\xff", *deflated, _gzip_sums(data)])
 
 
-def gzip_of_zlib(stream: bytes, most: int | None = None) -> bytes:
+def gzip_of_zlib(stream: bytes, limit: int | None = None) -> bytes:
     """Wrap the deflated data of a zlib stream as gzip. The data are decoded for gzip's checksum, but not compressed.
 
-    Raise ValueError, with the reason, if the stream is damaged, decodes to more than `most` bytes, or is followed by
+    Raise ValueError, with the reason, if the stream is damaged, decodes to more than `limit` bytes, or is followed by
     other bytes.
     """
-    data = decode((Codec("numcodecs.zlib"),), stream, most)
+    data = decode((Codec("numcodecs.zlib"),), stream, limit)
     if stream[-4:] != zlib.adler32(data).to_bytes(4, "big"):
         raise ValueError("other bytes follow the zlib stream")
     return _gzip_member(data, [memoryview(stream)[2:-4]])  # RFC 1950
 
 
-def zlib_of_gzip(member: bytes, most: int | None = None) -> bytes | None:
+def zlib_of_gzip(member: bytes, limit: int | None = None) -> bytes | None:
     """Wrap the deflated data of a gzip member as zlib, without compressing them.
 
-    None if the bytes are not exactly one undamaged member, without a name or comment, of at most `most` decoded bytes.
+    None if the bytes are not exactly one undamaged member, without a name or comment, of at most `limit` decoded bytes.
     """
     if not member.startswith(b"\x1f\x8b\x08\0"):
         return None
     inflater = zlib.decompressobj(-15)  # no wrapper
     try:
-        data = inflater.decompress(member[10:], (MAX_DECODED if most is None else most) + 1)
+        data = inflater.decompress(member[10:], (MAX_DECODED if limit is None else limit) + 1)
     except zlib.error:
         return None
     if inflater.unused_data != _gzip_sums(data):

@@ -109,18 +109,18 @@ def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configur
         raise ValueError(f"encoding {name!r:.80} is unknown")
     if encoding.module not in SANDBOXES:
         return decode_here(name, data, shape, dtype, configuration)
-    nbytes, given = math.prod(shape) * dtype.itemsize, {"shape": shape, "dtype": dtype.str}
-    decoded = _in_sandbox(decode_sandboxed, data, name, nbytes, **given, configuration=dict(configuration))
+    nbytes, arguments = math.prod(shape) * dtype.itemsize, {"shape": shape, "dtype": dtype.str}
+    decoded = _in_sandbox(decode_sandboxed, data, name, nbytes, **arguments, configuration=dict(configuration))
     if len(decoded) != nbytes:
         raise ValueError(f"{name}: {nbytes} bytes expected, {len(decoded)} found after decoding")
     return np.frombuffer(decoded, dtype).reshape(shape)
 
 
-def _in_sandbox(function: Callable[..., Any], data: Any, name: str, most: int, **arguments: Any) -> bytearray:
-    """Call a function in a sandbox process. Raise ValueError if its answer has more than `most` bytes or it crashes."""
+def _in_sandbox(function: Callable[..., Any], data: Any, name: str, limit: int, **arguments: Any) -> bytearray:
+    """Call a function in a sandbox process. Raise ValueError if it crashes, or returns more than `limit` bytes."""
     encoding = ENCODINGS[name]
     try:
-        return SANDBOXES[encoding.module].call(function, data, {"name": name, **arguments}, most)
+        return SANDBOXES[encoding.module].call(function, data, {"name": name, **arguments}, limit)
     except Crash as e:
         raise ValueError(f"{name}: {encoding.package} crashes on it ({e})") from None
 
@@ -152,8 +152,8 @@ def encode(name: str, elements: Elements, configuration: Mapping[str, Any]) -> b
         raise ValueError(f"encoding {name!r:.80} is lossy or unknown")
     if encoding.module not in SANDBOXES:
         return encode_here(name, elements, configuration)
-    given = {"shape": elements.shape, "dtype": elements.dtype.str, "configuration": dict(configuration)}
-    return bytes(_in_sandbox(encode_sandboxed, elements.tobytes(), name, MAX_DECODED, **given))
+    arguments = {"shape": elements.shape, "dtype": elements.dtype.str, "configuration": dict(configuration)}
+    return bytes(_in_sandbox(encode_sandboxed, elements.tobytes(), name, MAX_DECODED, **arguments))
 
 
 def encode_here(name: str, elements: Elements, configuration: Mapping[str, Any]) -> bytes:
@@ -268,8 +268,11 @@ class _Blocks:
     """
 
     def __init__(self, words: npt.NDArray[np.uint32], block: Coords, out: Elements) -> None:
-        self._words, self._block, self._out = words, block, out
-        self._voxels, self._wide = math.prod(block), out.dtype.itemsize // 4
+        self._words = words
+        self._block = block
+        self._out = out
+        self._voxels = math.prod(block)
+        self._wide = out.dtype.itemsize // 4
         self._grid = tuple(-(-n // b) for n, b in zip(out.shape, block, strict=True))
         count = math.prod(self._grid)
         if self._voxels > MAX_BLOCK:
@@ -277,7 +280,9 @@ class _Blocks:
         if len(words) < 2 * count:
             raise ValueError(f"{len(words)} words are too few for a compressed segmentation of {count} blocks")
         head = words[: 2 * count].astype(np.int64)
-        self._tables, self._bits, self._indices = head[::2] & 0xFFFFFF, head[::2] >> 24, head[1::2]
+        self._tables = head[::2] & 0xFFFFFF
+        self._bits = head[::2] >> 24
+        self._indices = head[1::2]
 
     def decode(self) -> None:
         step = max(1, SLAB // self._voxels)

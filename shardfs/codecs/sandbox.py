@@ -60,21 +60,21 @@ class Sandbox:
     """
 
     def __init__(self, modules: Sequence[str], *, threads: bool = False) -> None:
-        self._given = json.dumps({"modules": modules, "threads": threads})
+        self._settings = json.dumps({"modules": modules, "threads": threads})
         self._make_workers()
 
     def _make_workers(self) -> None:
-        self._workers = [_Worker(self._given) for _ in range(PROCESSES)]
+        self._workers = [_Worker(self._settings) for _ in range(PROCESSES)]
         self._free = LifoQueue[_Worker]()  # the last one that was used is the likeliest to have a process
         for worker in self._workers:
             self._free.put(worker)
 
     def call(
-        self, function: Callable[..., Any], payload: bytes | memoryview, arguments: Mapping[str, Any], most: int
+        self, function: Callable[..., Any], payload: bytes | memoryview, arguments: Mapping[str, Any], limit: int
     ) -> bytearray:
         """Return the bytes that `function(payload, **arguments)` returns in a sandbox process; arguments become JSON.
 
-        Raise its ValueError, ImportError or MemoryError, or Crash, also for an answer of more than `most` bytes. If a
+        Raise its ValueError, ImportError or MemoryError, or Crash, also for an answer of more than `limit` bytes. If a
         process crashes that has served other calls, the call is repeated once in a new process: damaged data of an
         earlier call may have corrupted the memory of the old one.
         """
@@ -82,7 +82,7 @@ class Sandbox:
         text = json.dumps(called).encode()
         worker = self._free.get()
         try:
-            return worker.call([REQUEST.pack(len(text), len(payload), most), text, payload], most)
+            return worker.call([REQUEST.pack(len(text), len(payload), limit), text, payload], limit)
         finally:
             self._free.put(worker)
 
@@ -112,26 +112,26 @@ class _Timeout(Crash):
 class _Worker:
     """One sandbox process, which may be restarted. One call at a time."""
 
-    def __init__(self, given: str) -> None:
-        self._given = given
+    def __init__(self, settings: str) -> None:
+        self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
 
-    def call(self, request: Sequence[bytes | memoryview], most: int) -> bytearray:
+    def call(self, request: Sequence[bytes | memoryview], limit: int) -> bytearray:
         process = self._process
         if process is None:
-            return self._ask(self._restarted(), request, most)
+            return self._ask(self._restarted(), request, limit)
         try:
-            return self._ask(process, request, most)
+            return self._ask(process, request, limit)
         except _Timeout:
             raise
         except Crash:
-            return self._ask(self._restarted(), request, most)
+            return self._ask(self._restarted(), request, limit)
 
     def _restarted(self) -> subprocess.Popen[bytes]:
         """Start the process. It exits when its standard input closes, also because this process ended."""
         self.close()
         paths = json.dumps([os.path.abspath(path) for path in sys.path])
-        command = [sys.executable, "-I", "-c", _START, paths, self._given]
+        command = [sys.executable, "-I", "-c", _START, paths, self._settings]
         # Without descriptors, environment and terminal of this process.
         self._process = process = subprocess.Popen(
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -144,13 +144,13 @@ class _Worker:
                     fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], request: Sequence[bytes | memoryview], most: int) -> bytearray:
+    def _ask(self, process: subprocess.Popen[bytes], request: Sequence[bytes | memoryview], limit: int) -> bytearray:
         try:
             pipes = _Pipes(process, time.monotonic() + SECONDS)
             for part in request:
                 pipes.write(part)
             status, size = REPLY.unpack(pipes.read(REPLY.size))
-            if status > len(ERRORS) or size > (most if status == OK else MAX_MESSAGE):
+            if status > len(ERRORS) or size > (limit if status == OK else MAX_MESSAGE):
                 raise Crash(f"it answered with status {status} and {size} bytes")
             data = pipes.read(size)
         except (Crash, OSError) as e:
@@ -189,7 +189,8 @@ class _Pipes:
     def __init__(self, process: subprocess.Popen[bytes], end: float) -> None:
         if process.stdin is None or process.stdout is None:
             raise Crash("it has no pipes")
-        self._requests, self._replies = process.stdin.fileno(), process.stdout.fileno()
+        self._requests = process.stdin.fileno()
+        self._replies = process.stdout.fileno()
         self._end = end
 
     def _wait(self, fd: int, event: int) -> None:
@@ -199,20 +200,20 @@ class _Pipes:
             raise _Timeout(f"no answer within {SECONDS:g} s")
 
     def write(self, data: bytes | memoryview) -> None:
-        left = memoryview(data).cast("B")
-        while left:
+        unsent = memoryview(data).cast("B")
+        while unsent:
             self._wait(self._requests, select.POLLOUT)
-            left = left[os.write(self._requests, left) :]
+            unsent = unsent[os.write(self._requests, unsent) :]
 
     def read(self, size: int) -> bytearray:
         data = bytearray(size)
-        left = memoryview(data)
-        while left:
+        unfilled = memoryview(data)
+        while unfilled:
             self._wait(self._replies, select.POLLIN)
-            count = os.readv(self._replies, [left])
+            count = os.readv(self._replies, [unfilled])
             if not count:
                 raise BrokenPipeError
-            left = left[count:]
+            unfilled = unfilled[count:]
         return data
 
 

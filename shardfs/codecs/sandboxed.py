@@ -108,10 +108,10 @@ def give_up_rights(libc: ctypes.CDLL, *, is_root: bool) -> None:
         sys.exit("the kernel has no PR_SET_NO_NEW_PRIVS")
 
 
-def _limit(kind: int, most: int) -> None:
+def _limit(kind: int, limit: int) -> None:
     hard = resource.getrlimit(kind)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(kind, (most, most))
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _hide_files() -> None:
@@ -135,8 +135,8 @@ def _address_space() -> int:
 def serve(requests: int, replies: int, idle: int) -> None:
     """Answer the calls that come from one pipe in the other. `idle`: the address space before the first call."""
     while head := _read(requests, REQUEST.size):
-        text_size, payload_size, most = REQUEST.unpack(head)
-        limit = min(idle + SLACK + SHARE * (payload_size + most), MEMORY)
+        text_size, payload_size, answer_limit = REQUEST.unpack(head)
+        limit = min(idle + SLACK + SHARE * (payload_size + answer_limit), MEMORY)
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
         text, payload = (_read(requests, size) for size in (text_size, payload_size))
         status, data = _answer(json.loads(text), payload)
@@ -161,16 +161,16 @@ def _answer(called: dict[str, Any], payload: bytearray) -> tuple[int, memoryview
 def _read(fd: int, size: int) -> bytearray:
     """Return bytes of a pipe; nothing if it was closed before them."""
     data = bytearray(size)
-    left = memoryview(data)
-    while left:
-        count = os.readv(fd, [left])
+    unfilled = memoryview(data)
+    while unfilled:
+        count = os.readv(fd, [unfilled])
         if not count:
             return bytearray()
-        left = left[count:]
+        unfilled = unfilled[count:]
     return data
 
 
 def _write(fd: int, data: bytes | memoryview) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
+    unsent = memoryview(data)
+    while unsent:
+        unsent = unsent[os.write(fd, unsent) :]

@@ -32,14 +32,14 @@ ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
 """`REWRAPPED_SIZE` is the difference between the wrappers around deflated data: 18 bytes of gzip, 6 of zlib."""
 
 
-def transcoder(array: Array, shown: ChunkEncoding) -> Transform | None:
-    """The transform from an array's stored chunks to the encoding `shown`; None if no bytes differ.
+def transcoder(array: Array, encoding: ChunkEncoding) -> Transform | None:
+    """The transform from an array's stored chunks to `encoding`; None if no bytes differ.
 
     Raise UnsupportedError, with the reason, if the chunks must be decoded and shardfs cannot decode them.
     """
-    a, b = array.encoding, shown
-    same_around = _sums(a) == _sums(b) and a.frame == b.frame and a.clipped == b.clipped
-    return None if same_around and _same_payload(array.chunk, a, b) else Transcoder(array, shown)
+    a = array.encoding
+    same_around = _sums(a) == _sums(encoding) and a.frame == encoding.frame and a.clipped == encoding.clipped
+    return None if same_around and _same_payload(array.chunk, a, encoding) else Transcoder(array, encoding)
 
 
 def memory_order(order: Coords, chunk: Coords) -> Coords:
@@ -107,8 +107,12 @@ class _Conversion:
         target: EncodedChunks,
         rewrap: Callable[[bytes, int | None], bytes | None] | None = None,
     ) -> None:
-        self._source, self._target, self._rewrap = source, target, rewrap
-        chunk, a, b = source.array.chunk, source.encoding, target.encoding
+        self._source = source
+        self._target = target
+        self._rewrap = rewrap
+        chunk = source.array.chunk
+        a = source.encoding
+        b = target.encoding
         self._makes_bools = target.dtype.kind == "b" != source.dtype.kind
         self.passes = not self._makes_bools and (rewrap is not None or _same_payload(chunk, a, b))
         # The header of an N5 block has its shape, which may be any.
@@ -119,7 +123,8 @@ class _Conversion:
 
     def convert(self, cell: Coords, data: bytes) -> bytes | memoryview:
         """The chunk in the other encoding. Raise ValueError, with the reason, if `data` cannot be this chunk."""
-        source, target = self._source, self._target
+        source = self._source
+        target = self._target
         start, shape = source.begin(cell, data)
         if shape == target.shape(cell) and self.passes and not self._is_always_made(cell):
             payload: bytes | memoryview | None = source.payload(data, start)
@@ -138,7 +143,8 @@ class _Conversion:
         """Decode and change the byte order in place: touching memory for the first time is slow."""
         buffer, room = self._target.room(shape)
         decode_into(self._source.encoding.codecs, payload, room.data)
-        a, b = self._source.dtype, self._target.dtype
+        a = self._source.dtype
+        b = self._target.dtype
         if a.byteorder != b.byteorder and a.itemsize > 1:
             room.view(b)[...] = room.view(a)  # in place, and faster than `byteswap`
         return buffer
@@ -173,10 +179,10 @@ class Transcoder:
             array. Then they must be padded, and their sizes do not follow from their stored sizes.
     """
 
-    def __init__(self, array: Array, shown: ChunkEncoding, *, compress: bool = False) -> None:
+    def __init__(self, array: Array, encoding: ChunkEncoding, *, compress: bool = False) -> None:
         self._stored = EncodedChunks(array, array.encoding, compress=True)
-        self._shown = EncodedChunks(array, shown, compress=compress)
-        self._rewraps = _is_rewrapped(array.chunk, array.encoding, shown)
+        self._shown = EncodedChunks(array, encoding, compress=compress)
+        self._rewraps = _is_rewrapped(array.chunk, array.encoding, encoding)
         self._showing = _Conversion(self._stored, self._shown, gzip_of_zlib if self._rewraps else None)
         self._storing = _Conversion(self._shown, self._stored, zlib_of_gzip if self._rewraps else None)
         if self._showing.decodes:
@@ -203,56 +209,56 @@ class Transcoder:
 
         Raise UnsupportedError, with the reason, if shardfs cannot encode them.
         """
-        found = Transcoder(self._stored.array, self._shown.encoding, compress=True)
+        compressing = Transcoder(self._stored.array, self._shown.encoding, compress=True)
         if why := self._shown.unencodable():
             raise UnsupportedError(why)
-        return found
+        return compressing
 
-    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
+    def sizes(self, coords: U64, stored_sizes: Sizes) -> Sizes:
         cells = self._shown.cells(coords)
-        made = self._shown.sizes(cells)
+        serialized_sizes = self._shown.sizes(cells)
         if not self._showing.passes or self._shown.is_plain:
-            return made
-        passed = stored - self._stored.overhead + self._shown.overhead + REWRAPPED_SIZE * self._rewraps
-        passed = np.where(stored < self._stored.overhead, -1, passed)
+            return serialized_sizes
+        passed_sizes = stored_sizes - self._stored.overhead + self._shown.overhead + REWRAPPED_SIZE * self._rewraps
+        passed_sizes = np.where(stored_sizes < self._stored.overhead, -1, passed_sizes)
         if not self._showing.changes_edges:
-            return passed
+            return passed_sizes
         for axis, position in self.clipped:
-            passed[cells[:, axis] == position] = -1
-        return np.where(self._shown.are_whole(cells), passed, made)
+            passed_sizes[cells[:, axis] == position] = -1
+        return np.where(self._shown.are_whole(cells), passed_sizes, serialized_sizes)
 
-    def show(self, coords: Coords, stored: bytes) -> bytes | memoryview:
+    def show(self, coords: Coords, stored_bytes: bytes) -> bytes | memoryview:
         cell = self._shown.cell(coords)
-        shown = self._showing.convert(cell, stored)
-        listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
-        if len(shown) != listed >= 0:  # programs may already have seen the listed size
+        shown_bytes = self._showing.convert(cell, stored_bytes)
+        listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored_bytes)], np.int64))[0]
+        if len(shown_bytes) != listed >= 0:  # programs may already have seen the listed size
             if self._stored.encoding.frame == "n5":
-                shape, inside = self._stored.begin(cell, stored)[1], self._stored.clipped_shape(cell)
+                shape, inside = self._stored.begin(cell, stored_bytes)[1], self._stored.clipped_shape(cell)
                 raise ClippedBlockError({(a, c) for a, c in enumerate(cell) if shape[a] < inside[a]})
             wanted = f"{self._stored.array.chunk} {self._stored.array.data_type}"
-            raise ValueError(f"{len(stored)} stored bytes cannot be a chunk of {wanted}")
-        return shown
+            raise ValueError(f"{len(stored_bytes)} stored bytes cannot be a chunk of {wanted}")
+        return shown_bytes
 
-    def work(self, coords: Coords, stored: int) -> int:
+    def work(self, coords: Coords, stored_size: int) -> int:
         if not self._showing.decodes:
-            return stored + self._shown.overhead
+            return stored_size + self._shown.overhead
         between = MAX_DECODED if len(self._stored.codecs) > 1 else 0  # what the outer codecs decode to has any size
         return between + self._stored.most_bytes + self._shown.most_bytes
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
+    def store(self, coords: Coords, shown_bytes: bytes) -> bytes:
         if self.unwritable is not None:
             raise UnsupportedError(self.unwritable)
         cell = self._shown.cell(coords)
-        self._shown.require_valid(cell, shown)
+        self._shown.require_valid(cell, shown_bytes)
         if self._shown.has_rows and self._stored.encoding.clipped:
-            self._shown.require_no_more(cell, shown)
-        return bytes(self._storing.convert(cell, shown))
+            self._shown.require_no_more(cell, shown_bytes)
+        return bytes(self._storing.convert(cell, shown_bytes))
 
-    def is_exact(self, coords: Coords, shown: bytes) -> bool:
+    def is_exact(self, coords: Coords, shown_bytes: bytes) -> bool:
         cells = self._shown.cells(np.array([coords], np.uint64))
         keeps_edges = self._shown.encoding.clipped or self._shown.are_whole(cells)[0]
         is_made = self._shown.is_plain and not self._shown.checks
-        return bool(is_made and keeps_edges and self._shown.sizes(cells)[0] == len(shown))
+        return bool(is_made and keeps_edges and self._shown.sizes(cells)[0] == len(shown_bytes))
 
 
 class FillValue:
@@ -264,12 +270,12 @@ class FillValue:
         lazy: refuse too large chunks only when a chunk is opened that is not stored, since all may be stored.
     """
 
-    def __init__(self, array: Array, shown: ChunkEncoding, *, lazy: bool = False) -> None:
-        self._shown = EncodedChunks(array, shown, compress=True)  # cheap, as chunks of one shape are compressed once
+    def __init__(self, array: Array, encoding: ChunkEncoding, *, lazy: bool = False) -> None:
+        self._shown = EncodedChunks(array, encoding, compress=True)  # cheap, as chunks of one shape are compressed once
         if not lazy:
             self._shown.require_small()
         try:
-            encode(shown.codecs, bytes(np.dtype(shown.data_type).itemsize))
+            encode(encoding.codecs, bytes(np.dtype(encoding.data_type).itemsize))
         except ValueError as e:
             raise UnsupportedError(f"chunks that are not stored cannot be made: {e}") from e
         self._last: tuple[Coords, bytes] | None = None  # most chunks are full, and all full ones are equal
@@ -298,7 +304,8 @@ class FillValue:
 
     def _make(self, cell: Coords, shape: Coords) -> bytes:
         self._shown.require_small()
-        encoding, value = self._shown.encoding, self._shown.array.fill_value
+        encoding = self._shown.encoding
+        value = self._shown.array.fill_value
         if encoding.serializer.name == "vlen-utf8":
             return encode(encoding.codecs, _strings(math.prod(shape), value.encode()))
         element = fill_element(value, encoding.data_type)
