@@ -79,20 +79,20 @@ def split_words(text: str) -> list[str]:
 def _from_word(word: str) -> Values:
     name, equals, text = word.partition("=")
     prefix, dot, _ = name.partition(".")
-    known = name.replace("-", "_")
+    field = name.replace("-", "_")
     if dot and prefix.replace("-", "_") == "storage_option":
         return _storage_option(word.partition(".")[2])
     if dot and prefix == "env":
         return _variable(word.partition(".")[2])
     if word == "rw":
         return {"bare_rw": True}
-    if known in ACCESS:
-        return {"rw": switch(text) is ACCESS[known]}
-    if known in BY_NAME:
-        setting = BY_NAME[known]
+    if field in ACCESS:
+        return {"rw": switch(text) is ACCESS[field]}
+    if field in BY_NAME:
+        setting = BY_NAME[field]
         if setting.value and not equals:
             raise OptionError(f"option {setting.name!r} needs a value: {setting.name}={setting.value}")
-        return {known: _parsed(setting, text, setting.name)}
+        return {field: _parsed(setting, text, setting.name)}
     if name in FORWARDED:
         return {"kernel": (name,)}
     if name in ACCEPTED or name.lower().startswith("x-"):
@@ -100,39 +100,39 @@ def _from_word(word: str) -> Values:
     raise _unknown("option", name, (*BY_NAME, *ACCESS, *FORWARDED, *ACCEPTED))
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> OptionError:
+def _unknown(kind: str, name: str, names: Iterable[str]) -> OptionError:
     """The error for an unknown name, with what to use instead of a removed or a misspelt one."""
     word = name.replace("-", "_")
     if word in REMOVED:
         return OptionError(f"{name!r} was removed; {REMOVED[word]}")
-    return OptionError(f"unknown {kind} {name!r}{suggestion(word, known)}")
+    return OptionError(f"unknown {kind} {name!r}{suggestion(word, names)}")
 
 
-def from_profile(key: str, value: Any, others: Iterable[str] = ()) -> Values:
-    """Load one key of a profile. `others` are the profile's keys that are no options.
+def from_profile(key: str, value: Any, other_keys: Iterable[str] = ()) -> Values:
+    """Load one key of a profile. `other_keys` are the profile's keys that are no options.
 
     `storage_options` reach fsspec unchanged. Other values may have TOML's types, or be texts in the notation of `-o`.
     """
-    known = key.replace("-", "_")
-    if known in ("storage_options", "env"):
+    field = key.replace("-", "_")
+    if field in ("storage_options", "env"):
         if not isinstance(value, dict):
             raise OptionError(f"{key}: must be a table")
-        return {known: value if known == "storage_options" else dict(_variables(key, value))}
+        return {field: value if field == "storage_options" else dict(_variables(key, value))}
     if key in FORWARDED:
         return {"kernel": (key,)} if switch(_plain(key, value)) else {}
-    if known in ACCESS:
-        return {"rw": switch(_plain(key, value)) is ACCESS[known]}
-    setting = BY_NAME.get(known)
+    if field in ACCESS:
+        return {"rw": switch(_plain(key, value)) is ACCESS[field]}
+    setting = BY_NAME.get(field)
     if setting is None or setting.scope == FILES:
         names = (s.name for s in settings() if s.scope != FILES)
-        raise _unknown("key", key, (*others, "storage_options", "env", *ACCESS, *FORWARDED, *names))
+        raise _unknown("key", key, (*other_keys, "storage_options", "env", *ACCESS, *FORWARDED, *names))
     if setting.parse is octal and not isinstance(value, str):  # TOML's 0o22 arrives as 18
         raise OptionError(f'{key}: write the octal mode as a string, such as "0444"')
-    return {known: _parsed(setting, _plain(key, value), key)}
+    return {field: _parsed(setting, _plain(key, value), key)}
 
 
-def _variables(key: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in given.items():
+def _variables(key: str, variables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in variables.items():
         text = _plain(f"{key}.{name}", value)
         if not name or "=" in name or "\0" in name:
             raise OptionError(f"{key}: {name!r} is not a valid variable name: it must be non-empty, without = and NUL")
@@ -152,10 +152,10 @@ def without_nul(key: str, text: str) -> str:
     return text
 
 
-def from_flags(given: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
+def from_flags(flags: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
     """Load command line flags: field name -> text, or True or False for a switch; None means not given."""
-    flags = {s.name: _parsed(s, str(text), s.flag) for s in settings() if (text := given.get(s.name)) is not None}
-    return reduce(joined, (*map(_storage_option, storage), *map(_variable, env)), flags)
+    values = {s.name: _parsed(s, str(text), s.flag) for s in settings() if (text := flags.get(s.name)) is not None}
+    return reduce(joined, (*map(_storage_option, storage), *map(_variable, env)), values)
 
 
 def merged(*layers: Values) -> Options:

@@ -125,7 +125,7 @@ def address(text: str) -> str:
     return text
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown word: `; did you mean ...` if a known word is similar, else ""."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -78,77 +78,78 @@ class Configuration:
 
 def directories() -> list[str]:
     """The directories of the files. Profiles in the later directory win."""
-    own = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return [SYSTEM, os.path.join(own, "shardfs")]
+    config_home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return [SYSTEM, os.path.join(config_home, "shardfs")]
 
 
 def read(where: str | None = None) -> Configuration:
     """Read all configuration files, or only the file or directory `where`. Faults are collected, not raised."""
-    result = Configuration()
+    configuration = Configuration()
     for place in directories() if where is None else [where]:
         layer = Configuration()
         for path in [place] if place == where and not os.path.isdir(place) else _listed(place, layer):
             _read_file(path, layer)
-        result.files += layer.files
+        configuration.files += layer.files
         # A broken profile must not silently fall back to the system's profile of the same name.
         broken = {fault.profile for fault in layer.faults if not fault.warning}
-        result.faults = [f for f in result.faults if f.profile not in layer.profiles] + layer.faults
-        result.profiles = {k: v for k, v in {**result.profiles, **layer.profiles}.items() if k not in broken}
-    _compare(result)
-    return result
+        configuration.faults = [f for f in configuration.faults if f.profile not in layer.profiles] + layer.faults
+        profiles = {**configuration.profiles, **layer.profiles}
+        configuration.profiles = {name: profile for name, profile in profiles.items() if name not in broken}
+    _compare(configuration)
+    return configuration
 
 
-def _listed(directory: str, result: Configuration) -> list[str]:
+def _listed(directory: str, layer: Configuration) -> list[str]:
     try:
         return sorted(os.path.join(directory, name) for name in os.listdir(directory) if name.endswith(".toml"))
     except FileNotFoundError:
         return []
     except OSError as e:
-        result.faults.append(ConfigFault(directory, "", str(e.strerror)))
+        layer.faults.append(ConfigFault(directory, "", str(e.strerror)))
         return []
 
 
-def _read_file(path: str, result: Configuration) -> None:
+def _read_file(path: str, layer: Configuration) -> None:
     try:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             tables = tomllib.load(file)
     except (OSError, ValueError) as e:
-        result.faults.append(ConfigFault(path, "", str(getattr(e, "strerror", None) or e)))
+        layer.faults.append(ConfigFault(path, "", str(getattr(e, "strerror", None) or e)))
         return
-    result.files.append(path)
-    result.faults += [ConfigFault(path, "", why, warning=True) for why in _others_may_change(path, info)]
+    layer.files.append(path)
+    layer.faults += [ConfigFault(path, "", why, warning=True) for why in _others_may_change(path, info)]
     for key in tables.keys() - {"mount"}:
-        result.faults.append(ConfigFault(path, "", f"unknown key {key!r}{parsers.suggestion(key, ('mount',))}"))
+        layer.faults.append(ConfigFault(path, "", f"unknown key {key!r}{parsers.suggestion(key, ('mount',))}"))
     mounts = tables.get("mount", {})
     if not isinstance(mounts, dict) or not all(isinstance(table, dict) for table in mounts.values()):
-        result.faults.append(ConfigFault(path, "", "`mount` must contain tables: write each profile as [mount.NAME]"))
+        layer.faults.append(ConfigFault(path, "", "`mount` must contain tables: write each profile as [mount.NAME]"))
         return
     for name, table in mounts.items():
-        _read_profile(path, name, table, result)
-    read = [result.profiles[name] for name in mounts if name in result.profiles]
-    pairs = ((p.source, p.values.get("storage_options", {}), p.values.get("env", {})) for p in read)
-    if info.st_mode & stat.S_IROTH and any(True for given in pairs for _ in secrets_of(*given)):
+        _read_profile(path, name, table, layer)
+    profiles = [layer.profiles[name] for name in mounts if name in layer.profiles]
+    pairs = ((p.source, p.values.get("storage_options", {}), p.values.get("env", {})) for p in profiles)
+    if info.st_mode & stat.S_IROTH and any(True for values in pairs for _ in secrets_of(*values)):
         why = "contains secrets, but all users can read it: chmod o-r"
-        result.faults.append(ConfigFault(path, "", why, warning=True))
+        layer.faults.append(ConfigFault(path, "", why, warning=True))
 
 
 def _others_may_change(path: str, info: os.stat_result) -> Iterator[str]:
     """Yield how other users than root can change a file, and thus what this user mounts and runs (`on_error`)."""
     real = os.path.realpath(path)
     directories = dict.fromkeys((os.path.dirname(os.path.abspath(path)), os.path.dirname(real)))
-    for name, found in [("", info), *((f"its directory {d} ", os.stat(d)) for d in directories)]:
-        mode, sticky = found.st_mode, stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if not is_own(found):
-            yield f"{name}belongs to another user (number {found.st_uid}), who can change it: make it yours"
+    for name, entry in [("", info), *((f"its directory {d} ", os.stat(d)) for d in directories)]:
+        mode, sticky = entry.st_mode, stat.S_ISDIR(entry.st_mode) and entry.st_mode & stat.S_ISVTX
+        if not is_own(entry):
+            yield f"{name}belongs to another user (number {entry.st_uid}), who can change it: make it yours"
         if mode & stat.S_IWOTH and not sticky:
             yield f"{name}can be changed by all users: chmod o-w"
-        elif mode & stat.S_IWGRP and not sticky and not is_private(found.st_gid):
-            yield f"{name}can be changed by the group number {found.st_gid}: chmod g-w"
+        elif mode & stat.S_IWGRP and not sticky and not is_private(entry.st_gid):
+            yield f"{name}can be changed by the group number {entry.st_gid}: chmod g-w"
 
 
-def _read_profile(path: str, name: str, table: Mapping[str, Any], result: Configuration) -> None:
-    faults = [ConfigFault(path, name, why) for why in _name_faults(name, result)]
+def _read_profile(path: str, name: str, table: Mapping[str, Any], layer: Configuration) -> None:
+    faults = [ConfigFault(path, name, why) for why in _name_faults(name, layer)]
     texts = {"source": "", "mountpoint": ""}
     values: Values = {}
     for key, value in table.items():
@@ -160,10 +161,10 @@ def _read_profile(path: str, name: str, table: Mapping[str, Any], result: Config
         except OptionError as e:
             faults.append(ConfigFault(path, name, str(e)))
     faults += [ConfigFault(path, name, f"{key} is missing") for key, text in texts.items() if key not in table]
-    result.faults += faults
+    layer.faults += faults
     if not faults:
         source, mountpoint = (os.path.expanduser(text) for text in texts.values())
-        result.profiles[name] = Profile(name, path, source, mountpoint, values)
+        layer.profiles[name] = Profile(name, path, source, mountpoint, values)
 
 
 def _added(values: Values, key: str, new: Values) -> Values:
@@ -173,11 +174,11 @@ def _added(values: Values, key: str, new: Values) -> Values:
     return loading.joined(values, new)
 
 
-def _name_faults(name: str, result: Configuration) -> Iterator[str]:
+def _name_faults(name: str, layer: Configuration) -> Iterator[str]:
     if not re.fullmatch(NAME, name):
         yield "a name consists of letters, digits and _ . : -, and begins with a letter, a digit or _"
-    if name in result.profiles:
-        yield f"is also in {result.profiles[name].file}: rename or remove one of them"
+    if name in layer.profiles:
+        yield f"is also in {layer.profiles[name].file}: rename or remove one of them"
 
 
 def _text(key: str, value: Any) -> str:
@@ -188,10 +189,10 @@ def _text(key: str, value: Any) -> str:
     return loading.without_nul(key, value)
 
 
-def _compare(result: Configuration) -> None:
-    taken: dict[Path, Profile] = {}
-    for profile in result.profiles.values():
-        other = taken.setdefault(Path(profile.mountpoint), profile)
+def _compare(configuration: Configuration) -> None:
+    by_mountpoint: dict[Path, Profile] = {}
+    for profile in configuration.profiles.values():
+        other = by_mountpoint.setdefault(Path(profile.mountpoint), profile)
         if other is not profile:
             why = f"has the mountpoint of {other.name!r}, {profile.mountpoint}"
-            result.faults.append(ConfigFault(profile.file, profile.name, why, warning=True))
+            configuration.faults.append(ConfigFault(profile.file, profile.name, why, warning=True))
