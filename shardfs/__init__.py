@@ -86,7 +86,7 @@ def mounted(
     """
     from shardfs.daemon import context
 
-    return context.mounted(source, storage_options=storage_options, ready_timeout=ready_timeout, given=options)
+    return context.mounted(source, storage_options=storage_options, ready_timeout=ready_timeout, options=options)
 
 
 def pack(

@@ -54,19 +54,19 @@ def mounted(
     *,
     storage_options: Mapping[str, Any] | None,
     ready_timeout: float,
-    given: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> Iterator[Path]:
-    """Context manager behind `shardfs.mounted`. `given` holds the keyword arguments `options` of that function."""
+    """Context manager behind `shardfs.mounted`, with the arguments of that function."""
     base = tempfile.mkdtemp(prefix="shardfs-")
     # Some programs select a format by the file name extension.
     name = re.sub(r"[^\w.-]", "_", public_name(os.fspath(source)).rstrip("/").rpartition("/")[2]).lstrip(".") or "mnt"
     mountpoint = os.path.join(os.path.realpath(base), name)
     try:
         os.mkdir(mountpoint)
-        words = [_word(name, value) for name, value in given.items()]
+        words = [_word(name, value) for name, value in options.items()]
         with _serving(os.fspath(source), mountpoint, words, storage_options or {}, ready_timeout):
             yield Path(mountpoint)
-            if parsers.switch(str(given.get("rw", False))):
+            if parsers.switch(str(options.get("rw", False))):
                 _publish(mountpoint)
     finally:
         _clear(mountpoint)

@@ -206,7 +206,7 @@ def examine_source(source: str, options: Options, *, is_mounted: bool = False) -
     `is_mounted`: a mount with these options exists. What its daemon alone can have, the address for metrics and the
     lock of a writable mount, is not checked.
     """
-    shown = public_name(source)
+    name = public_name(source)
     try:
         check(options)
     except OptionError as e:
@@ -220,13 +220,13 @@ def examine_source(source: str, options: Options, *, is_mounted: bool = False) -
         store = _store(source, options)
         documents = _documents(store)
     except Exception as e:  # noqa: BLE001 - the diagnosis contains the error
-        yield _unreachable(source, shown, e)
+        yield _unreachable(source, name, e)
         return
     milliseconds = (time.monotonic() - start) * 1000
-    yield Diagnosis("store", OK, f"{shown}: answers within {milliseconds:.0f} ms")
+    yield Diagnosis("store", OK, f"{name}: answers within {milliseconds:.0f} ms")
     if store.remote:
         yield from _ranges(store, documents)
-    yield from _dataset(source, shown, options, is_mounted=is_mounted)
+    yield from _dataset(source, name, options, is_mounted=is_mounted)
 
 
 def _store(source: str, options: Options) -> Store:
@@ -246,7 +246,7 @@ def _documents(store: Store) -> dict[str, bytes]:
     return store.documents("", list(names), MOST_BYTES)
 
 
-def _unreachable(source: str, shown: str, e: Exception) -> Diagnosis:
+def _unreachable(source: str, name: str, e: Exception) -> Diagnosis:
     package, check = package_for(source), "store"
     if isinstance(e, ImportError):
         fix = install_command(source) or "install the package that the message names"
@@ -258,7 +258,7 @@ def _unreachable(source: str, shown: str, e: Exception) -> Diagnosis:
         fix = "check the spelling of the path, and whether its disk is mounted"
     else:
         fix = "check the URL and the storage options"
-    return Diagnosis(check, WRONG, f"{shown}: {message(e)}", fix)
+    return Diagnosis(check, WRONG, f"{name}: {message(e)}", fix)
 
 
 _CREDENTIALS = {
@@ -316,7 +316,7 @@ def _outputs(options: Options, *, is_mounted: bool) -> Iterator[Diagnosis]:
         yield Diagnosis("options", WRONG, f"metrics_addr: {message(e)}", "give another port, or 0 for any free port")
 
 
-def _dataset(source: str, shown: str, options: Options, *, is_mounted: bool) -> Iterator[Diagnosis]:
+def _dataset(source: str, name: str, options: Options, *, is_mounted: bool) -> Iterator[Diagnosis]:
     """Open the source as a mount does, and report whether it can be mounted, also for writing if the options say so."""
     try:
         tree = open_for_mount(source, options)
@@ -326,18 +326,18 @@ def _dataset(source: str, shown: str, options: Options, *, is_mounted: bool) -> 
         yield Diagnosis("dataset", WRONG, message(e), fix)
         return
     except (ShardfsError, OSError) as e:
-        yield Diagnosis("dataset", WRONG, f"{shown}: {message(e)}", "repair or copy this part of the source")
+        yield Diagnosis("dataset", WRONG, f"{name}: {message(e)}", "repair or copy this part of the source")
         return
     if problems := tree.problems():
         reasons = "; ".join(f"{p.path or '/'}: {p.why}" for p in problems[:3])
-        yield Diagnosis("dataset", NOTE, f"{shown}: some of it is shown as it is stored: {reasons}")
+        yield Diagnosis("dataset", NOTE, f"{name}: some of it is shown as it is stored: {reasons}")
     else:
-        yield Diagnosis("dataset", OK, f"{shown}: can be mounted")
+        yield Diagnosis("dataset", OK, f"{name}: can be mounted")
     if not options.rw or is_mounted:
         return
     try:
         require_writable(tree, source, options)
     except (ShardfsError, OSError) as e:
-        yield Diagnosis("writing", WRONG, f"{shown}: {message(e)}", "mount it without `writable`")
+        yield Diagnosis("writing", WRONG, f"{name}: {message(e)}", "mount it without `writable`")
     else:
-        yield Diagnosis("writing", OK, f"{shown}: can be mounted with `writable`")
+        yield Diagnosis("writing", OK, f"{name}: can be mounted with `writable`")

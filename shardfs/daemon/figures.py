@@ -85,7 +85,7 @@ class Figure(NamedTuple):
     def text(self, value: Any) -> str:
         """The value for people."""
         if self.label:
-            counts = sorted(value.items(), key=lambda item: -item[1])
+            counts = sorted(value.items(), key=lambda count: -count[1])
             return ", ".join(f"{name} {n}" for name, n in counts if n) or "none"
         if self.kind is FLAG or not self.unit:
             return str(value)
@@ -220,8 +220,8 @@ def lines(group: str, values: Values, **names: str) -> Iterator[str]:
     figures = of_group(group)
     for figure in figures.values():
         line = f"{figure.name.replace('_', ' ')}: {{{figure.name}}}" if figure.line is None else figure.line
-        used = [figure.name, *re.findall(r"\w+", " ".join(re.findall(r"\{(.*?)\}", line)))]
-        if line and (figure.always or any(figures[name].total(values) for name in used if name in figures)):
+        words = [figure.name, *re.findall(r"\w+", " ".join(re.findall(r"\{(.*?)\}", line)))]
+        if line and (figure.always or any(figures[name].total(values) for name in words if name in figures)):
             yield re.sub(r"\{(\w+)(/| per |)(\w*)\}", lambda token: _text(figures, values, names, token), line)
 
 

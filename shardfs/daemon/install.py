@@ -130,8 +130,8 @@ def _completion(shell: str) -> str:
     # Do not call `maker.source`: it starts bash to check its version.
     maker = kind(Command("shardfs"), {}, "shardfs", "_SHARDFS_COMPLETE")
     text = maker.source_template % maker.source_vars()
-    first, rest = text.split("\n", 1) if text.startswith("#compdef") else ("", text)
-    return f"{first}\n# Placed by `{MARK}`.\n{rest}".lstrip("\n")
+    first_line, body = text.split("\n", 1) if text.startswith("#compdef") else ("", text)
+    return f"{first_line}\n# Placed by `{MARK}`.\n{body}".lstrip("\n")
 
 
 def reload_manager(*, user: bool) -> None:

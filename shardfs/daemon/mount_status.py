@@ -91,15 +91,15 @@ def _fits(value: Any, shape: Shape) -> bool:
     if isinstance(shape, tuple):
         return any(_fits(value, one) for one in shape)
     if isinstance(shape, list):
-        return isinstance(value, list) and all(_fits(item, shape[0]) for item in value)
+        return isinstance(value, list) and all(_fits(element, shape[0]) for element in value)
     if isinstance(shape, dict):
         required = {name for name, member in shape.items() if name is not ANY and not isinstance(member, Figure)}
         if not isinstance(value, dict) or not required <= value.keys():
             return False
         of_others = shape.get(ANY)
         return all(
-            _fits(item, shape[name]) if name in shape else of_others is None or _fits(item, of_others)
-            for name, item in value.items()
+            _fits(element, shape[name]) if name in shape else of_others is None or _fits(element, of_others)
+            for name, element in value.items()
         )
     if shape is None:
         return value is None

@@ -74,7 +74,7 @@ def drain(
     A separate thread publishes, because the store may hang. `drain` does not wait for a hanging thread: the journal
     lets the next mount complete or repeat an interrupted publish.
     """
-    done = threading.Event()
+    closed = threading.Event()
     remaining: list[str] = []
 
     def close() -> None:
@@ -83,13 +83,13 @@ def drain(
         except Exception:
             log.exception("the remaining files could not be published; they stay in the journal")
             remaining.extend(writing.left())
-        done.set()
+        closed.set()
 
     threading.Thread(target=close, name="shardfs-drain", daemon=True).start()
     fewest = len(writing.left())
     end = time.monotonic() + (HURRIED_S if hurried else STALL_S)
     for look in itertools.count():
-        if done.wait(LOOK_S) or time.monotonic() >= end:
+        if closed.wait(LOOK_S) or time.monotonic() >= end:
             break
         if signalled(0) and not hurried:
             hurried = True
@@ -101,7 +101,7 @@ def drain(
             end = time.monotonic() + STALL_S
         fewest = min(n, fewest)
         progress(n)
-    paths = remaining if done.is_set() else writing.left()
+    paths = remaining if closed.is_set() else writing.left()
     if paths:
         more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
         names = ", ".join(sorted(paths)[:NAMED])
