@@ -26,10 +26,10 @@ MODES = {
 
 def flags_of(mode: str) -> int:
     """Flags of open(2) for a binary mode of Python's `open`. Raise ValueError for any other mode."""
-    first, rest = mode[:1], sorted(mode[1:])
-    if first not in MODES or rest not in (["b"], ["+", "b"]):
+    first, letters = mode[:1], sorted(mode[1:])
+    if first not in MODES or letters not in (["b"], ["+", "b"]):
         raise ValueError(f"mode {mode!r} is none of rb, wb, xb and ab, with or without +")
-    return MODES[first] | (os.O_RDWR if "+" in rest else os.O_WRONLY)
+    return MODES[first] | (os.O_RDWR if "+" in letters else os.O_WRONLY)
 
 
 class WrittenFile(io.RawIOBase):
@@ -40,14 +40,19 @@ class WrittenFile(io.RawIOBase):
 
     def __init__(self, tree: WriteTree, path: str, mode: str, *, autocommit: bool = True) -> None:
         super().__init__()
-        self.path, self.mode = path, mode
-        self._tree, self._reads, self._appends = tree, "+" in mode, mode.startswith("a")
+        self.path = path
+        self.mode = mode
+        self._tree = tree
+        self._reads = "+" in mode
+        self._appends = mode.startswith("a")
         self._temporary = "" if autocommit or not mode.startswith("w") else f"{path}.{secrets.token_hex(16)}.partial"
         try:
-            self._number, self._handle = opened(tree, self._temporary or path, flags_of(mode))
+            number, handle = opened(tree, self._temporary or path, flags_of(mode))
         except BaseException:
             super().close()  # else the finalizer would call `close`, which needs a handle
             raise
+        self._number = number
+        self._handle = handle
         self._position = self._size() if self._appends else 0
 
     def _size(self) -> int:
@@ -118,8 +123,8 @@ def opened(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:
         number = tree.resolve(path).number
         return number, tree.open(number, flags)
     parent, _, name = path.strip("/").rpartition("/")
-    made, handle = tree.create(make_directories(tree, parent), os.fsencode(name), flags, 0o644)
-    return made.number, handle
+    attributes, handle = tree.create(make_directories(tree, parent), os.fsencode(name), flags, 0o644)
+    return attributes.number, handle
 
 
 def make_directories(tree: WriteTree, path: str) -> int:
@@ -145,11 +150,11 @@ def place(tree: WriteTree, path: str) -> tuple[int, bytes]:
 
 def remove_tree(tree: WriteTree, parent: int, name: bytes) -> None:
     """Remove a file, or a directory with all its content."""
-    found = tree.lookup(parent, name)
-    if not found.directory:
+    entry = tree.lookup(parent, name)
+    if not entry.directory:
         tree.unlink(parent, name)
         return
-    for batch in tree.scan(found.number):
+    for batch in tree.scan(entry.number):
         for below in batch.names.tolist():
-            remove_tree(tree, found.number, below)
+            remove_tree(tree, entry.number, below)
     tree.rmdir(parent, name)

@@ -104,10 +104,10 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        given = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported, "chunk_codec": chunk_codec}
-        given |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
-        given |= {"rw": str(rw), "index_ttl": _duration(index_ttl), **(write_options or {})}
-        options = loading.merged(loading.from_flags(given))
+        flags = {"layout": layout, "symlinks": symlinks, "unsupported": unsupported, "chunk_codec": chunk_codec}
+        flags |= {"index_cache": str(index_cache), "chunk_cache": str(chunk_cache)}
+        flags |= {"rw": str(rw), "index_ttl": _duration(index_ttl), **(write_options or {})}
+        options = loading.merged(loading.from_flags(flags))
         check(options)
         self.source = _source(source, fo, target_protocol)
         for_source = storage_options if storage_options is not None else target_options
@@ -160,19 +160,19 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
         path = self._strip_protocol(path)
-        found = self.tree.resolve(path)
-        if not found.directory:
-            return [_info(path, found) if detail else path]
+        entry = self.tree.resolve(path)
+        if not entry.directory:
+            return [_info(path, entry) if detail else path]
         if detail:
-            return list(self._entries(path, found.number))
-        names = (name for batch in self.tree.scan(found.number) for name in batch.names.tolist())
+            return list(self._entries(path, entry.number))
+        names = (name for batch in self.tree.scan(entry.number) for name in batch.names.tolist())
         return [f"{path}/{os.fsdecode(name)}" for name in names]
 
     def _entries(self, path: str, number: int) -> Iterator[dict[str, Any]]:
         for batch in self.tree.scan(number):
             columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
-            for name, *known in zip(*(column.tolist() for column in columns), strict=True):
-                yield self._entry(f"{path}/{os.fsdecode(name)}", number, name, Attributes(*known))
+            for name, *fields in zip(*(column.tolist() for column in columns), strict=True):
+                yield self._entry(f"{path}/{os.fsdecode(name)}", number, name, Attributes(*fields))
 
     def _entry(self, path: str, parent: int, name: bytes, listed: Attributes) -> dict[str, Any]:
         """The details of one listed entry. Looks up a size that the listing lacks; the size is None if this fails."""
@@ -219,11 +219,11 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         if not start and end is None:  # the whole file: its size may be expensive to determine
             return self.tree.number(path), 0, WHOLE
-        found = self.tree.resolve(path)
-        if found.directory:
+        entry = self.tree.resolve(path)
+        if entry.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        first, last, _ = slice(start, end).indices(found.size)
-        return found.number, first, max(last - first, 0)
+        first, last, _ = slice(start, end).indices(entry.size)
+        return entry.number, first, max(last - first, 0)
 
     def _open(
         self,
@@ -283,13 +283,13 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
     _rm = rm_file
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
-        for found in self.expand_path(path, recursive=False):
+        for child in self.expand_path(path, recursive=False):
             if recursive:
-                remove_tree(*self._place(found))
-            elif self.isdir(found):
-                self.rmdir(found)
+                remove_tree(*self._place(child))
+            elif self.isdir(child):
+                self.rmdir(child)
             else:
-                self.rm_file(found)
+                self.rm_file(child)
 
     def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
         make_directories(self._to_write(path2), self._strip_protocol(path2).rpartition("/")[0])
@@ -352,12 +352,12 @@ def _duration(seconds: float | str) -> str:
     return "forever" if seconds == math.inf else f"{seconds:.9f}"
 
 
-def _info(path: str, found: Attributes) -> dict[str, Any]:
+def _info(path: str, attributes: Attributes) -> dict[str, Any]:
     return {
         "name": path,
-        "size": found.size,
-        "type": "directory" if found.directory else "file",
-        "mtime": found.mtime_ns / 1e9,
+        "size": attributes.size,
+        "type": "directory" if attributes.directory else "file",
+        "mtime": attributes.mtime_ns / 1e9,
     }
 
 
