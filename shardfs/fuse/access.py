@@ -44,7 +44,8 @@ class RecordingDevice(Device):
 
     def __init__(self, fd: int, settings: FuseSettings, log: AccessLog, path_of: Callable[[int], str]) -> None:
         super().__init__(fd, settings)
-        self._log, self._path_of = log, path_of
+        self._log = log
+        self._path_of = path_of
         self._errno = self._bytes = 0  # of the reply sent last
 
     def send(self, reply: memoryview | bytes | bytearray) -> bool:
@@ -55,7 +56,8 @@ class RecordingDevice(Device):
         return super().send(reply)
 
     def send_data(self, unique: int, body: memoryview | bytes) -> bool:
-        self._bytes, self._errno = len(body), 0
+        self._bytes = len(body)
+        self._errno = 0
         return super().send_data(unique, body)
 
     def recorded(self, opcode: int, handler: Handler) -> Handler:
@@ -66,20 +68,20 @@ class RecordingDevice(Device):
             self._errno = self._bytes = 0
             # Described before the handler runs: afterwards the node may have another path.
             line = {"time": time.time(), "op": name, **self._described(opcode, node, size)}
-            began = time.monotonic()
+            start = time.monotonic()
             try:
                 handler(unique, node, size)
             except Postponed:  # the request is answered later, from its beginning, and gets its line then
                 raise
             except BaseException as e:
-                self._write(line, errno_of(e), began)
+                self._write(line, errno_of(e), start)
                 raise
-            self._write(line, self._errno, began)
+            self._write(line, self._errno, start)
 
         return answer
 
-    def _write(self, line: dict[str, object], number: int, began: float) -> None:
-        seconds = round(time.monotonic() - began, 7)
+    def _write(self, line: dict[str, object], number: int, start: float) -> None:
+        seconds = round(time.monotonic() - start, 7)
         self._log.write({**line, "errno": number, "bytes": self._bytes, "seconds": seconds})
 
     def _described(self, opcode: int, node: int, size: int) -> dict[str, object]:

@@ -97,7 +97,7 @@ class Control:
         with self._lock:
             self._files.pop(number, None)
 
-    def small_listing(self, number: int, most: int) -> None:
+    def small_listing(self, number: int, limit: int) -> None:
         """Always None: `scan` lists the directory."""
         return None
 
@@ -115,17 +115,19 @@ class ControlReplies:
     """
 
     def __init__(self, files: Control, encoder: protocol.Encoder, device: Device) -> None:
-        self.files, self._encoder, self._send = files, encoder, device.send
+        self.files = files
+        self._encoder = encoder
+        self._device = device
 
     def send_entry(self, unique: int, parent: int, name: bytes) -> None:
         """Reply to LOOKUP. Raise FileNotFoundError."""
         number, directory, length, mtime_ns, _, _ = self.files.lookup(parent, name)
         reply = self._encoder.entry(unique, number, directory, length, mtime_ns)
-        if not self._send(protocol.with_inode(reply, inode(number))):
+        if not self._device.send(protocol.with_inode(reply, inode(number))):
             self.files.forget(number)
 
     def send_attributes(self, unique: int, number: int) -> None:
         """Reply to GETATTR."""
-        found = self.files.attributes(number)
-        reply = self._encoder.attributes(unique, number, found.directory, found.size, found.mtime_ns)
-        self._send(protocol.with_inode(reply, inode(number)))
+        attributes = self.files.attributes(number)
+        reply = self._encoder.attributes(unique, number, attributes.directory, attributes.size, attributes.mtime_ns)
+        self._device.send(protocol.with_inode(reply, inode(number)))

@@ -28,7 +28,9 @@ class Device:
     """Reads requests into the buffer `request` and sends replies. For one thread, whose counters are `tally`."""
 
     def __init__(self, fd: int, settings: FuseSettings) -> None:
-        self._fd, self.encoder, self.tally = fd, settings.encoder(), RequestTally()
+        self._fd = fd
+        self.encoder = settings.encoder()
+        self.tally = RequestTally()
         self.receive: Callable[[memoryview], int | None] = io.FileIO(fd, "r+", closefd=False).readinto
         self.request = memoryview(mmap.mmap(-1, protocol.REQUEST_BUFFER))
 

@@ -50,14 +50,14 @@ class AttributeCache:
         self.stamp = 0
         self._lock = threading.Lock()
 
-    def keep(self, stamp: int, found: Attributes) -> None:
+    def keep(self, stamp: int, attributes: Attributes) -> None:
         """Keep attributes that were requested when the stamp had this value."""
         with self._lock:
             if stamp != self.stamp:
                 return
             if len(self.entries) >= CAPACITY:
                 self.entries.clear()
-            self.entries[found.number] = found
+            self.entries[attributes.number] = attributes
 
     def changed(self, number: int | None = None) -> None:
         """Drop the attributes of a changed file; of all files if `number` is None."""

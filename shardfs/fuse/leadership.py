@@ -197,7 +197,9 @@ class RequestLoop:
 
     def _answer_requests(self) -> int:
         """Return the opcode of the request that made this thread resign, or the last one before the mount ended."""
-        receive, request, header = self._device.receive, self._device.request, protocol.HEADER_IN.unpack_from
+        receive = self._device.receive
+        request = self._device.request
+        header = protocol.HEADER_IN.unpack_from
         handlers, calls, timed, opcode = self._handlers, self.tally.calls, TIMED, 0
         poll, client, unpolled = self._polling.poll, 0, DENSE
         while self.leading:
@@ -231,12 +233,12 @@ class RequestLoop:
         return opcode
 
     def _answer_timed(self, opcode: int, unique: int, node: int, size: int) -> None:
-        began = clock()
+        start = clock()
         self.tally.calls[opcode] = 0
         self.tally.rounds[opcode] += 1
         self._answer(opcode, unique, node, size)
         if self.leading:
-            self.tally.times[opcode].add(clock() - began, TIMED)
+            self.tally.times[opcode].add(clock() - start, TIMED)
 
     def answer(self, request: bytes, since: float) -> None:
         """Answer a request that was postponed at the time `since`. It may wait."""

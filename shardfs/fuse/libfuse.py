@@ -180,14 +180,16 @@ class _Library:
     """The functions of libfuse that are used, and the two structs that mfusepy defines for every version of it."""
 
     def __init__(self, mfusepy: ModuleType, library: ctypes.CDLL) -> None:
-        pointer, integer = ctypes.c_void_p, ctypes.c_int
+        pointer = ctypes.c_void_p
+        integer = ctypes.c_int
         self.Buffer: Any = mfusepy.fuse_buf
         self.Connection: Any = ctypes.POINTER(mfusepy.fuse_conn_info)
 
-        def function(name: str, result: Any, *arguments: Any) -> Any:
-            found = getattr(library, f"fuse_session_{name}")
-            found.restype, found.argtypes = result, arguments
-            return found
+        def function(name: str, return_type: Any, *arguments: Any) -> Any:
+            symbol = getattr(library, f"fuse_session_{name}")
+            symbol.restype = return_type
+            symbol.argtypes = arguments
+            return symbol
 
         self.new = function("new", pointer, ctypes.POINTER(_Arguments), pointer, ctypes.c_size_t, pointer)
         self.mount = function("mount", integer, pointer, ctypes.c_char_p)

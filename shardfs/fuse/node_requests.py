@@ -44,8 +44,12 @@ class NodeRequests:
         device: Device,
         control_replies: control.ControlReplies,
     ) -> None:
-        self._tree, self._recent, self._resized, self._unreadable = tree, recent, resized, unreadable
-        self._device, self._control = device, control_replies
+        self._tree = tree
+        self._recent = recent
+        self._resized = resized
+        self._unreadable = unreadable
+        self._device = device
+        self._control = control_replies
 
     def handlers(self) -> dict[int, Handler]:
         return {protocol.LOOKUP: self._lookup_handler(), protocol.GETATTR: self._getattr}
@@ -54,17 +58,23 @@ class NodeRequests:
         """The attributes of a file, which READs may use from now on."""
         if number >= control.DIRECTORY:
             return self._control.files.attributes(number)
-        found = self._tree.attributes(number)
+        attributes = self._tree.attributes(number)
         if len(self._recent) >= CAPACITY:
             self._recent.clear()
-        self._recent[number] = found
-        return found
+        self._recent[number] = attributes
+        return attributes
 
     def _lookup_handler(self) -> Handler:
         """A closure: attribute look-ups would cost as much as some of its work."""
-        request, send, encoder = self._device.request, self._device.send, self._device.encoder
-        recent, entry, is_control_name = self._recent, encoder.entry, control.is_control_name
-        lookup, remember, forget = self._tree.lookup, self._tree.remember, self._tree.forget
+        request = self._device.request
+        send = self._device.send
+        encoder = self._device.encoder
+        recent = self._recent
+        entry = encoder.entry
+        is_control_name = control.is_control_name
+        lookup = self._tree.lookup
+        remember = self._tree.remember
+        forget = self._tree.forget
         begin, errors, absent = protocol.BODY, self._device.tally.errors, (protocol.LOOKUP, errno.ENOENT)
         around_control, resized = frozenset((ROOT, control.DIRECTORY)), self._resized.numbers
         unreadable = self._unreadable
@@ -74,10 +84,10 @@ class NodeRequests:
                 if parent in around_control and is_control_name(parent, request[begin : size - 1]):
                     self._control.send_entry(unique, parent, bytes(request[begin : size - 1]))
                     return
-                found = lookup(parent, bytes(request[begin : size - 1]))
-                if resized and found.number in resized:
-                    resized.discard(found.number)
-                    found = lookup(parent, bytes(request[begin : size - 1]))
+                attributes = lookup(parent, bytes(request[begin : size - 1]))
+                if resized and attributes.number in resized:
+                    resized.discard(attributes.number)
+                    attributes = lookup(parent, bytes(request[begin : size - 1]))
             except FileNotFoundError:
                 errors[absent] += 1
                 send(encoder.absent(unique))
@@ -86,10 +96,10 @@ class NodeRequests:
                 number, reply = unreadable.entry(unique, parent, bytes(request[begin : size - 1]), e)
                 send_counted(number, reply)
                 return
-            number, directory, length, mtime_ns, _, mode = found
+            number, directory, length, mtime_ns, _, mode = attributes
             if len(recent) >= CAPACITY:
                 recent.clear()
-            recent[number] = found
+            recent[number] = attributes
             reply = entry(unique, number, directory, length, mtime_ns)
             if mode:
                 reply = encoder.entry_with_mode(reply, mode)
@@ -137,9 +147,13 @@ class WritableNodeRequests:
         device: Device,
         control_replies: control.ControlReplies,
     ) -> None:
-        self._is_unlinked, self._resized, self._unreadable = is_unlinked, resized, unreadable
-        self._tree, self._cache, self._control, self._tally = tree, cache, control_replies, device.tally
-        self._request, self._send, self._encoder = device.request, device.send, device.encoder
+        self._is_unlinked = is_unlinked
+        self._resized = resized
+        self._unreadable = unreadable
+        self._tree = tree
+        self._cache = cache
+        self._control = control_replies
+        self._device = device
 
     def handlers(self) -> dict[int, Handler]:
         return {protocol.LOOKUP: self._lookup, protocol.GETATTR: self._getattr}
@@ -149,44 +163,48 @@ class WritableNodeRequests:
         if number >= control.DIRECTORY:
             return self._control.files.attributes(number)
         stamp = self._cache.stamp
-        found = self._tree.attributes(number)
-        self._cache.keep(stamp, found)
-        return found
+        attributes = self._tree.attributes(number)
+        self._cache.keep(stamp, attributes)
+        return attributes
 
-    def send_attributes(self, unique: int, found: Attributes) -> None:
+    def send_attributes(self, unique: int, attributes: Attributes) -> None:
         """Reply to GETATTR and SETATTR."""
-        reply = self._encoder.attributes(unique, found.number, found.directory, found.size, found.mtime_ns)
-        if found.mode:
-            reply = self._encoder.attributes_with_mode(reply, found.mode)
-        if self._is_unlinked(found.number):
+        reply = self._device.encoder.attributes(
+            unique, attributes.number, attributes.directory, attributes.size, attributes.mtime_ns
+        )
+        if attributes.mode:
+            reply = self._device.encoder.attributes_with_mode(reply, attributes.mode)
+        if self._is_unlinked(attributes.number):
             reply = protocol.attributes_without_name(reply)
-        self._send(reply)
+        self._device.send(reply)
 
-    def send_entry(self, unique: int, found: Attributes) -> None:
+    def send_entry(self, unique: int, attributes: Attributes) -> None:
         """Reply to LOOKUP and to requests that make a file or directory."""
-        self._send_counted(found.number, self._entry(unique, found))
+        self._send_counted(attributes.number, self._entry(unique, attributes))
 
-    def send_created(self, unique: int, found: Attributes, handle: int) -> bool:
+    def send_created(self, unique: int, attributes: Attributes, handle: int) -> bool:
         """Reply to CREATE; False if the kernel does not wait for the reply any more."""
-        reply = protocol.created(self._entry(unique, found), protocol.OPEN_KEEP_CACHE, handle)
-        return self._send_counted(found.number, reply)
+        reply = protocol.created(self._entry(unique, attributes), protocol.OPEN_KEEP_CACHE, handle)
+        return self._send_counted(attributes.number, reply)
 
-    def _entry(self, unique: int, found: Attributes) -> bytearray:
-        reply = self._encoder.entry(unique, found.number, found.directory, found.size, found.mtime_ns)
-        return self._encoder.entry_with_mode(reply, found.mode) if found.mode else reply
+    def _entry(self, unique: int, attributes: Attributes) -> bytearray:
+        reply = self._device.encoder.entry(
+            unique, attributes.number, attributes.directory, attributes.size, attributes.mtime_ns
+        )
+        return self._device.encoder.entry_with_mode(reply, attributes.mode) if attributes.mode else reply
 
     def _send_counted(self, number: int, reply: bytes | bytearray) -> bool:
         """Send a reply after which the kernel refers to `number`, and count the reference."""
         if TABLE_END <= number < CREATED:
-            return self._send(reply)
+            return self._device.send(reply)
         self._tree.remember(number)
-        if self._send(reply):
+        if self._device.send(reply):
             return True
         self._tree.forget(number, 1)
         return False
 
     def _lookup(self, unique: int, parent: int, size: int) -> None:
-        name = bytes(self._request[protocol.BODY : size - 1])
+        name = bytes(self._device.request[protocol.BODY : size - 1])
         try:
             if control.is_control_name(parent, name):
                 self._control.send_entry(unique, parent, name)
@@ -194,30 +212,32 @@ class WritableNodeRequests:
             if len(name) > protocol.NAME_MAX:
                 raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name[:32])
             stamp = self._cache.stamp
-            found = self._tree.lookup(parent, name)
+            attributes = self._tree.lookup(parent, name)
         except FileNotFoundError as failure:
-            self._tally.errors[protocol.LOOKUP, errno.ENOENT] += 1
+            self._device.tally.errors[protocol.LOOKUP, errno.ENOENT] += 1
             may_appear = isinstance(failure, MayAppearError)
-            self._send(protocol.error(unique, errno.ENOENT) if may_appear else self._encoder.absent(unique))
+            self._device.send(
+                protocol.error(unique, errno.ENOENT) if may_appear else self._device.encoder.absent(unique)
+            )
             return
         except (OSError, ShardfsError) as e:
             self._send_counted(*self._unreadable.entry(unique, parent, name, e))
             return
-        self._resized.numbers.discard(found.number)
-        self._cache.keep(stamp, found)
-        self.send_entry(unique, found)
+        self._resized.numbers.discard(attributes.number)
+        self._cache.keep(stamp, attributes)
+        self.send_entry(unique, attributes)
 
     def _getattr(self, unique: int, number: int, _size: int) -> None:
         if number >= control.DIRECTORY:
             self._control.send_attributes(unique, number)
             return
         try:
-            found = self.attributes(number)
+            attributes = self.attributes(number)
         except (OSError, ShardfsError) as e:
-            self._send(self._unreadable.attributes(unique, number, e))
+            self._device.send(self._unreadable.attributes(unique, number, e))
             return
         self._resized.numbers.discard(number)
-        self.send_attributes(unique, found)
+        self.send_attributes(unique, attributes)
 
 
 def forget_handlers(tree: FileTree, files: control.Control, request: memoryview, *, end: int) -> dict[int, Handler]:
@@ -245,7 +265,9 @@ class XattrRequests:
     """GETXATTR and LISTXATTR, for one thread."""
 
     def __init__(self, tree: FileTree, device: Device) -> None:
-        self._tree, self._device, self._request = tree, device, device.request
+        self._tree = tree
+        self._device = device
+        self._request = device.request
 
     def handlers(self) -> dict[int, Handler]:
         return {protocol.GETXATTR: self._get, protocol.LISTXATTR: self._list}

@@ -31,28 +31,30 @@ class Polling:
     MOST_MISSES = 10
 
     def __init__(self, look: Callable[[int], object], poll_us: int, is_alone: Callable[[], bool]) -> None:
-        self._look, self._is_alone = look, is_alone
+        self._look = look
+        self._is_alone = is_alone
         self._poll_s = min(poll_us / 1e6, self.BURST_S) if len(os.sched_getaffinity(0)) > 1 else 0.0
         self._misses = 0
-        self._credit_s, self._credited = self.BURST_S, clock()
+        self._credit_s = self.BURST_S
+        self._credited = clock()
 
     def poll(self) -> int:
         """Poll for the next request; return how many requests of one thread to read before the next call."""
         if not self._poll_s or not self._is_alone():
             return DENSE
-        began = now = clock()
-        self._credit_s = min(self._credit_s + self.SHARE * (began - self._credited), self.BURST_S)
-        self._credited = began
+        start = now = clock()
+        self._credit_s = min(self._credit_s + self.SHARE * (start - self._credited), self.BURST_S)
+        self._credited = start
         if self._credit_s < self._poll_s:
             return 1
-        found: object = False
-        while not found and now - began < self._poll_s:
+        ready: object = False
+        while not ready and now - start < self._poll_s:
             os.sched_yield()  # the client may need this CPU
-            found, now = self._look(0), clock()
-        self._credit_s -= now - began
-        if now - began > 2 * self._poll_s:  # another program needed this CPU
+            ready, now = self._look(0), clock()
+        self._credit_s -= now - start
+        if now - start > 2 * self._poll_s:  # another program needed this CPU
             self._misses = self.MOST_MISSES
-        elif found:
+        elif ready:
             self._misses = max(self._misses - 1, 0)
             return 0
         else:

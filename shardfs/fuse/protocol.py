@@ -143,9 +143,9 @@ def written(unique: int, size: int) -> bytes:
 
 def attributes_without_name(reply: bytearray) -> bytearray:
     """A copy of a reply of `Encoder.attributes` for a file without a name: its number of links is 0."""
-    own = reply.copy()
-    _LINKS.pack_into(own, _ATTR_MODE + _MODE.size, 0)
-    return own
+    copy = reply.copy()
+    _LINKS.pack_into(copy, _ATTR_MODE + _MODE.size, 0)
+    return copy
 
 
 def with_inode(reply: bytearray, inode: int) -> bytearray:
@@ -213,10 +213,14 @@ class Encoder:
         timeouts = (entry[0], attr[0], entry[1], attr[1])
         blank = (0,) * 9
         # Templates, by `directory`. Filling in the fields that differ takes a third of the time of packing all of them.
-        self._entries, self._attributes = (
-            [bytearray(out.pack(out.size, 0, 0, *head, *blank, *shared)) for shared in (files, directories)]
-            for out, head in ((_ENTRY_OUT, (0, 0, *timeouts)), (_ATTR_OUT, (*attr, 0)))
-        )
+        self._entries = [
+            bytearray(_ENTRY_OUT.pack(_ENTRY_OUT.size, 0, 0, 0, 0, *timeouts, *blank, *shared))
+            for shared in (files, directories)
+        ]
+        self._attributes = [
+            bytearray(_ATTR_OUT.pack(_ATTR_OUT.size, 0, 0, *attr, 0, *blank, *shared))
+            for shared in (files, directories)
+        ]
         nothing = (0, 0, negative[0], 0, negative[1], 0, *blank, *(0,) * 7)
         self._absent = bytearray(_ENTRY_OUT.pack(_ENTRY_OUT.size, 0, 0, *nothing))
         self._remembers_absent = any(negative)
@@ -246,10 +250,10 @@ class Encoder:
         return self._with_mode(reply, _ATTR_MODE, mode)
 
     def _with_mode(self, reply: bytearray, where: int, mode: int) -> bytearray:
-        own = reply.copy()  # the encoder reuses `reply`
-        (before,) = _MODE.unpack_from(own, where)
-        _MODE.pack_into(own, where, (stat.S_IFMT(mode) or stat.S_IFMT(before)) | stat.S_IMODE(mode) & ~self._umask)
-        return own
+        copy = reply.copy()  # the encoder reuses `reply`
+        (before,) = _MODE.unpack_from(copy, where)
+        _MODE.pack_into(copy, where, (stat.S_IFMT(mode) or stat.S_IFMT(before)) | stat.S_IMODE(mode) & ~self._umask)
+        return copy
 
     def absent(self, unique: int) -> bytes | bytearray:
         """A reply to LOOKUP of a name that does not exist; the kernel caches it if `negative_timeout` is not 0."""
@@ -284,10 +288,10 @@ class Encoder:
         """
         record, types = _SHORT_DIRENTPLUS.pack, (stat.S_IFREG >> 12, stat.S_IFDIR >> 12)
         out = [_DOTS_PLUS.pack(number, 1, 1, types[1], b".", number, 2, 2, types[1], b"..")]
-        known = seconds = nanoseconds = 0
+        last_mtime_ns = seconds = nanoseconds = 0
         for name, child, directory, size, mtime_ns, cookie in entries:
-            if mtime_ns != known:
-                known = mtime_ns
+            if mtime_ns != last_mtime_ns:
+                last_mtime_ns = mtime_ns
                 seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
             node = child
             if size < 0:  # unknown: name only
@@ -304,7 +308,7 @@ class Encoder:
     def records(
         self, batch: Batch, nodes: U64, offsets: U64, *, plus: bool
     ) -> tuple[memoryview, npt.NDArray[np.int64]]:
-        """The body of replies to READDIRPLUS or READDIR: all records concatenated, and the end of each.
+        """The body of replies to READDIRPLUS or READDIR: all records, and the bytes before each and behind the last.
 
         Args:
             batch: the entries; its cookies are ignored.
@@ -320,7 +324,9 @@ class Encoder:
         words[:, :_NAME] = self._rows[0]
         if batch.directories.any():
             words[batch.directories, :_NAME] = self._rows[1]
-        words[:, _NODE], words[:, _INO], words[:, _DIRENT_INO] = nodes, batch.numbers, batch.numbers
+        words[:, _NODE] = nodes
+        words[:, _INO] = batch.numbers
+        words[:, _DIRENT_INO] = batch.numbers
         sizes = np.maximum(batch.sizes, 0)
         words[:, _SIZE], words[:, _BLOCKS], words[:, _DIRENT_OFFSET] = sizes, (sizes + 511) >> 9, offsets
         _fill_times(words, batch.mtimes_ns)
@@ -332,15 +338,18 @@ class Encoder:
 def _fill_times(words: U64, mtimes_ns: npt.NDArray[np.int64]) -> None:
     first = mtimes_ns[0]
     seconds, nanoseconds = np.divmod(first if (mtimes_ns == first).all() else mtimes_ns[:, None], 1_000_000_000)
-    words.view(np.int64)[:, _TIMES], words.view(np.uint32)[:, _NANOSECONDS] = seconds, nanoseconds
+    words.view(np.int64)[:, _TIMES] = seconds
+    words.view(np.uint32)[:, _NANOSECONDS] = nanoseconds
 
 
 def _packed(rows: U64, spare: npt.NDArray[np.int64]) -> tuple[memoryview, npt.NDArray[np.int64]]:
-    """The rows concatenated, each without its last `spare` words, and the byte at which each ends."""
+    """The rows concatenated, each without its last `spare` words, and the bytes before each and behind the last."""
     columns = rows.shape[1]
-    used = columns - spare
-    body = rows[np.arange(columns) < used[:, None]] if spare.any() else rows.ravel()
-    return body.data.cast("B"), np.cumsum(used) * 8
+    lengths = columns - spare
+    body = rows[np.arange(columns) < lengths[:, None]] if spare.any() else rows.ravel()
+    bounds = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(8 * lengths, out=bounds[1:])
+    return body.data.cast("B"), bounds
 
 
 _POWERS = np.uint64(256) ** np.arange(8, dtype=np.uint64)

@@ -41,22 +41,33 @@ class ReadRequests:
         device: Device,
         waiting: Callable[[], None],
     ) -> None:
-        self._tree, self._files, self._recent, self._resized = tree, files, recent, resized
+        self._tree = tree
+        self._files = files
+        self._recent = recent
+        self._resized = resized
         self._get_attributes = attributes
-        self._device, self._tally, self._waiting = device, device.tally, waiting
+        self._device = device
+        self._tally = device.tally
+        self._waiting = waiting
         # A reply's header is right before its data, so that one write sends both. The data begins on a page.
         self._outbox = memoryview(mmap.mmap(-1, _PAGE + protocol.MAX_TRANSFER))
 
     def handler(self) -> Handler:
         """The handler of READ. A closure: attribute look-ups would cost as much as some of its work."""
-        request, outbox, send = self._device.request, self._outbox, self._device.send
-        recent, attributes = self._recent, self._attributes_now
-        arguments, header, begin = protocol.READ_IN.unpack_from, protocol.HEADER_OUT.pack_into, protocol.BODY
+        request = self._device.request
+        outbox = self._outbox
+        send = self._device.send
+        recent = self._recent
+        attributes = self._attributes_now
+        arguments = protocol.READ_IN.unpack_from
+        header = protocol.HEADER_OUT.pack_into
+        begin = protocol.BODY
         head = _PAGE - protocol.HEADER_SIZE
-        preadv, nowait, sent = os.preadv, os.RWF_NOWAIT, 0
+        tally = self._tally
+        preadv = os.preadv
+        nowait = os.RWF_NOWAIT
 
         def answer(unique: int, number: int, _size: int) -> None:
-            nonlocal sent
             offset, size = arguments(request, begin)
             _, _, length, _, extent, _ = recent.get(number) or attributes(number)
             if extent is None:
@@ -72,13 +83,12 @@ class ReadRequests:
                 got = -1
             if got == size or self._read_slowly(extent, data, offset):
                 header(outbox, head, size + _PAGE - head, 0, unique)
-                sent += size  # before sending: a client that has the data may ask for the count at once
+                tally.nbytes += size  # before sending: a client that has the data may ask for the count at once
                 send(outbox[head : _PAGE + size])
             else:
                 recent.pop(number, None)
                 self._send_bytes(unique, number, offset, size)
 
-        self._tally.sent = lambda: sent
         return answer if self._tree.note is None else self._noted(answer, self._tree.note)
 
     def _noted(self, answer: Handler, note: Callable[[int], None]) -> Handler:
@@ -101,9 +111,9 @@ class ReadRequests:
         self._device.send_data(unique, data)
 
     def _attributes_now(self, number: int) -> Attributes:
-        found = self._get_attributes(number)
+        attributes = self._get_attributes(number)
         self._resized.require_known(number)
-        return found
+        return attributes
 
     def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
         """Read from a disk or a file server while another thread leads; False if the file is shorter by now."""
@@ -112,6 +122,6 @@ class ReadRequests:
 
     def open(self, unique: int, number: int, _size: int) -> None:
         """Reply to OPEN: large files bypass the page cache."""
-        found = self._recent.get(number) or self._get_attributes(number)
-        direct = found.size > DIRECT_IO_OVER
+        attributes = self._recent.get(number) or self._get_attributes(number)
+        direct = attributes.size > DIRECT_IO_OVER
         self._device.send(protocol.opened(unique, protocol.OPEN_DIRECT_IO if direct else protocol.OPEN_KEEP_CACHE))

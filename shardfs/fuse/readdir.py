@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import TypeAlias
 
+    import numpy.typing as npt
+
     from shardfs.fuse.device import Device, Handler
     from shardfs.fuse.invalidation import AttributeCache, ResizedFiles
     from shardfs.model.file_tree import FileTree, Listable
@@ -43,7 +45,8 @@ class Listings:
     """
 
     def __init__(self, encoder: protocol.Encoder, resized: ResizedFiles) -> None:
-        self._encoder, self._resized = encoder, resized
+        self._encoder = encoder
+        self._resized = resized
         self._streams: OrderedDict[tuple[int, int, bool], RecordStream | OnePage] = OrderedDict()
 
     def page(self, tree: Listable, number: int, offset: int, size: int, *, plus: bool) -> Page:
@@ -65,7 +68,8 @@ class OnePage:
     """The records of a small directory: one page, then nothing."""
 
     def __init__(self, page: bytes, end: int) -> None:
-        self._page, self._end = page, end
+        self._page = page
+        self._end = end
 
     def take(self, size: int) -> tuple[bytes, list[int], int]:
         page, self._page = self._page, b""
@@ -73,6 +77,54 @@ class OnePage:
 
     def seek(self, offset: int) -> bool:
         return False
+
+
+class Records:
+    """The encoded records of one batch. Boundary n is the place behind the first n records.
+
+    Args:
+        body: all records, one after the other.
+        nodes: for each record, the inode number that the kernel keeps with the attributes; 0 if it gets only the name.
+        bounds: for each boundary, the number of bytes of `body` before it.
+        positions: for each boundary, the position in the directory from which a client continues there.
+    """
+
+    def __init__(self, body: memoryview, nodes: U64, bounds: npt.NDArray[np.int64], positions: U64) -> None:
+        self._body = body
+        self._nodes = nodes
+        self._bounds = bounds
+        self._positions = positions
+        self._has_counted = bool(_are_counted(nodes).any())
+        self.end = len(nodes)
+        """The last boundary."""
+
+    def boundary_at(self, position: int) -> int | None:
+        """The boundary with this position in the directory; None if there is none."""
+        boundary = int(self._positions.searchsorted(np.uint64(position)))
+        return boundary if boundary <= self.end and self.position(boundary) == position else None
+
+    def boundary_within(self, start: int, size: int) -> int:
+        """The last boundary for which the records from boundary `start` on have at most `size` bytes."""
+        ends = self._bounds[1:]
+        return int(ends.searchsorted(int(self._bounds[start]) + size, "right"))
+
+    def position(self, boundary: int) -> int:
+        """The position of a boundary in the directory."""
+        return int(self._positions[boundary])
+
+    def bytes_between(self, start: int, stop: int) -> memoryview:
+        """The records between two boundaries."""
+        return self._body[int(self._bounds[start]) : int(self._bounds[stop])]
+
+    def counted_between(self, start: int, stop: int) -> list[int]:
+        """The numbers in the records between two boundaries that the tree must count."""
+        nodes = self._nodes[start:stop]
+        return nodes[(nodes != 0) & _are_counted(nodes)].tolist() if self._has_counted else []
+
+    def reduce_to_names(self) -> None:
+        """Remove the nodes from the records, so that the kernel ignores the attributes."""
+        np.frombuffer(self._body, np.uint64)[self._bounds[:-1] // 8] = 0
+        self._nodes = np.zeros_like(self._nodes)
 
 
 class RecordStream:
@@ -96,72 +148,67 @@ class RecordStream:
         cache: AttributeCache | None = None,
         resized: ResizedFiles | None = None,
     ) -> None:
-        self._encoder, self._plus = encoder, plus
+        self._encoder = encoder
+        self._plus = plus
         self._batches = (batch for batch in batches if len(batch.names))
         self._dots = encoder.dots(number, offset, plus=plus) if offset < DOTS else b""
         self._inodes_left = NODES_PER_LISTING if plus else 0
-        # The records of the current batch, and for each record its node (0: name only), its end and its position.
-        self._body, self._nodes = memoryview(b""), np.empty(0, np.uint64)
-        self._ends, self._offsets = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self._records_sent, self._bytes_sent = 0, 0
+        self._records: Records | None = None  # of the current batch
+        self._boundary = 0  # behind the records of it that were sent
         self._offset = max(offset, DOTS)
-        self._has_counted_nodes = False
         self._resized = resized
-        self._cache, self._first_stamp = cache, cache.stamp if cache is not None else 0
+        self._cache = cache
+        self._first_stamp = cache.stamp if cache is not None else 0
 
     def seek(self, offset: int) -> bool:
-        """Move to a position behind one of the records of the current batch; False if it is none of these."""
-        index = int(self._offsets.searchsorted(np.uint64(offset))) + 1
-        if index > len(self._offsets) or int(self._offsets[index - 1]) != offset or not len(self._body):
+        """Move to a position in the current batch; False if the batch does not have it."""
+        boundary = self._records.boundary_at(offset) if self._records is not None else None
+        if boundary is None:
             return False
-        self._records_sent, self._bytes_sent = index, int(self._ends[index - 1])
-        self._offset, self._dots = offset, b""
+        self._boundary = boundary
+        self._offset = offset
+        self._dots = b""
         return True
 
     def take(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
         """The next records that fit into `size` bytes, the counted numbers among them, and the position behind them."""
         # The dots go with the first entries: a page of their own would cost small directories one more request.
         dots, self._dots = self._dots, b""
-        if self._records_sent == len(self._ends) and not self._build():
-            return dots, [], self._offset
-        if self._cache is not None and self._first_stamp != self._cache.stamp:
-            self._reduce_to_names()
-        last = int(self._ends.searchsorted(self._bytes_sent + size - len(dots), "right"))
-        end = int(self._ends[last - 1])
-        nodes = self._nodes[self._records_sent : last]
-        page, self._offset = self._body[self._bytes_sent : end], int(self._offsets[last - 1])
-        self._records_sent, self._bytes_sent = last, end
-        if last == len(self._ends) and self._cache is None:
-            self._body = memoryview(b"")
-        counted = nodes[(nodes != 0) & _are_counted(nodes)].tolist() if self._has_counted_nodes else []
-        return dots + page if dots else page, counted, self._offset
+        if self._records is None or self._boundary == self._records.end:
+            records = self._next_records()
+            if records is None:
+                return dots, [], self._offset
+            self._records = records
+            self._boundary = 0
+        records = self._records
+        if self._plus and self._cache is not None and self._first_stamp != self._cache.stamp:
+            records.reduce_to_names()
+        start = self._boundary
+        stop = records.boundary_within(start, size - len(dots))
+        page = records.bytes_between(start, stop)
+        self._boundary = stop
+        self._offset = records.position(stop)
+        if stop == records.end and self._cache is None:
+            self._records = None  # frees the memory. With a cache, a client may still go back.
+        return dots + page if dots else page, records.counted_between(start, stop), self._offset
 
-    def _reduce_to_names(self) -> None:
-        """Remove the nodes from the records of the current batch, so that the kernel ignores the attributes."""
-        if self._plus and len(self._nodes):
-            starts = np.concatenate((np.zeros(1, np.int64), self._ends[:-1]))
-            np.frombuffer(self._body, np.uint64)[starts // 8] = 0
-            self._nodes = np.zeros_like(self._nodes)
-
-    def _build(self) -> bool:
-        """Make the records of the next batch; False if there is none."""
+    def _next_records(self) -> Records | None:
+        """The records of the next batch; None if there is none."""
         batch = next(self._batches, None)
         if batch is None:
-            return False
-        self._nodes = batch.numbers
+            return None
+        nodes = batch.numbers
         if batch.by_name:
             self._inodes_left = 0
-        if len(self._nodes) > self._inodes_left or batch.sizes.min() < 0:
-            self._nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
-            self._nodes[self._inodes_left :] = 0
-        self._inodes_left = max(self._inodes_left - len(self._nodes), 0)
-        self._has_counted_nodes = bool(_are_counted(self._nodes).any())
-        self._offsets = batch.cookies + np.uint64(DOTS)
-        self._body, self._ends = self._encoder.records(batch, self._nodes, self._offsets, plus=self._plus)
-        self._records_sent = self._bytes_sent = 0
+        if len(nodes) > self._inodes_left or batch.sizes.min() < 0:
+            nodes = np.where(batch.sizes >= 0, batch.numbers, np.uint64(0))
+            nodes[self._inodes_left :] = 0
+        self._inodes_left = max(self._inodes_left - len(nodes), 0)
+        positions = np.concatenate((np.array([self._offset], np.uint64), batch.cookies + np.uint64(DOTS)))
+        body, bounds = self._encoder.records(batch, nodes, positions[1:], plus=self._plus)
         if self._resized is not None and self._resized.numbers:
-            self._resized.told(self._nodes.tolist())
-        return True
+            self._resized.told(nodes.tolist())
+        return Records(body, nodes, bounds, positions)
 
 
 def _stream(
@@ -198,7 +245,10 @@ class OpenDirectory:
     """
 
     def __init__(self, encoder: protocol.Encoder, tree: Listable, number: int, cache: AttributeCache) -> None:
-        self._encoder, self._tree, self._number, self._cache = encoder, tree, number, cache
+        self._encoder = encoder
+        self._tree = tree
+        self._number = number
+        self._cache = cache
         self._stream: RecordStream | OnePage = OnePage(b"", -1)
         self._offset = -1
 
@@ -214,7 +264,10 @@ class DirRequests:
     """READDIR, READDIRPLUS and OPENDIR on a read-only mount, for one thread. Directories have no handles."""
 
     def __init__(self, tree: FileTree, files: control.Control, listings: Listings, device: Device) -> None:
-        self._tree, self._files, self._listings, self._device = tree, files, listings, device
+        self._tree = tree
+        self._files = files
+        self._listings = listings
+        self._device = device
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -249,8 +302,12 @@ class WritableDirRequests:
         handles: Iterator[int],
         device: Device,
     ) -> None:
-        self._tree, self._files, self._cache, self._device = tree, files, cache, device
-        self._directories, self._handles = directories, handles
+        self._tree = tree
+        self._files = files
+        self._cache = cache
+        self._device = device
+        self._directories = directories
+        self._handles = handles
 
     def handlers(self) -> dict[int, Handler]:
         return {

@@ -51,17 +51,14 @@ class Counts(NamedTuple):
 
 
 class Server:
-    """Serves one tree on one session. `control` may be replaced before `start`.
-
-    `waiting` is the hook that the tree calls right before a request waits: see `Leadership.waiting`.
-    """
+    """Serves one tree on one session. `control` may be replaced before `start`."""
 
     def __init__(self, settings: FuseSettings, access: AccessLog | None = None) -> None:
-        self._settings, self._access = settings, access
+        self._settings = settings
+        self._access = access
         self.control = control.Control({})
         self._error_log = ErrorLog()
         self._leadership = Leadership(settings.threads)
-        self.waiting, self.load = self._leadership.waiting, self._leadership.load
         self._resized = ResizedFiles()
         # Of a read-only mount
         self._recent: dict[int, Attributes] = {}
@@ -76,7 +73,8 @@ class Server:
 
         The tree must be a `WritableTree` if the settings say `rw`.
         """
-        self._tree, self._fd = tree, session.fd
+        self._tree = tree
+        self._fd = session.fd
         descriptors.register(self)
         notices = Notices(session.fd)
         if self._settings.rw or not self._settings.keep_listings:  # else names and documents do not change
@@ -93,6 +91,14 @@ class Server:
         self._polling = Polling(poller.poll, self._settings.poll_us, self._leadership.is_alone)
         self._leadership.start(self._make_loop, on_end)
 
+    def waiting(self) -> None:
+        """The hook that the tree calls right before a request waits: see `Leadership.waiting`."""
+        self._leadership.waiting()
+
+    def load(self) -> dict[str, int]:
+        """See `Leadership.load`."""
+        return self._leadership.load()
+
     def counts(self) -> Counts:
         """The requests answered so far, by all threads."""
         errors, times, tallies = Counter[tuple[int, int]](), dict[int, Histogram](), self._leadership.tallies()
@@ -103,7 +109,7 @@ class Server:
             times[op] = Histogram()
             for tally in tallies:
                 times[op].merge(tally.times[op])
-        return Counts(calls, errors, times, sum(tally.nbytes + tally.sent() for tally in tallies))
+        return Counts(calls, errors, times, sum(tally.nbytes for tally in tallies))
 
     def release_descriptors(self) -> None:
         """Drop the attributes between LOOKUP and READ, which keep local files open."""
@@ -128,16 +134,16 @@ class Server:
         """By opcode."""
         # INTERRUPT gets ENOSYS, too: a thread that blocks in a read cannot be stopped (docs/concurrency.md).
         not_implemented = _refusal(device, errno.ENOSYS)  # the kernel mostly does not ask again
-        known: dict[int, Handler] = {
+        handlers: dict[int, Handler] = {
             protocol.STATFS: self._statfs_handler(device),
             protocol.IOCTL: _refusal(device, errno.ENOTTY),  # Python asks of each file if it is a terminal
             **XattrRequests(self._tree, device).handlers(),
             **(self._writable(device) if self._settings.rw else self._read_only(device)),
         }
-        return [known.get(opcode, not_implemented) for opcode in range(OPCODES)]
+        return [handlers.get(opcode, not_implemented) for opcode in range(OPCODES)]
 
     def _read_only(self, device: Device) -> dict[int, Handler]:
-        tree, files, done = self._tree, self.control, _refusal(device, 0)
+        tree, files, success = self._tree, self.control, _refusal(device, 0)
         replies = self._control_replies(device)
         nodes = NodeRequests(tree, self._recent, self._resized, self._unreadable(), device, replies)
         reads = ReadRequests(tree, files, self._recent, nodes.attributes, self._resized, device, self.waiting)
@@ -145,10 +151,10 @@ class Server:
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=TABLE_END),
             **DirRequests(tree, files, self._listings, device).handlers(),
-            protocol.RELEASEDIR: done,
+            protocol.RELEASEDIR: success,
             protocol.OPEN: reads.open,
             protocol.READ: reads.handler(),
-            protocol.RELEASE: done,
+            protocol.RELEASE: success,
             **dict.fromkeys(protocol.MODIFYING, _refusal(device, errno.EROFS)),
         }
         # After ENOSYS for OPEN or OPENDIR, the kernel does not send them again. It then keeps a file's pages or a
@@ -225,4 +231,6 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
 
     hooks = tree.hooks
     hooks.reshaped = reshaped
-    hooks.invalidate, hooks.invalidate_all, hooks.invalidate_content = invalidate, invalidate_all, invalidate_content
+    hooks.invalidate = invalidate
+    hooks.invalidate_all = invalidate_all
+    hooks.invalidate_content = invalidate_content

@@ -35,7 +35,9 @@ class UnreadableChunks:
     """
 
     def __init__(self, tree: FileTree, resized: ResizedFiles, encoder: Encoder) -> None:
-        self._tree, self._resized, self._encoder = tree, resized, encoder
+        self._tree = tree
+        self._resized = resized
+        self._encoder = encoder
 
     def entry(self, unique: int, parent: int, name: bytes, failure: Exception) -> tuple[int, bytearray]:
         """Return the number of a chunk and a reply to LOOKUP. Raise `failure` if it says all, or about other files."""

@@ -122,7 +122,7 @@ class _TreeRequests:
         self._nodes = nodes
         self._waiting = waiting
         self._request = device.request
-        self._send = device.send
+        self._device = device
         self._owner = device.encoder.owner
 
 
@@ -150,7 +150,7 @@ class WriteRequests(_TreeRequests):
         if number >= control.DIRECTORY:
             if not reads:
                 raise control.not_permitted()
-            self._send(protocol.opened(unique, protocol.OPEN_KEEP_CACHE | protocol.OPEN_NO_FLUSH))
+            self._device.send(protocol.opened(unique, protocol.OPEN_KEEP_CACHE | protocol.OPEN_NO_FLUSH))
             return
         try:
             handle = self._tree.open(number, flags)
@@ -158,28 +158,33 @@ class WriteRequests(_TreeRequests):
             if failure.errno != errno.ESTALE:
                 raise
             # No failure of the client's open(2), so not logged: the kernel looks up the name and opens again.
-            self._send(protocol.error(unique, errno.ESTALE))
+            self._device.send(protocol.error(unique, errno.ESTALE))
             return
         if flags & os.O_TRUNC:
             self._cache.changed(number)
         reply_flags = 0 if self._cache.is_dropping(number) else protocol.OPEN_KEEP_CACHE
         reply_flags |= protocol.OPEN_NO_FLUSH if reads else 0
-        if not self._send(protocol.opened(unique, reply_flags, handle)):
+        if not self._device.send(protocol.opened(unique, reply_flags, handle)):
             self._tree.release(handle)
 
     def _write_handler(self) -> Handler:
         """A closure: attribute look-ups would cost as much as some of its work."""
-        request, write, changed, send = self._request, self._tree.write, self._cache.changed, self._send
-        arguments, begin, reply = protocol.WRITE_IN.unpack_from, protocol.BODY, protocol.written
+        request = self._request
+        write = self._tree.write
+        changed = self._cache.changed
+        send = self._device.send
+        arguments = protocol.WRITE_IN.unpack_from
+        begin = protocol.BODY
+        reply = protocol.written
         start = begin + protocol.WRITE_IN.size
 
         def answer(unique: int, number: int, _size: int) -> None:
             handle, offset, size = arguments(request, begin)
             try:
-                done = write(handle, offset, request[start : start + size])
+                count = write(handle, offset, request[start : start + size])
             finally:
                 changed(number)
-            send(reply(unique, done))
+            send(reply(unique, count))
 
         return answer
 
@@ -192,7 +197,7 @@ class WriteRequests(_TreeRequests):
             self._tree.allocate(handle, offset, size, mode)
         finally:
             self._cache.changed(number)
-        self._send(protocol.error(unique, 0))
+        self._device.send(protocol.error(unique, 0))
 
     def _sync_handler(self, sync: Callable[[int], None]) -> Handler:
         """The handler of FLUSH or FSYNC, which calls `sync` with the handle."""
@@ -204,7 +209,7 @@ class WriteRequests(_TreeRequests):
                     sync(handle)
                 finally:
                     self._cache.changed()  # of all files: this may be a metadata document, which describes other files
-            self._send(protocol.error(unique, 0))
+            self._device.send(protocol.error(unique, 0))
 
         return answer
 
@@ -212,13 +217,13 @@ class WriteRequests(_TreeRequests):
         if number < control.DIRECTORY:
             self._waiting()
             self._tree.sync_directory(number)
-        self._send(protocol.error(unique, 0))
+        self._device.send(protocol.error(unique, 0))
 
     def _release(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:
             (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
             self._tree.release(handle)
-        self._send(protocol.error(unique, 0))
+        self._device.send(protocol.error(unique, 0))
 
     def _setattr(self, unique: int, number: int, _size: int) -> None:
         fields, handle, size, seconds, nanoseconds, mode, uid, gid = protocol.SETATTR_IN.unpack_from(
@@ -254,13 +259,13 @@ class WriteRequests(_TreeRequests):
         name = _changeable_xattr(number, raw)
         self._waiting()
         self._tree.set_xattr(number, name, value[:length], flags)
-        self._send(protocol.error(unique, 0))
+        self._device.send(protocol.error(unique, 0))
 
     def _removexattr(self, unique: int, number: int, size: int) -> None:
         name = _changeable_xattr(number, bytes(self._request[protocol.BODY : size - 1]))
         self._waiting()
         self._tree.remove_xattr(number, name)
-        self._send(protocol.error(unique, 0))
+        self._device.send(protocol.error(unique, 0))
 
 
 def _changeable_xattr(number: int, raw: bytes) -> str:
@@ -296,13 +301,13 @@ class NameRequests(_TreeRequests):
 
         def answer(unique: int, number: int, size: int) -> None:
             try:
-                made = change(number, size)
+                attributes = change(number, size)
             finally:
                 self._cache.changed()
-            if made is None:
-                self._send(protocol.error(unique, 0))
+            if attributes is None:
+                self._device.send(protocol.error(unique, 0))
             else:
-                self._nodes.send_entry(unique, made)
+                self._nodes.send_entry(unique, attributes)
 
         return answer
 
@@ -319,10 +324,10 @@ class NameRequests(_TreeRequests):
         flags, mode, _ = protocol.CREATE_IN.unpack_from(self._request, protocol.BODY)
         name = self._name(parent, protocol.BODY + protocol.CREATE_IN.size, size - 1)
         try:
-            found, handle = self._tree.create(parent, name, flags & OPEN_FLAGS, mode & PERMISSIONS)
+            attributes, handle = self._tree.create(parent, name, flags & OPEN_FLAGS, mode & PERMISSIONS)
         finally:
             self._cache.changed()
-        if not self._nodes.send_created(unique, found, handle):
+        if not self._nodes.send_created(unique, attributes, handle):
             self._tree.release(handle)
 
     def _mknod(self, parent: int, size: int) -> Attributes:
@@ -331,12 +336,12 @@ class NameRequests(_TreeRequests):
         if not stat.S_ISREG(mode):
             raise PermissionError(errno.EPERM, "a mount holds only files and directories", name)
         self._waiting()  # `flush` may wait, and a request that was repeated would find the new file
-        found, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
+        attributes, handle = self._tree.create(parent, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & PERMISSIONS)
         try:
             self._tree.flush(handle)
         finally:
             self._tree.release(handle)
-        return found
+        return attributes
 
     def _mkdir(self, parent: int, size: int) -> Attributes:
         mode, _ = protocol.MKDIR_IN.unpack_from(self._request, protocol.BODY)

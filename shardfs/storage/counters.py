@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 BOUNDS_S: tuple[float, ...] = tuple(float(4**i) / 1e6 for i in range(14))
 """Upper bounds of a histogram's bins, from 1 microsecond to 67 seconds; the last bin has no bound."""
@@ -61,14 +58,13 @@ class RequestTally:
     """Counters of the requests that one thread answered. Only that thread writes them; other threads may read.
 
     `calls` are counted by opcode up to the length of a round; `rounds` are the full rounds. `nbytes` are the sent
-    bytes of files, without those copied unchanged from stored files, whose number `sent` returns.
+    bytes of files.
     """
 
-    __slots__ = ("calls", "errors", "nbytes", "rounds", "sent", "times")
+    __slots__ = ("calls", "errors", "nbytes", "rounds", "times")
 
     def __init__(self) -> None:
         self.calls, self.rounds, self.nbytes = [0] * OPCODES, [0] * OPCODES, 0
-        self.sent: Callable[[], int] = int
         self.errors = Counter[tuple[int, int]]()  # opcode, errno
         self.times = [Histogram() for _ in range(OPCODES)]
 
