@@ -61,11 +61,11 @@ class Blosc2(Format):
     def describes(self, name: str) -> bool:
         return name == INDEX
 
-    def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
-        return {} if is_same_sparse(shown, new) else {("header, index or trailer",): new}
+    def differences(self, old: bytes, new: bytes) -> Mapping[Path, Any]:
+        return {} if is_same_sparse(old, new) else {("header, index or trailer",): new}
 
     def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
         return {name: new}  # the index of a sparse frame in the source, whose chunks are files already
 

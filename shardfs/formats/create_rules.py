@@ -79,11 +79,11 @@ class Rule:
         `chunks_per_shard` applies to the fastest-varying axes. For arrays of lower rank, the numbers of the slowest
         axes are ignored. For arrays of higher rank, shards are one chunk long along the slowest axes.
         """
-        given, rank = self.chunks_per_shard, len(grid)
-        if not given:
+        numbers, rank = self.chunks_per_shard, len(grid)
+        if not numbers:
             return automatic(grid, self.most(chunk_bytes), last_is_fastest=last_is_fastest)
-        rest = (1,) * (rank - len(given))
-        return (*rest, *given[max(len(given) - rank, 0) :]) if last_is_fastest else (*given[:rank], *rest)
+        ones = (1,) * (rank - len(numbers))
+        return (*ones, *numbers[max(len(numbers) - rank, 0) :]) if last_is_fastest else (*numbers[:rank], *ones)
 
     def most(self, chunk_bytes: int) -> int:
         """The largest number of chunks in an automatic shard."""
@@ -92,8 +92,8 @@ class Rule:
         return max(min(MAX_CHUNKS, MAX_BYTES // max(chunk_bytes, 1)), 1)
 
 
-def automatic(grid: Coords, most: int, *, last_is_fastest: bool = True) -> Coords:
-    """The number of chunks per shard along each axis: powers of two, within the array, and `most` in all.
+def automatic(grid: Coords, limit: int, *, last_is_fastest: bool = True) -> Coords:
+    """The number of chunks per shard along each axis: powers of two, within the array, and `limit` in all.
 
     The shortest axis of the shard, in chunks, is doubled until a limit is reached; of equal axes the fastest is first.
     An axis without elements is assumed to grow, so the array does not limit it.
@@ -102,7 +102,7 @@ def automatic(grid: Coords, most: int, *, last_is_fastest: bool = True) -> Coord
     axes = range(len(grid))
     while True:
         free = [a for a in axes if not grid[a] or per[a] * 2 <= grid[a]]
-        if not free or math.prod(per) * 2 > most:
+        if not free or math.prod(per) * 2 > limit:
             return tuple(per)
         per[min(free, key=lambda a: (per[a], -a if last_is_fastest else a))] *= 2
 

@@ -49,11 +49,11 @@ def parse_written(name: str, raw: bytes) -> dict[str, Any]:
     return doc
 
 
-def require_same(written: Any, stored: Any, member: str) -> None:
+def require_same(written: Any, required: Any, member: str) -> None:
     """Raise ValueError if a written value differs from the value that the stored chunks need."""
-    if written != stored:
+    if written != required:
         raise ValueError(
-            f"{member} is {stored!r:.200} and cannot become {written!r:.200}: stored chunks depend on it; "
+            f"{member} is {required!r:.200} and cannot become {written!r:.200}: stored chunks depend on it; "
             "keep its value, or write a new array"
         )
 
@@ -137,8 +137,8 @@ def shown_document(unshard: Callable[[T], tuple[Any, T] | None], doc: T) -> T | 
     The mount shows the documents of these arrays unchanged. Opening the array reports why it cannot be translated.
     """
     with suppress(*UNFIT):
-        if (found := unshard(doc)) is not None:
-            return found[1]
+        if (unsharded := unshard(doc)) is not None:
+            return unsharded[1]
     return None
 
 
@@ -160,15 +160,15 @@ def naming(document: str) -> Iterator[None]:
         raise ValueError(f"{document}: {reason(e)}") from e
 
 
-def integer(value: Any, name: str, least: int) -> int:
-    """The value if it is an integer from `least` to 2**63 - 1; else raise ValueError, with the reason."""
-    if not _is_integer(value, least):
-        raise ValueError(f"{name} should be an integer of at least {least}, not {value!r:.80}")
+def integer(value: Any, name: str, minimum: int) -> int:
+    """The value if it is an integer from `minimum` to 2**63 - 1; else raise ValueError, with the reason."""
+    if not _is_integer(value, minimum):
+        raise ValueError(f"{name} should be an integer of at least {minimum}, not {value!r:.80}")
     return int(value)
 
 
-def _is_integer(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+def _is_integer(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
 
 
 def choice(value: Any, name: str, *allowed: str) -> Any:
@@ -197,11 +197,11 @@ def listed(value: Any, name: str) -> list[Any]:
     return value
 
 
-def integers(value: Any, name: str, least: int) -> Coords:
+def integers(value: Any, name: str, minimum: int) -> Coords:
     """A list of integers, such as a shape, as a tuple. Raise ValueError, with the reason, for anything else."""
-    for item in listed(value, name):
-        if not _is_integer(item, least):
-            raise ValueError(f"{name} should hold integers of at least {least}, not {item!r:.80}")
+    for element in listed(value, name):
+        if not _is_integer(element, minimum):
+            raise ValueError(f"{name} should hold integers of at least {minimum}, not {element!r:.80}")
     return tuple(value)
 
 

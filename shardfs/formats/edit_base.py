@@ -58,19 +58,19 @@ class ArrayEdits:
         Groups are stored unchanged.
         """
         source = self._array(name, raw)
-        shown = self._shown(source)
-        if source is not None and shown is not None and raw is not None:
+        shown_doc = self._shown(source)
+        if source is not None and shown_doc is not None and raw is not None:
             doc = parse_written(name, new)
             with naming(name):
-                return raw if doc == shown else self._restored(source, shown, doc, new)
+                return raw if doc == shown_doc else self._restored(source, shown_doc, doc, new)
         if source is None and (created := self._array(name, new)) is not None:
             self._refuse_shards(name, created)
             return new if rule is None else self._sharded(name, created, new, rule)
         return new
 
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+    def sharding(self, documents: Mapping[str, bytes]) -> Sharding | None:
         """See `Format.sharding`."""
-        sharded = {name: raw for name, raw in stored.items() if self._shown(self._array(name, raw)) is not None}
+        sharded = {name: raw for name, raw in documents.items() if self._shown(self._array(name, raw)) is not None}
         return Sharding(self.format, sharded) if sharded else None
 
     def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
@@ -118,14 +118,14 @@ class ArrayEdits:
                 "create the array without shards (the mount option --create shards it in the source)"
             )
 
-    def _restored(self, source: Document, shown: Document, doc: Document, new: bytes) -> bytes:
+    def _restored(self, source: Document, shown_doc: Document, doc: Document, new: bytes) -> bytes:
         if not self.is_array(doc):
             raise ValueError(
                 "a group cannot take the place of an array whose chunks are stored; remove the array first"
             )
-        written = self.unshard(doc)  # not None if the client writes a copy of the stored document
-        changes = self.restore(source, shown, doc if written is None else written[1])
-        if written is None:
+        unsharded = self.unshard(doc)  # not None if the client writes a copy of the stored document
+        changes = self.restore(source, shown_doc, doc if unsharded is None else unsharded[1])
+        if unsharded is None:
             return self._changed(new, changes)
         for member in self.members:
             require_same(doc.get(member), source.get(member), member)
@@ -134,8 +134,10 @@ class ArrayEdits:
     def _restored_copy(self, source: Any, copy: Document) -> Changes:
         """The changes to the copy of an array's document. An outdated copy is replaced by the stored document."""
         try:
-            found = self.unshard(source) if source is not None and source != copy and self.is_array(source) else None
-            return {} if found is None else self.restore(source, found[1], copy)
+            unsharded = (
+                self.unshard(source) if source is not None and source != copy and self.is_array(source) else None
+            )
+            return {} if unsharded is None else self.restore(source, unsharded[1], copy)
         except UNFIT:
             return {(): source}
 
@@ -148,19 +150,19 @@ class ArrayEdits:
                 per_shard = like.per_shard(grid, math.prod(chunk) * item_size, last_is_fastest=self.last_is_fastest)
                 return self._changed(new, self.shard(doc, per_shard, like.words, None))
             before = parse_written(name, like)
-            found = self.unshard(before)
-            shard = None if found is None else found[0].facts.shard_shape
-            if found is None or shard is None:
+            unsharded = self.unshard(before)
+            shard = None if unsharded is None else unsharded[0].facts.shard_shape
+            if unsharded is None or shard is None:
                 raise ValueError("the deleted array had no shards of equal size to repeat; a rule of --create can help")
-            require_same(len(shape), len(self.sizes(found[1])[0]), "the number of axes")
-            per_shard = tuple(s // c for s, c in zip(shard, found[0].facts.chunk_shape, strict=True))
+            require_same(len(shape), len(self.sizes(unsharded[1])[0]), "the number of axes")
+            per_shard = tuple(s // c for s, c in zip(shard, unsharded[0].facts.chunk_shape, strict=True))
             return self._changed(new, self.shard(doc, per_shard, {}, before))
 
     def _changed(self, new: bytes, changes: Changes) -> bytes:
-        made = changed(new, changes)
-        if self.unshard(json.loads(made)) is None:
+        edited = changed(new, changes)
+        if self.unshard(json.loads(edited)) is None:
             raise ValueError(f"this array cannot be sharded: {' or '.join(self.members)} cannot describe its shards")
-        return made
+        return edited
 
 
 def index_parameters(codecs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

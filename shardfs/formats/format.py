@@ -27,7 +27,7 @@ class Edits(Protocol):
     def edited(self, name: str, raw: bytes | None, new: bytes, rule: Rule | None = None) -> bytes:
         """The document to store for the stored one `raw` when a client writes `new`."""
 
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+    def sharding(self, documents: Mapping[str, bytes]) -> Sharding | None:
         """The sharding of these documents; None if they have no sharding."""
 
     def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
@@ -80,20 +80,20 @@ class Format(Protocol):
         """Further documents of the source that `edit` needs, as paths relative to directory `path`."""
         return ()
 
-    def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
+    def shown(self, path: str, documents: Mapping[str, bytes], name: str) -> bytes | None:
         """The document `name` as a mount shows it, translated from the stored documents; None if there is none."""
         try:
-            dataset = self.open(path, stored)
+            dataset = self.open(path, documents)
         except CorruptShardError:
             dataset = None
-        return stored.get(name) if dataset is None else dataset.documents.get(name, stored.get(name))
+        return documents.get(name) if dataset is None else dataset.documents.get(name, documents.get(name))
 
     def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
         """The documents to store, by name, when a client replaces the shown document `name` by `new`.
 
-        `path` is the directory, for messages and for rules. `stored` has the directory's documents from the source,
+        `path` is the directory, for messages and for rules. `documents` has the directory's documents from the source,
         and those of `references`, as far as they exist. `rule` shards new parts of the document, such as a new scale.
         If the dataset is not sharded, or does not exist yet, `new` is stored unchanged.
 
@@ -102,26 +102,26 @@ class Format(Protocol):
         """
         if self.edits is None:
             raise ValueError(f"{name}: documents of this format cannot be changed through a mount; change the source")
-        return {name: self.edits.edited(name, stored.get(name), new, rule)}
+        return {name: self.edits.edited(name, documents.get(name), new, rule)}
 
-    def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
-        """What a generated document `new` says other than `shown`, apart from stored sizes: values by their paths.
+    def differences(self, old: bytes, new: bytes) -> Mapping[Path, Any]:
+        """What a generated document `new` says other than `old`, apart from stored sizes: values by their paths.
 
         Raise ValueError for bytes that are no such document.
         """
-        return json_text.differences(json.loads(shown), json.loads(new))
+        return json_text.differences(json.loads(old), json.loads(new))
 
-    def with_copy(self, raw: bytes, below: str, made: bytes | None) -> bytes:
+    def with_copy(self, raw: bytes, below: str, source: bytes | None) -> bytes:
         """The document `raw` of a group, in which copies of documents are consolidated, with a new or changed copy.
 
-        The stored document `made` (None: deleted) is at path `below` relative to the group. Raise ValueError if one of
-        the documents is invalid.
+        `source` is the stored document (None: deleted) at path `below` relative to the group. Raise ValueError if one
+        of the documents is invalid.
         """
         return raw
 
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+    def sharding(self, documents: Mapping[str, bytes]) -> Sharding | None:
         """The sharding to keep when these documents are deleted, for a later `shard`; None if they have no sharding."""
-        return None if self.edits is None else self.edits.sharding(stored)
+        return None if self.edits is None else self.edits.sharding(documents)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
         """The documents of the sharded dataset, made from the document `new` of an unsharded one.

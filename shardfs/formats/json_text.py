@@ -50,9 +50,9 @@ def _rewritten(text: str, start: int, values: Mapping[Path, Any]) -> tuple[str, 
     if text[start : start + 1] not in ("{", "["):
         raise ValueError("should be an object or a list")
     below: dict[str | int, dict[Path, Any]] = {}
-    for (step, *rest), value in values.items():
-        below.setdefault(step, {})[tuple(rest)] = value
-    kept: list[str] = []  # the text of each member that stays, with the space before it
+    for (step, *steps), value in values.items():
+        below.setdefault(step, {})[tuple(steps)] = value
+    texts: list[str] = []  # the text of each member that stays, with the space before it
     names: list[str | int] = []
     space, like, at = "", start, start + 1
     while not text.startswith(("}", "]"), member := _skip(text, at)):
@@ -63,15 +63,15 @@ def _rewritten(text: str, start: int, values: Mapping[Path, Any]) -> tuple[str, 
         comma = _skip(text, stop)
         ends = not text.startswith(",", comma)
         if not _removes(inner):
-            kept.append(text[at:value_at] + (new or text[value_at:stop]) + ("" if ends else text[stop:comma]))
+            texts.append(text[at:value_at] + (new or text[value_at:stop]) + ("" if ends else text[stop:comma]))
             space, like = text[at:member], member
         at = stop if ends else comma + 1
     for added in [name for name in below if name not in names and not _removes(below[name])]:
         if text[start] == "[" or not isinstance(added, str) or () not in below[added]:
             raise ValueError(f"there is no {added!r:.80} to change")
         printed = f"{json.dumps(added)}: {_printed(below[added][()], text, like)}"
-        kept.append((space or " ") + printed if kept else printed)
-    return text[start] + ",".join(kept) + text[at : member + 1], member + 1
+        texts.append((space or " ") + printed if texts else printed)
+    return text[start] + ",".join(texts) + text[at : member + 1], member + 1
 
 
 def _name(text: str, at: int) -> tuple[str, int]:
@@ -116,13 +116,13 @@ def alike(a: Any, b: Any) -> bool:
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
-def with_additions(written: Any, before: Any, shown: Any) -> Any:
+def with_additions(written: Any, before: Any, shown_doc: Any) -> Any:
     """The written document, with the members that only the shown one has."""
-    if not (isinstance(written, dict) and isinstance(shown, dict)):
+    if not (isinstance(written, dict) and isinstance(shown_doc, dict)):
         return written
     old = before if isinstance(before, dict) else {}
-    kept = {name: with_additions(value, old.get(name), shown.get(name)) for name, value in written.items()}
-    return {name: value for name, value in shown.items() if name not in old} | kept
+    merged = {name: with_additions(value, old.get(name), shown_doc.get(name)) for name, value in written.items()}
+    return {name: value for name, value in shown_doc.items() if name not in old} | merged
 
 
 def differences(old: Any, new: Any) -> dict[Path, Any]:
@@ -161,5 +161,5 @@ def _rebased(base: Any, new: Any, theirs: Any) -> Any:
         return {name: value for name, value in values if value is not REMOVED}
     if all(isinstance(v, list) for v in versions) and len(base) == len(new) <= len(theirs):
         items = itertools.zip_longest(*versions, fillvalue=REMOVED)
-        return [_rebased(*item) for item in items]
+        return [_rebased(*triple) for triple in items]
     return new

@@ -38,25 +38,25 @@ def arrays_of(dataset: Dataset) -> tuple[bool, list[tuple[Collection, str]]]:
     Raise UnsupportedError, with the reason, if the dataset has no description.
     """
     require_described(dataset)
-    stored = (*dataset.collections, *dataset.unsharded)
-    is_array = len(stored) == 1 and not dataset.multiscales
+    collections = dataset.all_collections
+    is_array = len(collections) == 1 and not dataset.multiscales
     if dataset.closed and not is_array:
         raise UnsupportedError(f"{dataset.format} is shown in its own layout only")
-    return is_array, [(c, "" if is_array else c.path) for c in stored]
+    return is_array, [(c, "" if is_array else c.path) for c in collections]
 
 
-def array_of(stored: Collection) -> Array:
+def array_of(collection: Collection) -> Array:
     """The array of a collection. Raise UnsupportedError if the source does not describe an array."""
-    if stored.array is None:
-        data = f"{stored.facts.data_type or 'data without a type'} in codecs {', '.join(stored.codecs)}"
-        raise UnsupportedError(f"{stored.path}: shardfs cannot describe {data} as an array")
-    return stored.array
+    if collection.array is None:
+        data = f"{collection.facts.data_type or 'data without a type'} in codecs {', '.join(collection.codecs)}"
+        raise UnsupportedError(f"{collection.path}: shardfs cannot describe {data} as an array")
+    return collection.array
 
 
 def levels_below(dataset: Dataset) -> list[str]:
     """The paths of image levels that are separate datasets below this one."""
-    own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
-    return [level.path for image in dataset.multiscales for level in image.levels if level.path not in own]
+    paths = {c.path for c in dataset.all_collections}
+    return [level.path for image in dataset.multiscales for level in image.levels if level.path not in paths]
 
 
 def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multiscale]:
@@ -68,16 +68,16 @@ def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multi
     for image in reversed(dataset.multiscales):  # so that the first image of a level wins
         for level in image.levels:
             child = below.get(level.path)
-            stored = (*child.collections, *child.unsharded) if child is not None else ()
-            array = stored[0].array if len(stored) == 1 and not stored[0].path else None
+            collections = child.all_collections if child is not None else ()
+            array = collections[0].array if len(collections) == 1 and not collections[0].path else None
             if array is not None and len(array.shape) == len(image.axes):
                 out[level.path] = replace(image, levels=(replace(level, path=""),))
     return out
 
 
-def from_above(path: str, stored: Collection) -> Collection:
+def from_above(path: str, collection: Collection) -> Collection:
     """A collection of the dataset at `path`, with its stored path relative to the dataset above."""
-    return replace(stored, shards=join(path, stored.stored_at))
+    return replace(collection, shards=join(path, collection.stored_at))
 
 
 CODECS: Mapping[str, tuple[Codec, ...]] = {
@@ -113,8 +113,8 @@ def _compressed(array: Array, encoding: ChunkEncoding) -> ChunkEncoding:
     if encoding.codecs or encoding.serializer != BYTES or not is_compressed(array):
         return encoding
     around = without_checks(array.encoding.codecs)
-    known = [[codec.name for codec in codecs] for codecs in CODECS.values() if codecs]
-    return replace(encoding, codecs=around if [codec.name for codec in around] in known else CODECS["gzip"])
+    supported = [[codec.name for codec in codecs] for codecs in CODECS.values() if codecs]
+    return replace(encoding, codecs=around if [codec.name for codec in around] in supported else CODECS["gzip"])
 
 
 @dataclass(frozen=True)
@@ -127,22 +127,22 @@ class PlacedArray:
     encoding: ChunkEncoding
 
     @classmethod
-    def of(cls, stored: Collection, path: str, encode: Callable[[Array], ChunkEncoding]) -> Self:
-        """The array of `stored` in the encoding that `encode` chooses, unless the option `chunk_codec` sets the codec.
+    def of(cls, collection: Collection, path: str, encode: Callable[[Array], ChunkEncoding]) -> Self:
+        """The array of `collection` in the encoding from `encode`, unless the option `chunk_codec` sets the codec.
 
         Raise UnsupportedError, with the reason, if the array has no description, or no encoding is possible.
         """
-        array = array_of(stored)
+        array = array_of(collection)
         encoding = encode(array)
         if array.codec == PACKED:
             encoding = _compressed(array, encoding)
         elif array.codec is not None:
             encoding = _in_codec(encoding, array.codec)
-        return cls(stored, path, array, encoding)
+        return cls(collection, path, array, encoding)
 
 
 def shown(
-    stored: Collection,
+    collection: Collection,
     path: str,
     encoding: ChunkEncoding,
     names: ChunkNames,
@@ -155,15 +155,15 @@ def shown(
 
     `axes` map the grid of `names` to the stored grid, as in `grid.MappedNames`.
     """
-    rank = len(stored.layers[-1].format.grid)
+    rank = len(collection.layers[-1].format.grid)
     return replace(
-        stored,
+        collection,
         path=path,
         # Equal grids need no mapping, which would slow down each opening of a chunk.
         names=names if tuple(axes) == tuple(range(rank)) else MappedNames(names, axes, rank),
         codecs=tuple(codecs),
-        transform=transcoder(array_of(stored), encoding),
-        shards=stored.stored_at,
+        transform=transcoder(array_of(collection), encoding),
+        shards=collection.stored_at,
         filler=filler,
         zeros=zeros,
         compressible=False,

@@ -92,23 +92,23 @@ class LevelsBelow:
         factors = _listed_factors(self.attributes)
         return (f"s{i}" for i in range(MAX_LEVELS if factors is None else len(factors[:MAX_LEVELS])))
 
-    def image(self, found: Mapping[str, Array]) -> Multiscale | None:
+    def image(self, levels: Mapping[str, Array]) -> Multiscale | None:
         try:
             if (listed := _cosem_of(self.attributes)) is not None:
-                return _cosem(listed) if len(found) == len(listed["datasets"]) else None
-            return _of_factors(self.attributes, list(found.values())) if found else None
+                return _cosem(listed) if len(levels) == len(listed["datasets"]) else None
+            return _of_factors(self.attributes, list(levels.values())) if levels else None
         except (*UNFIT, AttributeError):
             return None  # the attributes are invalid
 
 
 def image_of_dataset(array: Array) -> Multiscale | None:
     """The image with one level that a dataset's own attributes describe; None if they describe no image."""
-    own = array.attributes
+    attributes = array.attributes
     try:
-        if isinstance(own.get("transform"), dict):
-            return _cosem({"datasets": [{"path": "", "transform": own["transform"]}]})
-        if any(name in own for name in ("pixelResolution", "resolution", "downsamplingFactors")):
-            return _of_factors({"scales": [own.get("downsamplingFactors", [1] * len(array.shape))]}, [array])
+        if isinstance(attributes.get("transform"), dict):
+            return _cosem({"datasets": [{"path": "", "transform": attributes["transform"]}]})
+        if any(name in attributes for name in ("pixelResolution", "resolution", "downsamplingFactors")):
+            return _of_factors({"scales": [attributes.get("downsamplingFactors", [1] * len(array.shape))]}, [array])
     except (*UNFIT, AttributeError):
         pass
     return None
@@ -126,13 +126,13 @@ SPACE = ("axes", "units", "resolution", "pixelResolution", "offset")
 def _of_factors(group: Mapping[str, Any], levels: Sequence[Array]) -> Multiscale | None:
     """The image of these levels, s0 first; None if levels are missing, or if no attribute describes an image."""
     rank, listed = len(levels[0].shape), _listed_factors(group)
-    own = [level.attributes.get("downsamplingFactors") for level in levels]
-    if listed is None and "multiScale" not in group and not any(own):
+    own_factors = [level.attributes.get("downsamplingFactors") for level in levels]
+    if listed is None and "multiScale" not in group and not any(own_factors):
         return None
-    found = [own[0] or [1] * rank, *own[1:]] if listed is None else listed
-    if len(found) != len(levels):
+    level_factors = [own_factors[0] or [1] * rank, *own_factors[1:]] if listed is None else listed
+    if len(level_factors) != len(levels):
         return None
-    factors = [numbers(f, rank) for f in found]
+    factors = [numbers(f, rank) for f in level_factors]
     if min(map(min, factors)) <= 0:
         raise ValueError("a factor should be positive")
     attributes = {name: of[name] for of in (levels[0].attributes, group) for name in SPACE if name in of}
@@ -168,20 +168,20 @@ def _word(unit: Any) -> str | None:
 def _cosem_of(attributes: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The first item of `multiscales`, if it follows COSEM's convention."""
     listed = attributes.get("multiscales")
-    item = listed[0] if isinstance(listed, list) and listed else None
-    datasets = item.get("datasets") if isinstance(item, dict) else None
+    image = listed[0] if isinstance(listed, list) and listed else None
+    datasets = image.get("datasets") if isinstance(image, dict) else None
     if not isinstance(datasets, list) or not datasets:
         return None
-    return item if all(isinstance(d, dict) and "transform" in d for d in datasets) else None
+    return image if all(isinstance(d, dict) and "transform" in d for d in datasets) else None
 
 
-def _cosem(item: Mapping[str, Any]) -> Multiscale:
+def _cosem(image: Mapping[str, Any]) -> Multiscale:
     """The image that an item of COSEM's `multiscales` describes. Its transformations have the axes in C order."""
-    datasets = item["datasets"]
+    datasets = image["datasets"]
     first = datasets[0]["transform"]
     names, units = first["axes"], first["units"]
     axes = tuple(Axis(str(n), KINDS.get(str(n)), _word(u)) for n, u in zip(names, units, strict=True))
-    return Multiscale(str(item.get("name") or ""), axes, finest_first(_cosem_level(d, len(axes)) for d in datasets))
+    return Multiscale(str(image.get("name") or ""), axes, finest_first(_cosem_level(d, len(axes)) for d in datasets))
 
 
 def _cosem_level(dataset: Mapping[str, Any], rank: int) -> Level:

@@ -28,8 +28,8 @@ def as_04(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     ome = attributes.get("ome")
     if not isinstance(ome, dict) or not str(ome.get("version", "0.5")).startswith("0.5"):
         return attributes
-    others = {name: value for name, value in attributes.items() if name != "ome"}
-    return others | {name: _versioned(name, value, "0.4") for name, value in ome.items() if name != "version"}
+    user_attributes = {name: value for name, value in attributes.items() if name != "ome"}
+    return user_attributes | {name: _versioned(name, value, "0.4") for name, value in ome.items() if name != "version"}
 
 
 def as_05(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -37,8 +37,8 @@ def as_05(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     members = {name: _versioned(name, v, None) for name, v in attributes.items() if name in MEMBERS and _is_04(name, v)}
     if not members or "ome" in attributes:
         return attributes
-    others = {name: value for name, value in attributes.items() if name not in members}
-    return {"ome": {"version": "0.5", **members}, **others}
+    user_attributes = {name: value for name, value in attributes.items() if name not in members}
+    return {"ome": {"version": "0.5", **members}, **user_attributes}
 
 
 def version_05(attributes: Mapping[str, Any]) -> str | None:
@@ -60,13 +60,13 @@ def _versioned(name: str, value: Any, version: str | None) -> Any:
     if name not in VERSIONED:
         return value
     if isinstance(value, list):
-        return [_versioned(name, item, version) for item in value]
+        return [_versioned(name, member, version) for member in value]
     if not isinstance(value, dict):
         return value
-    rest = {member: v for member, v in value.items() if member != "version"}
+    members = {member: v for member, v in value.items() if member != "version"}
     if version is None or (name == "omero" and "version" not in value):
-        return rest
-    return {"version": version, **rest}
+        return members
+    return {"version": version, **members}
 
 
 # ---- reading ----
@@ -78,20 +78,20 @@ def multiscales(attributes: Mapping[str, Any]) -> tuple[Multiscale, ...]:
     members = ome if isinstance(ome, dict) else attributes
     items = members.get("multiscales")
     images = []
-    for item in items if isinstance(items, list) else ():
+    for image in items if isinstance(items, list) else ():
         with suppress(ValueError, TypeError, KeyError, AttributeError):
-            images.append(_multiscale(item, "image-label" in members))
+            images.append(_multiscale(image, "image-label" in members))
     return tuple(images)
 
 
-def _multiscale(item: Mapping[str, Any], segmentation: bool) -> Multiscale:
-    axes = tuple(_axis(a) for a in item["axes"])
-    datasets = item["datasets"]
+def _multiscale(image: Mapping[str, Any], segmentation: bool) -> Multiscale:
+    axes = tuple(_axis(a) for a in image["axes"])
+    datasets = image["datasets"]
     if not axes or not isinstance(datasets, list) or len(datasets) > MAX_LEVELS:
         raise ValueError("no axes, or too many levels")
-    common = _transformation(item.get("coordinateTransformations", ()), len(axes))
+    common = _transformation(image.get("coordinateTransformations", ()), len(axes))
     levels = finest_first(_level(d, common, len(axes)) for d in datasets)
-    return Multiscale(str(item.get("name", "")), axes, levels, segmentation)
+    return Multiscale(str(image.get("name", "")), axes, levels, segmentation)
 
 
 def _axis(value: Any) -> Axis:

@@ -80,9 +80,9 @@ def _attributes(dataset: Dataset, below: Mapping[str, Dataset]) -> Mapping[str, 
     attributes = ome.as_05(dataset.attributes or {})
     ranks = {}
     for path, child in below.items():
-        stored = (*child.collections, *child.unsharded)
-        ranks[path] = len(stored[0].array.shape) if len(stored) == 1 and stored[0].array is not None else -1
-    ranks |= {c.path: len(c.array.shape) for c in (*dataset.collections, *dataset.unsharded) if c.array is not None}
+        arrays = [collection.array for collection in child.all_collections]
+        ranks[path] = len(arrays[0].shape) if len(arrays) == 1 and arrays[0] is not None else -1
+    ranks |= {c.path: len(c.array.shape) for c in dataset.all_collections if c.array is not None}
     images = [image for image in dataset.multiscales if all(ranks.get(x.path) == len(image.axes) for x in image.levels)]
     if not images or ome.multiscales(attributes):
         return attributes
@@ -99,7 +99,8 @@ class _Zarr3Array(PlacedArray):
     separator: str = "/"
 
     def collection(self) -> Collection:
-        grid, axes = self.array.grid, self.array.grid_axes
+        grid = self.array.grid
+        axes = self.array.grid_axes
         names = ChunkKeys(f"c{self.separator}", self.separator, "c", len(grid)).names(grid)
         return shown(self.stored, self.path, self.encoding, names, axes, (c["name"] for c in _chain(self.encoding)))
 
@@ -125,25 +126,25 @@ class _Zarr3Array(PlacedArray):
 
 def shown_encoding(array: Array) -> ChunkEncoding:
     """The encoding of Zarr v3 with the fewest conversions. Raise UnsupportedError for an unsupported data type."""
-    stored, dtype = array.encoding, np.dtype(array.data_type)
-    codecs = _with_gzip(stored.codecs)
+    encoding, dtype = array.encoding, np.dtype(array.data_type)
+    codecs = _with_gzip(encoding.codecs)
     passes = all(c.name in CODEC_PARAMETERS for c in codecs) and (not array.is_cropped or can_store(codecs))
     if array.data_type == STRING:
-        if stored.serializer.name != VLEN_UTF8 or stored.codecs != codecs or not passes:
+        if encoding.serializer.name != VLEN_UTF8 or encoding.codecs != codecs or not passes:
             raise UnsupportedError("strings are shown only as they are stored, and Zarr v3 lacks these codecs")
-        return ChunkEncoding(STRING, stored.order, serializer=stored.serializer, codecs=codecs)
+        return ChunkEncoding(STRING, encoding.order, serializer=encoding.serializer, codecs=codecs)
     if dtype.name not in zarr_values.NUMBERS and dtype.kind not in "US":
         raise UnsupportedError(f"data type {dtype.name} is none of Zarr v3")
-    if stored.serializer != BYTES:
+    if encoding.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))
-    return ChunkEncoding(stored.data_type, stored.order, codecs=codecs if passes else ())
+    return ChunkEncoding(encoding.data_type, encoding.order, codecs=codecs if passes else ())
 
 
 def created_encoding(array: Array) -> ChunkEncoding:
     """The encoding of a new array for chunks in the encoding of `array`. Raises the errors of `shown_encoding`."""
-    found, codecs = shown_encoding(array), array.encoding.codecs
+    encoding, codecs = shown_encoding(array), array.encoding.codecs
     keeps = all(c.name in CODEC_PARAMETERS or (c.name.startswith(NUMCODECS) and can_encode(c)) for c in codecs)
-    return replace(found, codecs=codecs) if keeps and found.serializer == array.encoding.serializer else found
+    return replace(encoding, codecs=codecs) if keeps and encoding.serializer == array.encoding.serializer else encoding
 
 
 def _with_gzip(codecs: tuple[Codec, ...]) -> tuple[Codec, ...]:

@@ -90,19 +90,19 @@ def opened(
         describe: the collection that the document of an unsharded array describes, with its `Array`.
     """
     try:
-        found = unshard(doc)
-        if found is not None:
-            documents = {name: print_json(found[1])}
-            dataset = replace(dataset, collections=found[:1], documents=documents)
+        unsharded = unshard(doc)
+        if unsharded is not None:
+            documents = {name: print_json(unsharded[1])}
+            dataset = replace(dataset, collections=unsharded[:1], documents=documents)
     except UNFIT as e:
         return replace(dataset, problems=(Problem(path, f"{name}: {reason(e)}"),))
     try:
-        described = describe(doc if found is None else found[1])
+        described = describe(doc if unsharded is None else unsharded[1])
     except (*UNFIT, RecursionError) as e:
         return replace(dataset, indescribable=f"{name}: {reason(e)}")
-    if found is None:
+    if unsharded is None:
         return replace(dataset, unsharded=(described,))
-    return replace(dataset, collections=(replace(found[0], array=described.array),))
+    return replace(dataset, collections=(replace(unsharded[0], array=described.array),))
 
 
 def unsharded_array(format: str, array: Array, keys: ChunkKeys, codecs: tuple[str, ...], data_type: str) -> Collection:

@@ -246,12 +246,12 @@ def _normal(name: str, configuration: Mapping[str, Any]) -> Codec:
     return Codec(ALIASES.get(name, name), configuration)
 
 
-def of_numcodecs(name: str, configuration: Mapping[str, Any], item: int) -> Named:
+def of_numcodecs(name: str, configuration: Mapping[str, Any], itemsize: int) -> Named:
     """The Zarr v3 codec of a compressor of numcodecs. Raise ValueError if shardfs does not know the compressor.
 
-    `item` is the number of bytes of an element, which numcodecs gets from the array.
+    `itemsize` is the number of bytes of an element, which numcodecs gets from the array.
     """
     if name not in COMPRESSORS:
         raise ValueError(f"compressor or filter {name!r:.200} is unknown")
-    known = {"typesize": item} if name == "blosc" else {}
-    return COMPRESSORS[name], {**DEFAULTS.get(name, {}), **configuration, **known}
+    parameters = {"typesize": itemsize} if name == "blosc" else {}
+    return COMPRESSORS[name], {**DEFAULTS.get(name, {}), **configuration, **parameters}

@@ -157,3 +157,8 @@ class Dataset:
     indescribable: str = ""
     consolidation: Consolidation | None = None
     hidden_entirely: bool = False
+
+    @property
+    def all_collections(self) -> tuple[Collection, ...]:
+        """The sharded and the unsharded collections."""
+        return (*self.collections, *self.unsharded)

@@ -76,15 +76,15 @@ class Bcolz(Format):
         return name in edits.EDITABLE
 
     def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
-        return edits.edited(self.open(path, stored), stored, name, new)
+        return edits.edited(self.open(path, documents), documents, name, new)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
         return edits.sharded(name, new, sharding) if isinstance(sharding, Rule) else None
 
-    def differences(self, shown: bytes, new: bytes) -> Mapping[Path, Any]:
-        return {at: value for at, value in super().differences(shown, new).items() if at != (COMPRESSED,)}
+    def differences(self, old: bytes, new: bytes) -> Mapping[Path, Any]:
+        return {at: value for at, value in super().differences(old, new).items() if at != (COMPRESSED,)}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None

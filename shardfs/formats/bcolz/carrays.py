@@ -43,27 +43,27 @@ class BlpHeader:
     unwritable = None
     head = b"blpk\x01\0\0\0" + (1).to_bytes(8, "little")
 
-    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
-        return stored + len(self.head)
+    def sizes(self, coords: U64, stored_sizes: Sizes) -> Sizes:
+        return stored_sizes + len(self.head)
 
-    def show(self, coords: Coords, stored: bytes) -> bytes:
-        if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
-            raise ValueError(f"not a whole Blosc chunk: {len(stored)} bytes are not the size in its header")
-        return self.head + stored
+    def show(self, coords: Coords, stored_bytes: bytes) -> bytes:
+        if blosc_size(stored_bytes[:BLOSC_HEADER]) != len(stored_bytes):
+            raise ValueError(f"not a whole Blosc chunk: {len(stored_bytes)} bytes are not the size in its header")
+        return self.head + stored_bytes
 
-    def work(self, coords: Coords, stored: int) -> int:
-        return len(self.head) + stored
+    def work(self, coords: Coords, stored_size: int) -> int:
+        return len(self.head) + stored_size
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
-        if not shown.startswith(self.head[:4]):
-            raise ValueError(f"not a chunk of bcolz: it should begin with {self.head[:4]!r}, not {shown[:4]!r}")
-        stored = shown[len(self.head) :]
-        if blosc_size(stored[:BLOSC_HEADER]) != len(stored):
-            raise ValueError(f"not a whole Blosc chunk: {len(stored)} bytes are not the size in its header")
-        return stored
+    def store(self, coords: Coords, shown_bytes: bytes) -> bytes:
+        if not shown_bytes.startswith(self.head[:4]):
+            raise ValueError(f"not a chunk of bcolz: it should begin with {self.head[:4]!r}, not {shown_bytes[:4]!r}")
+        stored_bytes = shown_bytes[len(self.head) :]
+        if blosc_size(stored_bytes[:BLOSC_HEADER]) != len(stored_bytes):
+            raise ValueError(f"not a whole Blosc chunk: {len(stored_bytes)} bytes are not the size in its header")
+        return stored_bytes
 
-    def is_exact(self, coords: Coords, shown: bytes) -> bool:
-        return shown.startswith(self.head)
+    def is_exact(self, coords: Coords, shown_bytes: bytes) -> bool:
+        return shown_bytes.startswith(self.head)
 
 
 class Compression(NamedTuple):
@@ -138,7 +138,8 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
 
     Raise ValueError, with the reason, if the elements are not numbers or the rows have no elements.
     """
-    dtype, shape = array.dtype, array.shape
+    dtype = array.dtype
+    shape = array.shape
     if dtype.name not in zarr_values.NUMBERS:
         raise ValueError(f"data type {dtype!s:.80} is not a number type")
     if 0 in shape[1:]:
@@ -165,7 +166,7 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
 
 def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], attributes: bytes | None) -> Dataset:
     """The dataset of a bcolz 1.x array, which already has a file for each chunk."""
-    found = Dataset("bcolz", closed=True, format_names=FORM)
+    dataset = Dataset("bcolz", closed=True, format_names=FORM)
     try:
         shape = integers(sizes["shape"], "shape", 0)
         if not shape:
@@ -174,12 +175,12 @@ def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any],
         array = Carray(shape, integer(storage["chunklen"], "chunklen", 1), dtype, 0, compression_of(storage))
         description = described(array, "bcolz", {} if attributes is None else attributes_of(path, attributes))
     except (*UNFIT, CorruptShardError) as e:
-        return replace(found, indescribable=reason(e))
+        return replace(dataset, indescribable=reason(e))
     names = NumberedNames(array.chunks, HEAD, TAIL)
     layer = Layer(Unsharded((array.chunks,), lambda coords: f"__{coords[0]}.blp", lambda key: _coords_of(names, key)))
     facts = Facts(shape, description.chunk, None, str(dtype), "none")
     collection = Collection("bcolz", "data", names, (layer,), ("blosc",), facts, array=description)
-    return replace(found, unsharded=(collection,))
+    return replace(dataset, unsharded=(collection,))
 
 
 def _coords_of(names: NumberedNames, key: str) -> Coords | None:

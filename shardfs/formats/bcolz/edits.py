@@ -27,25 +27,25 @@ The others affect only new chunks, and superchunks cannot store them.
 """
 
 
-def edited(dataset: Dataset | None, stored: Mapping[str, bytes], name: str, new: bytes) -> Mapping[str, bytes]:
+def edited(dataset: Dataset | None, documents: Mapping[str, bytes], name: str, new: bytes) -> Mapping[str, bytes]:
     """The documents to store when a client writes `new`: see `Format.edit`.
 
     `dataset` is the dataset that the source's documents describe.
     """
-    shown = dataset.documents.get(name) if dataset is not None and dataset.collections else None
-    if dataset is None or shown is None:
+    shown_doc = dataset.documents.get(name) if dataset is not None and dataset.collections else None
+    if dataset is None or shown_doc is None:
         return {name: new}
-    doc, before = parse_written(name, new), json.loads(shown)
+    doc, before = parse_written(name, new), json.loads(shown_doc)
     if doc == before:
         return {}
     with naming(name):
         if name == ATTRS:
-            as_in_1x = ATTRIBUTES not in stored and ATTRS in stored
-            return {ATTRS: new} if as_in_1x else {ATTRIBUTES: _attributes(stored, before, doc)}
+            as_in_1x = ATTRIBUTES not in documents and ATTRS in documents
+            return {ATTRS: new} if as_in_1x else {ATTRIBUTES: _attributes(documents, before, doc)}
         if len(dataset.collections) > 1:  # bcolz stores a shape for each column
             raise ValueError("a table keeps its rows; only arrays of one column can change their length")
         if name == SIZES:
-            return _sizes(stored, before, doc)
+            return _sizes(documents, before, doc)
         for member in NEEDED:
             require_same(doc[member], before[member], member)
         return {}
@@ -61,22 +61,22 @@ def sharded(name: str, new: bytes, rule: Rule) -> Mapping[str, bytes] | None:
     return {name: print_json({**doc, "superchunksize": rule.per_shard((0,), 1)[0]})}
 
 
-def _attributes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> bytes:
+def _attributes(documents: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> bytes:
     """The source's attributes with the changed values. Unchanged values keep their types, which the RFC stores, too."""
-    source = parsed(stored, ATTRIBUTES) if ATTRIBUTES in stored else {}
+    source = parsed(documents, ATTRIBUTES) if ATTRIBUTES in documents else {}
     typed = {str(name): value for name, value in source.items()} if isinstance(source, dict) else {}
     return print_json({n: typed[n] if n in typed and n in before and before[n] == v else v for n, v in doc.items()})
 
 
-def _sizes(stored: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> Mapping[str, bytes]:
+def _sizes(documents: Mapping[str, bytes], before: Mapping[str, Any], doc: Mapping[str, Any]) -> Mapping[str, bytes]:
     """The document of sizes to store; none if the array keeps its length."""
     shape, old = integers(doc["shape"], "shape", 0), integers(before["shape"], "shape", 0)
     require_same(shape[1:], old[1:], "the shape of a row")
     if shape == old:
         return {}
     new = {name: doc[name] for name in ("shape", "nbytes", "cbytes") if name in doc}
-    raw = stored[SIZES]
+    raw = documents[SIZES]
     if raw.lstrip().startswith(b"{"):
         with suppress(ValueError):  # a document in braces may also be YAML
             return {SIZES: changed(raw, {(name,): value for name, value in new.items()})}
-    return {SIZES: print_json({**parsed(stored, SIZES), **new})}
+    return {SIZES: print_json({**parsed(documents, SIZES), **new})}

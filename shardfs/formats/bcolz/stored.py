@@ -60,10 +60,10 @@ def _described(dataset: Dataset, array: Carray | None, attributes: Mapping[str, 
     try:
         if array is None:
             raise ValueError("no numpy array, or one whose chunks are not whole rows")
-        known = carrays.described(array, "none", attributes)
+        description = carrays.described(array, "none", attributes)
     except ValueError as e:
         return replace(dataset, indescribable=str(e))
-    return replace(dataset, collections=(replace(collection, array=known),), format_names=carrays.FORM)
+    return replace(dataset, collections=(replace(collection, array=description),), format_names=carrays.FORM)
 
 
 # ---- superchunks ----
@@ -94,9 +94,11 @@ def open_superchunks(
     if not isinstance(dtype, dict):
         array = about._replace(dtype=numpy_dtype(dtype, endianness))
         collection = _collection("bcolz", "data", "data", _layers(array, per_file), array)
-        shown = carray_documents(array, attributes)
-        shown[STORAGE] = json_line({**json.loads(shown[STORAGE]), **{m: storage[m] for m in KEPT if m in storage}})
-        return _described(Dataset("bcolz", (collection,), shown, problems, closed=True), array, attributes)
+        shown_documents = carray_documents(array, attributes)
+        shown_documents[STORAGE] = json_line(
+            {**json.loads(shown_documents[STORAGE]), **{m: storage[m] for m in KEPT if m in storage}}
+        )
+        return _described(Dataset("bcolz", (collection,), shown_documents, problems, closed=True), array, attributes)
     columns = {name: (where, about._replace(dtype=numpy_dtype(d, endianness))) for name, where, d in _columns(dtype)}
     return _table(columns, per_file, attributes, problems)
 
@@ -106,10 +108,10 @@ def _chunkshape(storage: Mapping[str, Any], shape: Coords) -> Coords:
     if "chunklen" not in storage:
         return integers(storage["chunkshape"], "chunkshape", 1)
     rows = integer(storage["chunklen"], "chunklen", 1)
-    found = integers(storage["chunkshape"], "chunkshape", 1) if "chunkshape" in storage else (rows, *shape[1:])
-    if found[:1] != (rows,):
-        raise ValueError(f"chunkshape is {found}, but chunklen {rows}: remove one of them from {STORAGE}")
-    return found
+    chunkshape = integers(storage["chunkshape"], "chunkshape", 1) if "chunkshape" in storage else (rows, *shape[1:])
+    if chunkshape[:1] != (rows,):
+        raise ValueError(f"chunkshape is {chunkshape}, but chunklen {rows}: remove one of them from {STORAGE}")
+    return chunkshape
 
 
 def _layers(array: Carray, per_file: int) -> tuple[Layer, ...]:
@@ -183,14 +185,14 @@ def _columns(dtype: Mapping[str, Any], below: str = "", depth: int = 0) -> list[
 
 def _compression(storage: Mapping[str, Any]) -> Compression:
     """The compression from the RFC's member `compression`, or else from `cparams` of bcolz 1.x."""
-    found = storage.get("compression")
-    if not isinstance(found, dict):
+    compression = storage.get("compression")
+    if not isinstance(compression, dict):
         return carrays.compression_of(storage)
-    level, filters = found.get("level"), found.get("filters")
+    level, filters = compression.get("level"), compression.get("filters")
     filters = filters if isinstance(filters, list) else []
     shuffle = next((zarr_values.SHUFFLES.index(name) for name in ("shuffle", "bitshuffle") if name in filters), 0)
-    known = level if isinstance(level, int) and 0 <= level <= 9 else 5
-    return Compression(LIBRARIES.get(str(found.get("library")), "blosclz"), known, shuffle)
+    clevel = level if isinstance(level, int) and 0 <= level <= 9 else 5
+    return Compression(LIBRARIES.get(str(compression.get("library")), "blosclz"), clevel, shuffle)
 
 
 def _attributes(path: str, documents: Mapping[str, bytes]) -> tuple[dict[str, Any], tuple[Problem, ...]]:
@@ -204,8 +206,8 @@ def _attributes(path: str, documents: Mapping[str, bytes]) -> tuple[dict[str, An
         except CorruptShardError as e:
             return {}, (Problem(path, f"{ATTRS}: {e.why}"),)
     try:
-        found = mapping(parsed(documents, ATTRIBUTES) or {}, ATTRIBUTES)
-        plain = {str(name): _plain(value) for name, value in found.items()}
+        members = mapping(parsed(documents, ATTRIBUTES) or {}, ATTRIBUTES)
+        plain = {str(name): _plain(value) for name, value in members.items()}
         json_line(plain)
         return plain, ()
     except TypeError as e:
@@ -227,7 +229,8 @@ NUMPY_METADATA = ("container", "dtype", "shape", "order")
 
 def open_packed(beginning: Beginning) -> Dataset:
     """The dataset of a bloscpack file. Raise ValueError, with the reason, if the file is damaged."""
-    header, size = beginning.header, beginning.size
+    header = beginning.header
+    size = beginning.size
     metadata = _user_metadata(beginning.metadata())
     if header.chunks > beginning.most():
         raise ValueError(f"{header.chunks} chunks in {size} bytes")
@@ -250,10 +253,10 @@ def _user_metadata(section: Metadata | None) -> dict[str, Any]:
         if len(data) != section.size:
             raise ValueError(f"{section.size} bytes of metadata expected after decompression, {len(data)} found")
     try:
-        found = parse_json("", "metadata", data)
+        value = parse_json("", "metadata", data)
     except CorruptShardError as e:
         raise ValueError(str(e)) from e
-    return found if isinstance(found, dict) else {"metadata": found}
+    return value if isinstance(value, dict) else {"metadata": value}
 
 
 def _packed_array(header: SuperchunkHeader, chunks: int, metadata: Mapping[str, Any], size: int) -> Carray | None:
@@ -265,9 +268,9 @@ def _packed_array(header: SuperchunkHeader, chunks: int, metadata: Mapping[str, 
     if not shape or not row or (len(shape) > 1 and metadata.get("order", "C") != "C"):
         return None
     chunk_bytes = header.chunk_size if chunks > 1 else shape[0] * row
-    chunklen, rest = divmod(chunk_bytes, row)
+    chunklen, remainder = divmod(chunk_bytes, row)
     array = Carray(shape, chunklen, dtype, size, Compression())
-    return array if not rest and chunklen > 0 and array.chunks == chunks else None
+    return array if not remainder and chunklen > 0 and array.chunks == chunks else None
 
 
 def _packed_dtype(text: Any) -> np.dtype[Any]:

@@ -26,9 +26,9 @@ MAX_PLAIN = 4096
 MAX_ITEM = 2**31 - 1
 
 
-def parsed(stored: Mapping[str, bytes], name: str) -> Any:
+def parsed(documents: Mapping[str, bytes], name: str) -> Any:
     """The parsed document, which is JSON or YAML. Raise ValueError, with its name and the reason, if it is invalid."""
-    raw = stored[name]
+    raw = documents[name]
     if raw.lstrip().startswith(b"{"):
         try:
             return parse_json("", name, raw)
@@ -63,7 +63,7 @@ def parse_yaml(raw: bytes) -> Any:
         raise ValueError(f"cannot be read: {' '.join(str(e).split())}") from e
 
 
-def integers(value: Any, name: str, least: int) -> Coords:
+def integers(value: Any, name: str, minimum: int) -> Coords:
     """The integers in a list, a single integer, or text such as `(30, 20)`, which YAML makes of a Python tuple."""
     if isinstance(value, str) and re.fullmatch(r"\(\s*\d{1,20}\s*(,\s*\d{1,20}\s*)*,?\s*\)", value):
         value = [int(n) for n in re.findall(r"\d+", value)]
@@ -71,7 +71,7 @@ def integers(value: Any, name: str, least: int) -> Coords:
         value = [value]
     if not isinstance(value, list) or len(value) > 32:
         raise ValueError(f"{name} should be a list of integers, not {value!r:.80}")
-    return documents.integers(value, name, least)
+    return documents.integers(value, name, minimum)
 
 
 def numpy_dtype(value: Any, endianness: str) -> np.dtype[Any]:
@@ -97,8 +97,8 @@ def _fields(value: list[Any]) -> list[tuple[Any, ...]]:
         if not isinstance(field, list | tuple) or not 2 <= len(field) <= 3 or not isinstance(field[0], str):
             raise ValueError(f"field {field!r:.80} of a dtype")
         inner = _fields(field[1]) if isinstance(field[1], list) else str(field[1])
-        rest = [tuple(n) if isinstance(n, list) else n for n in field[2:]]
-        out.append((field[0], inner, *rest))
+        shape = [tuple(n) if isinstance(n, list) else n for n in field[2:]]
+        out.append((field[0], inner, *shape))
     return out
 
 

@@ -83,12 +83,12 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         raise UnsupportedError(f"data type {zarr_values.name_of(array.data_type)} is not one of bcolz")
     if chunk[0] * math.prod(shape[1:]) * dtype.itemsize > MAX_CHUNK or array.grid[0] > MAX_BLOSC_CHUNKS:
         raise UnsupportedError(f"chunks of {chunk} are too large or too many for Blosc")
-    stored, order = array.encoding, tuple(range(len(shape)))
+    encoding, order = array.encoding, tuple(range(len(shape)))
     parameters = {"cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0, "typesize": dtype.itemsize}
-    around = without_checks(stored.codecs)
+    around = without_checks(encoding.codecs)
     passes = (
-        stored.serializer == BYTES
-        and memory_order(stored.order, chunk) == memory_order(order, chunk)
+        encoding.serializer == BYTES
+        and memory_order(encoding.order, chunk) == memory_order(order, chunk)
         and [c.name for c in around] == ["blosc"]
     )
     if passes:
@@ -96,10 +96,10 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         if parameters["shuffle"] not in zarr_values.SHUFFLES:
             parameters["shuffle"] = "shuffle"
     return ChunkEncoding(
-        stored.data_type if stored.serializer == BYTES else dtype.newbyteorder("<").str,
+        encoding.data_type if encoding.serializer == BYTES else dtype.newbyteorder("<").str,
         order,
         # Rows must have the array's length. The last chunk may have more rows than the array.
-        clipped=stored.clipped if passes and chunk[1:] == shape[1:] else True,
+        clipped=encoding.clipped if passes and chunk[1:] == shape[1:] else True,
         codecs=(Codec("blosc", parameters),),
         frame="bcolz",
     )

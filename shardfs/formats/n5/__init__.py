@@ -52,8 +52,8 @@ class N5Format(Format):
 
     def children(self, dataset: Dataset) -> Sequence[str]:
         image = None if dataset.format == self.name else image_of(dataset)
-        own = {c.path for c in (*dataset.collections, *dataset.unsharded)}
-        return [level.path for level in image.levels if level.path not in own] if image is not None else ()
+        paths = {c.path for c in dataset.all_collections}
+        return [level.path for level in image.levels if level.path not in paths] if image is not None else ()
 
     def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
         if dataset is None:

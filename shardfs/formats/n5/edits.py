@@ -26,24 +26,24 @@ INDEX_CODECS = ({"name": "raw-bytes", "configuration": {"endian": "little"}}, {"
 
 
 def _unshard(doc: Document) -> tuple[Collection, Document] | None:
-    found = unshard(doc)
-    return None if found is None else found[:2]
+    unsharded = unshard(doc)
+    return None if unsharded is None else unsharded[:2]
 
 
-def _restore(source: Document, shown: Document, doc: Document) -> Changes:
+def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
     shape_and_block(doc)
-    require_same(len(doc["dimensions"]), len(shown["dimensions"]), "the number of axes")
+    require_same(len(doc["dimensions"]), len(shown_doc["dimensions"]), "the number of axes")
     for member in ("blockSize", "dataType"):
-        require_same(doc[member], shown[member], member)
-    written, stored = _compression(doc), _compression(shown)
-    require_same(_needed(written), _needed(stored), "compression")
+        require_same(doc[member], shown_doc[member], member)
+    new, old = _compression(doc), _compression(shown_doc)
+    require_same(_needed(new), _needed(old), "compression")
     if TRANSFORMERS in source:
         return {(TRANSFORMERS,): source[TRANSFORMERS]}
     return {
         ("blockSize",): source["blockSize"],
         ("compression",): source.get("compression", REMOVED),
         ("compressionType",): source.get("compressionType", REMOVED),
-        ("codecs",): source["codecs"] if written == stored else _with_compression(source["codecs"], written),
+        ("codecs",): source["codecs"] if new == old else _with_compression(source["codecs"], new),
     }
 
 

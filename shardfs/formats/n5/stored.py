@@ -60,9 +60,9 @@ def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
         unsharded = unshard(doc)
         if unsharded is None:
             return _described(dataset, doc, None)
-        collection, shown, chain = unsharded
-        dataset = replace(dataset, collections=(collection,), documents={DOCUMENT: print_json(shown)})
-        return _described(dataset, shown, chain)
+        collection, document, chain = unsharded
+        dataset = replace(dataset, collections=(collection,), documents={DOCUMENT: print_json(document)})
+        return _described(dataset, document, chain)
     except UNFIT as e:
         return replace(dataset, problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),))
 
@@ -106,7 +106,7 @@ def shape_and_block(doc: Mapping[str, Any]) -> tuple[Coords, Coords]:
 
 
 def _holds(listed: Any, is_wanted: Callable[[dict[str, Any]], bool]) -> bool:
-    return isinstance(listed, list) and any(isinstance(item, dict) and is_wanted(item) for item in listed)
+    return isinstance(listed, list) and any(isinstance(element, dict) and is_wanted(element) for element in listed)
 
 
 def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Unsharded:
@@ -119,27 +119,27 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
         if after:
             # N5 itself ignores these codecs, other libraries would apply them to the shard.
             raise ValueError(f"codecs {_names(after)} after sharding_indexed may or may not be around the shard")
-        own = integers(configuration["chunk_shape"], "chunk_shape", 1)
-        require_rank(own, len(shape), "chunk_shape")
-        inner = own[::-1]
+        chunk_shape = integers(configuration["chunk_shape"], "chunk_shape", 1)
+        require_rank(chunk_shape, len(shape), "chunk_shape")
+        inner = chunk_shape[::-1]
         per_shard = [a // b for a, b in zip(outer, inner, strict=True)]
         layers.append(_layer(shape, outer, inner, _index_encoding(configuration, per_shard)))
         codecs, outer = configuration["codecs"], inner
     compression, transform = _plain(*chain, outer, doc["dataType"])
-    shown: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, value in doc.items():
         if name == "blockSize":
-            shown[name] = list(outer)
+            document[name] = list(outer)
         elif name == "compression" or (name == "codecs" and "compression" not in doc):
-            shown["compression"] = compression
+            document["compression"] = compression
         elif name != "codecs":
-            shown[name] = value
+            document[name] = value
     sharding = [f"sharding_indexed, index at {cast('ShardingIndexed', layers[0].format).index.location}"]
     if len(layers) > 1:
         sharding.append(f"nested {len(layers)} deep")
     facts = Facts(shape, outer, shard, str(doc["dataType"]), ", ".join(sharding))
     form = form_of("n5", doc["dataType"], shard, _form(doc["codecs"]))
-    return _collection(layers, compression["type"], facts, transform, form), shown, chain
+    return _collection(layers, compression["type"], facts, transform, form), document, chain
 
 
 def _layer(shape: Coords, shard: Coords, chunk: Coords, index: IndexEncoding, fastest_first: bool = True) -> Layer:
@@ -181,30 +181,30 @@ def _names(codecs: Sequence[Codec]) -> list[str]:
 
 
 def _plain(
-    first: Codec, rest: Sequence[Codec], chunk: Coords, data_type: Any
+    first: Codec, tail: Sequence[Codec], chunk: Coords, data_type: Any
 ) -> tuple[dict[str, Any], Transform | None]:
     """The member `compression` for a chunk's codecs, and the transform from chunks to plain N5 blocks, if needed.
 
     Raise ValueError if plain N5 cannot express such blocks.
     """
-    framed, checksum = has_header(first), _names(rest[-1:]) == ["crc32c"]
-    around = rest[:-1] if checksum else rest
+    framed, checksum = has_header(first), _names(tail[-1:]) == ["crc32c"]
+    around = tail[:-1] if checksum else tail
     if len(around) > 1:
         raise ValueError(f"plain N5 cannot express codecs {_names(around)!r:.200}: it has at most one")
     compression = words.compression_as(*around[0]) if around else {"type": "raw"}
     if framed:
         return compression, PlainBlocks(checksum) if checksum else None
-    item = ITEM_SIZES.get(str(data_type))
-    if item is None:
+    itemsize = ITEM_SIZES.get(str(data_type))
+    if itemsize is None:
         raise ValueError(f"plain N5 has no blocks of data type {data_type!r:.80} in codec {first.name}")
     header = _default_header(chunk)
-    swap = item > 1 and endian_of(*first) == "little"
+    swap = itemsize > 1 and endian_of(*first) == "little"
     if around and swap:
         raise ValueError(
             "plain N5 has no little-endian blocks, and the byte order of compressed blocks cannot be reversed"
         )
-    nbytes = None if around else item * math.prod(chunk)
-    return compression, PlainBlocks(checksum, header, nbytes, item if swap else 1)
+    nbytes = None if around else itemsize * math.prod(chunk)
+    return compression, PlainBlocks(checksum, header, nbytes, itemsize if swap else 1)
 
 
 def _default_header(size: Coords) -> bytes:
@@ -235,37 +235,41 @@ class PlainBlocks:
     def name(self) -> str:
         return "+".join((["headerless"] if self.header else []) + (["crc32c"] if self.checksum else []))
 
-    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
-        shown = stored + (len(self.header) - (4 if self.checksum else 0))
-        return np.where(shown < len(self.header), -1, shown)
+    def sizes(self, coords: U64, stored_sizes: Sizes) -> Sizes:
+        shown_sizes = stored_sizes + (len(self.header) - (4 if self.checksum else 0))
+        return np.where(shown_sizes < len(self.header), -1, shown_sizes)
 
-    def show(self, coords: Coords, stored: bytes) -> bytes:
+    def show(self, coords: Coords, stored_bytes: bytes) -> bytes:
         if not self.header:
-            start = n5_blocks.parse_header(stored).size
-            return stored[:start] + decode((CRC32C,), stored[start:])
-        payload = decode((CRC32C,), stored) if self.checksum else stored
+            start = n5_blocks.parse_header(stored_bytes).size
+            return stored_bytes[:start] + decode((CRC32C,), stored_bytes[start:])
+        payload = decode((CRC32C,), stored_bytes) if self.checksum else stored_bytes
         if self.nbytes is not None and len(payload) != self.nbytes:
             raise ValueError(f"a chunk without header should have {self.nbytes} bytes, not {len(payload)}")
         if self.swap > 1:
             payload = np.frombuffer(payload, f"<u{self.swap}").astype(f">u{self.swap}").tobytes()
         return self.header + payload
 
-    def work(self, coords: Coords, stored: int) -> int:
-        return 2 * (len(self.header) + stored)
+    def work(self, coords: Coords, stored_size: int) -> int:
+        return 2 * (len(self.header) + stored_size)
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
-        start = n5_blocks.parse_header(shown).size
+    def store(self, coords: Coords, shown_bytes: bytes) -> bytes:
+        start = n5_blocks.parse_header(shown_bytes).size
         if not self.header:
-            return shown[:start] + encode((CRC32C,), shown[start:])
-        payload = shown[start:] if shown[:start] == self.header else self._whole(shown[:start], shown[start:])
+            return shown_bytes[:start] + encode((CRC32C,), shown_bytes[start:])
+        payload = (
+            shown_bytes[start:]
+            if shown_bytes[:start] == self.header
+            else self._whole(shown_bytes[:start], shown_bytes[start:])
+        )
         if self.nbytes is not None and len(payload) != self.nbytes:
             raise ValueError(f"a block should have {self.nbytes} bytes behind its header, not {len(payload)}")
         if self.swap > 1:
             payload = np.frombuffer(payload, f">u{self.swap}").astype(f"<u{self.swap}").tobytes()
         return encode((CRC32C,), payload) if self.checksum else payload
 
-    def is_exact(self, coords: Coords, shown: bytes) -> bool:
-        return shown.startswith(self.header)
+    def is_exact(self, coords: Coords, shown_bytes: bytes) -> bool:
+        return shown_bytes.startswith(self.header)
 
     def _whole(self, header: bytes, payload: bytes) -> bytes:
         """The elements of a block that is cropped at the edge of the array, as many writers do, padded to full size."""
@@ -278,11 +282,11 @@ class PlainBlocks:
             raise ValueError(
                 f"the block has the shape {shape}; it should be {whole}, or smaller in default mode without compression"
             )
-        item = self.nbytes // math.prod(whole)
-        if len(payload) != item * math.prod(shape):
-            raise ValueError(f"a block of {shape} should have {item * math.prod(shape)} bytes, not {len(payload)}")
-        out = np.zeros(whole[::-1], f"V{item}")
-        out[tuple(slice(n) for n in shape[::-1])] = np.frombuffer(payload, f"V{item}").reshape(shape[::-1])
+        itemsize = self.nbytes // math.prod(whole)
+        if len(payload) != itemsize * math.prod(shape):
+            raise ValueError(f"a block of {shape} should have {itemsize * math.prod(shape)} bytes, not {len(payload)}")
+        out = np.zeros(whole[::-1], f"V{itemsize}")
+        out[tuple(slice(n) for n in shape[::-1])] = np.frombuffer(payload, f"V{itemsize}").reshape(shape[::-1])
         return out.tobytes()
 
 
@@ -295,27 +299,27 @@ def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transfor
     if len(transformers) > 1:
         raise ValueError("other storage transformers may store shards elsewhere")
     choice(transformers[0].get("type"), "storage transformer: type", "indexed")
-    given = integers(transformers[0]["configuration"]["chunks_per_shard"], "chunks_per_shard", 1)
-    if len(given) > len(shape):
-        raise ValueError(f"chunks_per_shard has {len(given)} axes, the array {len(shape)}")
-    per = (*given, *(1,) * (len(shape) - len(given)))  # as zarr-python interprets the draft
+    numbers = integers(transformers[0]["configuration"]["chunks_per_shard"], "chunks_per_shard", 1)
+    if len(numbers) > len(shape):
+        raise ValueError(f"chunks_per_shard has {len(numbers)} axes, the array {len(shape)}")
+    per = (*numbers, *(1,) * (len(shape) - len(numbers)))  # as zarr-python interprets the draft
     shard = tuple(b * n for b, n in zip(block, per, strict=True))
     # In the draft the last axis varies fastest in the index, in N5 4.x the first.
     layer = _layer(shape, shard, block, IndexEncoding("little", crc32c=False), fastest_first=False)
     compression = doc.get("compression")
     kind = compression.get("type") if isinstance(compression, dict) else doc.get("compressionType", "raw")
-    shown = {name: value for name, value in doc.items() if name != "storage_transformers"}
+    document = {name: value for name, value in doc.items() if name != "storage_transformers"}
     facts = Facts(shape, block, shard, str(doc["dataType"]), "storage transformer of 2022, index at end")
     zlib = mapping_or_empty(compression).get("useZlib", False)
     form = form_of("n5 of 2022", doc["dataType"], block, per, kind, zlib)
-    return _collection([layer], str(kind), facts, None, form), shown, None
+    return _collection([layer], str(kind), facts, None, form), document, None
 
 
 def _form(codecs: Any) -> list[Any]:
     """What the codecs of blocks, shards and indices say about stored bytes, for `Collection.form`."""
-    first, rest = chain_of(codecs)
+    first, tail = chain_of(codecs)
     out: list[Any] = []
-    for name, configuration in (first, *rest):
+    for name, configuration in (first, *tail):
         if name == "sharding_indexed":
             location, index = configuration.get("index_location", "end"), _form(configuration["index_codecs"])
             out.append([configuration["chunk_shape"], location, index, _form(configuration["codecs"])])
@@ -355,7 +359,7 @@ def _described(dataset: Dataset, doc: Mapping[str, Any], chain: _Chain | None) -
         return replace(dataset, indescribable=f"{DOCUMENT}: {reason(e)}")
 
 
-def _array(doc: Mapping[str, Any], first: Codec, rest: Sequence[Codec]) -> Array:
+def _array(doc: Mapping[str, Any], first: Codec, tail: Sequence[Codec]) -> Array:
     shape, block = shape_and_block(doc)
     if doc["dataType"] not in ITEM_SIZES:
         raise ValueError(f"data type {doc['dataType']!r:.80} is not a number type of N5")
@@ -367,7 +371,7 @@ def _array(doc: Mapping[str, Any], first: Codec, rest: Sequence[Codec]) -> Array
         dtype.newbyteorder("<" if little else ">").str,
         tuple(range(len(shape))),
         clipped=framed,  # edge blocks may also be full, as their headers say
-        codecs=tuple(words.as_in_zarr(c, dtype.itemsize) for c in rest),
+        codecs=tuple(words.as_in_zarr(c, dtype.itemsize) for c in tail),
         frame="n5" if framed else "none",
     )
     names = n5_viewer.axes_of(doc, len(shape))

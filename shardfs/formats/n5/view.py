@@ -36,31 +36,31 @@ KNOWN_VERSIONS = ("1.", "2.", "3.", "4.")
 
 def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if N5 cannot express it."""
-    is_array, stored = arrays_of(dataset)
-    arrays = [_ShownDataset.of(c, at, shown_encoding) for c, at in stored]
+    is_array, placed = arrays_of(dataset)
+    arrays = [_ShownDataset.of(c, at, shown_encoding) for c, at in placed]
     image = None if is_array else image_of(dataset)
     levels = _levels_of(image, arrays, below) if image is not None else []
-    taken = {level.path for level in levels}
+    level_paths = {level.path for level in levels}
     members: dict[str, Mapping[str, Any]] = {}
     if not is_array:
         members[""] = _group_members(dataset, image if levels else None)
-        arrays = [array for array in arrays if array.path not in taken]
+        arrays = [array for array in arrays if array.path not in level_paths]
     members |= {array.path: array.members() for array in arrays}
-    for i, found in enumerate(levels):
+    for i, shown_array in enumerate(levels):
         name, further = f"s{i}", n5_viewer.level_attributes(cast("Multiscale", image), i)
-        level = replace(found, path=name, further=further)
+        level = replace(shown_array, path=name, further=further)
         members[name] = level.members()
         # A level below that keeps its name is shown from its own directory; only its document changes.
-        if found.path != name or any(found.stored is c for c, _ in stored):
+        if shown_array.path != name or any(shown_array.stored is c for c, _ in placed):
             arrays.append(level)
-    moved = taken - members.keys()
+    moved = level_paths - members.keys()
     if not path:
         members[""] = {"n5": VERSION, **members[""]}
-    documents = {join(at, DOCUMENT): print_strict(found) for at, found in members.items() if found}
+    documents = {join(at, DOCUMENT): print_strict(document) for at, document in members.items() if document}
     problems = [problem for array in arrays for problem in array.problems(path)]
     if not is_array:
-        own = (dataset.attributes or {}).items()
-        problems += [_hidden_attribute(path, name) for name, value in own if not _is_of_user(name, value)]
+        attributes = (dataset.attributes or {}).items()
+        problems += [_hidden_attribute(path, name) for name, value in attributes if not _is_of_user(name, value)]
     collections = (array.collection() for array in arrays)
     return laid_out("n5", dataset, collections, documents, problems=problems, hidden=moved)
 
@@ -76,8 +76,8 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
     attributes.pop("multiscales", None)
     if isinstance(inner := attributes.get("ome"), dict):
         attributes["ome"] = {name: value for name, value in inner.items() if name != "multiscales"}
-    own = n5_viewer.group_attributes(image)
-    return {**own, **{name: value for name, value in attributes.items() if name not in own}}
+    generated = n5_viewer.group_attributes(image)
+    return {**generated, **{name: value for name, value in attributes.items() if name not in generated}}
 
 
 def _is_of_user(name: str, value: Any) -> bool:
@@ -99,21 +99,21 @@ def image_of(dataset: Dataset) -> Multiscale | None:
 
 def _levels_of(image: Multiscale, arrays: Sequence[_ShownDataset], below: Mapping[str, Dataset]) -> list[_ShownDataset]:
     """The levels of an image under their present names; none if N5 cannot show every level."""
-    own, out = {array.path: array for array in arrays}, []
+    by_path, out = {array.path: array for array in arrays}, []
     for level in image.levels:
-        found = own.get(level.path) or _level_below(level.path, below.get(level.path))
-        if found is None or len(found.array.shape) != len(image.axes):
+        shown_array = by_path.get(level.path) or _level_below(level.path, below.get(level.path))
+        if shown_array is None or len(shown_array.array.shape) != len(image.axes):
             return []
-        out.append(found)
+        out.append(shown_array)
     return out
 
 
 def _level_below(path: str, dataset: Dataset | None) -> _ShownDataset | None:
-    stored = () if dataset is None or dataset.problems else (*dataset.collections, *dataset.unsharded)
-    if len(stored) != 1:
+    collections = () if dataset is None or dataset.problems else dataset.all_collections
+    if len(collections) != 1:
         return None
     try:
-        return _ShownDataset.of(from_above(path, stored[0]), path, shown_encoding)
+        return _ShownDataset.of(from_above(path, collections[0]), path, shown_encoding)
     except UnsupportedError:
         return None  # showing the level's own directory reports the reason
 
@@ -125,7 +125,8 @@ class _ShownDataset(PlacedArray):
     further: Mapping[str, Any] = field(default_factory=dict)
 
     def collection(self) -> Collection:
-        array, encoding = self.array, self.encoding
+        array = self.array
+        encoding = self.encoding
         names, axes = NestedNames(array.grid[::-1]), array.grid_axes[::-1]
         codecs = ("n5bytes", *(str(compression_of(c)["type"]) for c in encoding.codecs))
         return shown(self.stored, self.path, encoding, names, axes, codecs, *zero_fillers(array, encoding))
@@ -133,26 +134,27 @@ class _ShownDataset(PlacedArray):
     @cached_property
     def own(self) -> Mapping[str, Any]:
         """The members of `attributes.json` that do not come from the user."""
-        array, around = self.array, self.encoding.codecs
-        own: dict[str, Any] = {
+        array = self.array
+        around = self.encoding.codecs
+        members: dict[str, Any] = {
             "dimensions": array.shape[::-1],
             "blockSize": array.chunk[::-1],
             "dataType": np.dtype(self.encoding.data_type).name,
             "compression": compression_of(around[0]) if around else {"type": "raw"},
         }
         if array.names and None not in array.names and len(set(array.names)) == len(array.names):
-            own["axes"] = array.names[::-1]
+            members["axes"] = array.names[::-1]
         if array.offset is not None and any(array.offset):
-            own["offset"] = array.offset[::-1]
-        return {**own, **self.further}
+            members["offset"] = array.offset[::-1]
+        return {**members, **self.further}
 
     @cached_property
     def kept(self) -> Mapping[str, Any]:
         """The user's attributes that N5 can store beside its own members."""
         rank = len(self.array.shape)
-        taken = {*STRUCTURAL, *self.own}
+        reserved = {*STRUCTURAL, *self.own}
         attributes = self.array.attributes.items()
-        return {n: value for n, value in attributes if n not in taken and n5_viewer.is_accepted(n, value, rank)}
+        return {n: value for n, value in attributes if n not in reserved and n5_viewer.is_accepted(n, value, rank)}
 
     def members(self) -> dict[str, Any]:
         """The members of `attributes.json`."""
@@ -171,7 +173,7 @@ def _hidden_attribute(path: str, attribute: str) -> Problem:
 
 def shown_encoding(array: Array) -> ChunkEncoding:
     """The encoding of N5 blocks with the fewest conversions. Raise UnsupportedError if N5 cannot store the array."""
-    dtype, stored, order = np.dtype(array.data_type), array.encoding, tuple(range(len(array.shape)))
+    dtype, stored_encoding, order = np.dtype(array.data_type), array.encoding, tuple(range(len(array.shape)))
     name = "uint8" if dtype.kind == "b" else name_of(array.data_type)
     if name not in ITEM_SIZES:
         raise UnsupportedError(f"N5 has no data type {name}")
@@ -179,15 +181,15 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         raise UnsupportedError("N5 has no arrays without axes")
     if len(array.chunk) >= 2**16 or max(array.chunk) >= 2**32:
         raise UnsupportedError(f"chunks of {array.chunk!r:.80} are too large for the header of an N5 block")
-    data_type, around = np.dtype(name).newbyteorder(">").str, without_checks(stored.codecs)
+    data_type, around = np.dtype(name).newbyteorder(">").str, without_checks(stored_encoding.codecs)
     passes = (
-        stored.serializer == BYTES
-        and stored.data_type in (data_type, dtype.newbyteorder(">").str)
-        and memory_order(stored.order, array.chunk) == memory_order(order, array.chunk)
+        stored_encoding.serializer == BYTES
+        and stored_encoding.data_type in (data_type, dtype.newbyteorder(">").str)
+        and memory_order(stored_encoding.order, array.chunk) == memory_order(order, array.chunk)
         and (not around or (len(around) == 1 and _is_known(around[0])))
     )
     if passes:
-        return ChunkEncoding(data_type, order, clipped=stored.clipped, codecs=around, frame="n5")
+        return ChunkEncoding(data_type, order, clipped=stored_encoding.clipped, codecs=around, frame="n5")
     return ChunkEncoding(data_type, order, clipped=True, frame="n5")
 
 

@@ -62,11 +62,11 @@ XZ = 1
 
 def compression_as(name: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
     """The member `compression`, with all parameters that readers require. Raise ValueError for an unknown codec."""
-    known = PARAMETERS.get(name)
-    if known is None:
+    defaults = PARAMETERS.get(name)
+    if defaults is None:
         raise ValueError(f"plain N5 has no compression {name!r:.80} that shardfs knows")
     out: dict[str, Any] = {"type": name}
-    for parameter, default in known.items():
+    for parameter, default in defaults.items():
         value = configuration.get(parameter, default)
         if parameter == "shuffle" and isinstance(value, str):
             value = SHUFFLES.get(value, value)
@@ -97,7 +97,7 @@ def compression_of(codec: Codec) -> dict[str, Any]:
     raise ValueError(f"plain N5 has no codec {name!r:.80}")
 
 
-def as_in_zarr(codec: Codec, item: int) -> Codec:
+def as_in_zarr(codec: Codec, itemsize: int) -> Codec:
     """The Zarr v3 codec that writes the same bytes; a codec `n5.*` if Zarr has none."""
     if codec.name == "crc32c":
         return codec
@@ -117,7 +117,7 @@ def as_in_zarr(codec: Codec, item: int) -> Codec:
             number, blocksize = parameters["shuffle"], parameters["blocksize"]
             shuffle = list(SHUFFLES)[number] if 0 <= number < len(SHUFFLES) else "shuffle"
             members = {"cname": parameters["cname"], "clevel": parameters["clevel"], "shuffle": shuffle}
-            return Codec("blosc", {**members, "typesize": item, "blocksize": blocksize})
+            return Codec("blosc", {**members, "typesize": itemsize, "blocksize": blocksize})
         case "lz4" if "acceleration" in codec.configuration:  # zarr-python writes numcodecs' LZ4 format
             return Codec("numcodecs.lz4", {"acceleration": codec.configuration["acceleration"]})
     del parameters["type"]

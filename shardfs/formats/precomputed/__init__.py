@@ -65,8 +65,8 @@ class Precomputed(Format):
         kind = info.get("@type")
         if kind == "neuroglancer_multiscale_volume" or (kind is None and isinstance(info.get("scales"), list)):
             return open_volume(path, info)
-        what, open_ids = _OF_IDS.get(str(kind), ("", None))
-        return None if open_ids is None else replace(open_ids(path, info), indescribable=f"{what} are no array")
+        elements, open_ids = _OF_IDS.get(str(kind), ("", None))
+        return None if open_ids is None else replace(open_ids(path, info), indescribable=f"{elements} are no array")
 
     def has_objects(self, raw: bytes) -> bool:
         """Whether an info document describes meshes, skeletons or annotations, which are no arrays."""

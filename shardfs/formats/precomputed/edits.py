@@ -117,8 +117,8 @@ class InfoPair(NamedTuple):
 
     def hidden(self, name: Name) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The stored part and its `sharding`, if the mount shows the part unsharded; else None."""
-        stored, shown = self.stored.by_name.get(name, {}), self.shown.by_name.get(name, {})
-        return (stored, stored["sharding"]) if "sharding" in stored.keys() - shown.keys() else None
+        part, shown_part = self.stored.by_name.get(name, {}), self.shown.by_name.get(name, {})
+        return (part, part["sharding"]) if "sharding" in part.keys() - shown_part.keys() else None
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class InfoEdits:
             require_same(info.type, source.stored.type, "@type")
         return self._sharded(info, new, source, rule)
 
-    def sharding(self, stored: Mapping[str, bytes]) -> Sharding | None:
+    def sharding(self, documents: Mapping[str, bytes]) -> Sharding | None:
         """The stored document, if the mount shows parts of it unsharded: see `Edits`."""
-        return None if self._source(stored.get(INFO)) is None else Sharding("precomputed", stored)
+        return None if self._source(documents.get(INFO)) is None else Sharding("precomputed", documents)
 
     def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
         """The document of a new dataset with shards: see `Edits`. None if no part is sharded.
@@ -165,8 +165,8 @@ class InfoEdits:
         if info is None:
             return None
         if isinstance(like, Rule):
-            made = self._sharded(info, new, None, like)
-            return None if made == new else {INFO: made}
+            sharded = self._sharded(info, new, None, like)
+            return None if sharded == new else {INFO: sharded}
         source = self._source(like.documents[INFO])
         if source is None or info.type != source.stored.type:
             return None
@@ -204,13 +204,13 @@ class InfoEdits:
                 self._require_understood(new, changes)
         return new
 
-    def _require_understood(self, made: bytes, parts: Iterable[Path]) -> None:
+    def _require_understood(self, new: bytes, parts: Iterable[Path]) -> None:
         """Raise ValueError unless the mount will show all these parts of the new document unsharded."""
         try:
-            dataset = self.open(made)
+            dataset = self.open(new)
         except CorruptShardError as e:
             raise ValueError(e.why) from None
-        doc: Any = json.loads(dataset.documents.get(INFO, made)) if dataset is not None else {}
+        doc: Any = json.loads(dataset.documents.get(INFO, new)) if dataset is not None else {}
         for *at, member in parts:
             if member in reduce(getitem, at, doc):
                 problems = [problem.why for problem in dataset.problems] if dataset is not None else []
@@ -228,13 +228,13 @@ def _info(new: bytes) -> Info | None:
 # ---- what chunks contradict ----
 
 
-def _kept(info: Info, stored: Info, part: InfoPart, old: dict[str, Any], spec: Any, *, again: bool) -> Any:
+def _kept(info: Info, source: Info, part: InfoPart, old: dict[str, Any], spec: Any, *, again: bool) -> Any:
     """The `sharding` of an existing part. Raise one of `UNFIT` if the document contradicts stored chunks."""
     kind, new = part.name[0], part.value
     try:
         if kind == "scale":
             for member in ("data_type", "num_channels"):
-                require_same(info.doc.get(member), stored.doc.get(member), member)
+                require_same(info.doc.get(member), source.doc.get(member), member)
             for member in MEMBERS:
                 require_same(new.get(member), old.get(member), member)
             _require_size(new, old)

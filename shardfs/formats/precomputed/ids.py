@@ -32,16 +32,16 @@ def open_whole(describe: Describe, path: str, info: dict[str, Any]) -> Dataset:
 
 def open_annotations(path: str, info: dict[str, Any]) -> Dataset:
     """The dataset that the info document of annotations describes. Raise CorruptShardError if it is damaged."""
-    parts, shown = Parts(path), dict(info)
+    parts, document = Parts(path), dict(info)
     if "by_id" in info:
-        shown["by_id"] = parts.unshard(info["by_id"], "by_id", _annotations_by_id)
+        document["by_id"] = parts.unshard(info["by_id"], "by_id", _annotations_by_id)
     for member, called, describe in (
         ("relationships", "relationship", _annotations_by_id),
         ("spatial", "spatial level", _annotations_by_cell),
     ):
         if member in info:
-            shown[member] = parts.unshard_all(info[member], member, called, describe)
-    return parts.dataset(shown)
+            document[member] = parts.unshard_all(info[member], member, called, describe)
+    return parts.dataset(document)
 
 
 def _annotations_by_id(index: dict[str, Any], spec: ShardingSpec) -> Collection:
@@ -67,12 +67,12 @@ def meshes(_: dict[str, Any], spec: ShardingSpec) -> Collection:
 
     The index of a shard points to the manifest. The fragments are stored right before it, never compressed with gzip.
     """
-    found = _collection("", IdNames((b".index", b"")), Ids(files=2), "meshes", spec)
-    return replace(found, transform=None, check=None, lead=Lead(fragments_size, found.transform))
+    collection = _collection("", IdNames((b".index", b"")), Ids(files=2), "meshes", spec)
+    return replace(collection, transform=None, check=None, lead=Lead(fragments_size, collection.transform))
 
 
 def _collection(
-    path: str, names: ChunkNames, ids: Ids | MortonCode, what: str, spec: ShardingSpec, grid: Coords = ()
+    path: str, names: ChunkNames, ids: Ids | MortonCode, encoding: str, spec: ShardingSpec, grid: Coords = ()
 ) -> Collection:
     return Collection(
         format="precomputed",
@@ -80,11 +80,11 @@ def _collection(
         names=names,
         layers=layers(spec, ids),
         codecs=(),
-        facts=Facts(grid, (1,) * len(grid), None, what, str(spec)),
+        facts=Facts(grid, (1,) * len(grid), None, encoding, str(spec)),
         transform=gunzip(spec),
-        check=Chain(around(spec), encoding=what),
+        check=Chain(around(spec), encoding=encoding),
         compressible=True,
-        form=form_of("precomputed", what, codes(grid), astuple(spec)),
+        form=form_of("precomputed", encoding, codes(grid), astuple(spec)),
     )
 
 

@@ -67,12 +67,12 @@ class Parts:
             raise CorruptShardError(self.path, "info", f"{len(listed)} {member}; {MAX_PARTS} is the limit")
         return [self.unshard(part, f"{called} {i}", describe) for i, part in enumerate(listed)]
 
-    def dataset(self, shown: dict[str, Any], *, closed: bool = False) -> Dataset:
-        """The dataset of all parts, with the document `shown`. Raise CorruptShardError if it is nested too deeply."""
+    def dataset(self, document: dict[str, Any], *, closed: bool = False) -> Dataset:
+        """The dataset of all parts, with this document. Raise CorruptShardError if it is nested too deeply."""
         documents = {}
         if self._collections:
             try:
-                documents["info"] = print_json(shown)
+                documents["info"] = print_json(document)
             except ValueError as e:
                 raise CorruptShardError(self.path, "info", str(e)) from e
         return Dataset(

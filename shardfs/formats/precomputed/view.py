@@ -59,15 +59,15 @@ NANOMETERS = {f"{prefix}meter": float(f"1e{power + 9}") for prefix, (_, power) i
 def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if precomputed cannot express it."""
     require_described(dataset)
-    stored = {c.path: c for c in (*dataset.collections, *dataset.unsharded)}
-    if dataset.closed and len(stored) != 1:
+    collections = {c.path: c for c in dataset.all_collections}
+    if dataset.closed and len(collections) != 1:
         raise UnsupportedError(f"{dataset.format} is shown in its own layout only")
     image = dataset.level_of or next(iter(dataset.multiscales), None)
     levels = [level.path for level in image.levels] if image is not None else []
     volumes = {}
     if image is not None:
-        volumes[""] = _of_image(image, stored, below, dataset.sibling_names)
-    for path, collection in stored.items():
+        volumes[""] = _of_image(image, collections, below, dataset.sibling_names)
+    for path, collection in collections.items():
         if path not in levels:
             volumes["" if dataset.closed else path] = _of_array(collection)
     hidden = {path for path in levels if "/" not in path}
@@ -105,29 +105,29 @@ class _Volume:
 
 
 def _of_image(
-    image: Multiscale, stored: Mapping[str, Collection], below: Mapping[str, Dataset], beside: Set[str]
+    image: Multiscale, collections: Mapping[str, Collection], below: Mapping[str, Dataset], beside: Set[str]
 ) -> _Volume:
     if not image.levels:
         raise UnsupportedError("the image has no levels")
     finest, scales = min(image.levels, key=lambda level: math.prod(level.scale)), []
     for level in image.levels:
         try:
-            collection = stored.get(level.path) or _collection_below(level.path, below.get(level.path))
+            collection = collections.get(level.path) or _collection_below(level.path, below.get(level.path))
             scales.append(replace(_scale(collection, image.axes, level, finest), home=level.path))
         except UnsupportedError as e:
             raise UnsupportedError(f"{level.path}: {e}") from e
-    own = {level.path.split("/")[0] for level in image.levels}
-    return _volume(scales, segmentation=image.segmentation, taken=beside | own)
+    directories = {level.path.split("/")[0] for level in image.levels}
+    return _volume(scales, segmentation=image.segmentation, reserved=beside | directories)
 
 
 def _collection_below(path: str, dataset: Dataset | None) -> Collection:
     """The collection of the level at `path`, with its stored path relative to the image's directory."""
     if dataset is not None:
         require_described(dataset)
-    stored = () if dataset is None else (*dataset.collections, *dataset.unsharded)
-    if len(stored) != 1:
+    collections = () if dataset is None else dataset.all_collections
+    if len(collections) != 1:
         raise UnsupportedError("no array is there")
-    return from_above(path, stored[0])
+    return from_above(path, collections[0])
 
 
 def _of_array(collection: Collection) -> _Volume:
@@ -143,8 +143,8 @@ def _of_array(collection: Collection) -> _Volume:
     return _volume([_scale(collection, axes, level, level)], segmentation=False)
 
 
-def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, taken: Set[str] = frozenset()) -> _Volume:
-    """The volume of these scales, with unique keys. `taken` are further names in the source that keys must avoid.
+def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, reserved: Set[str] = frozenset()) -> _Volume:
+    """The volume of these scales, with unique keys. `reserved` are further names in the source that keys must avoid.
 
     A scale may have the name of its own directory, which is hidden.
     """
@@ -154,8 +154,8 @@ def _volume(scales: Sequence[_ShownScale], *, segmentation: bool, taken: Set[str
         )
     named: list[_ShownScale] = []
     for scale in sorted(scales, key=lambda s: math.prod(s.resolution)):
-        used = {other.key for other in named} | (taken - {scale.home})
-        number = next(n for n in itertools.count() if _numbered(scale.key, n) not in used)
+        keys = {other.key for other in named} | (reserved - {scale.home})
+        number = next(n for n in itertools.count() if _numbered(scale.key, n) not in keys)
         named.append(replace(scale, key=_numbered(scale.key, number)))
     gzipped = any(scale.array.codec == PACKED and is_compressed(scale.array) for scale in named)
     return _Volume([replace(scale, gzipped=gzipped) for scale in named], segmentation)
@@ -236,8 +236,8 @@ class _ShownScale:
         axes = [None if axis is None else array.grid_axes[axis] for axis in self.roles.space]
         fillers = zero_fillers(array, encoding)
         around = ("raw", *(codec.name for codec in codecs))
-        found = shown(self.stored, join(path, self.key), encoding, names, axes, around, *fillers)
-        return replace(found, compressible=True)
+        collection = shown(self.stored, join(path, self.key), encoding, names, axes, around, *fillers)
+        return replace(collection, compressible=True)
 
 
 def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: Level) -> _ShownScale:
@@ -277,9 +277,9 @@ def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
     channels = [i for i, kind in enumerate(kinds) if kind == "channel"]
     if len(space) > len(XYZ) and not channels and kinds[space[-4]] is None:
         channels.append(space.pop(-4))  # an axis without a type counts as channels, because channels precede z
-    others = [i for i, kind in enumerate(kinds) if kind == "time"] + space[:-3] + channels[1:]
+    single_axes = [i for i, kind in enumerate(kinds) if kind == "time"] + space[:-3] + channels[1:]
     space = space[-3:]
-    for i in others:
+    for i in single_axes:
         if array.shape[i] != 1:
             name = axes[i].name or f"number {i}"
             raise UnsupportedError(f"axis {name!r:.80} has {array.shape[i]} elements; precomputed has no such axis")
@@ -290,7 +290,7 @@ def _roles(array: Array, axes: Sequence[Axis]) -> _Roles:
         raise UnsupportedError("precomputed has no arrays without axes")
     if channels and not array.shape[channels[0]]:
         raise UnsupportedError("its axis of channels has no elements")
-    return _Roles(_placed(space, axes), channels[0] if channels else None, tuple(sorted(others)))
+    return _Roles(_placed(space, axes), channels[0] if channels else None, tuple(sorted(single_axes)))
 
 
 def _placed(space: Sequence[int], axes: Sequence[Axis]) -> tuple[int | None, ...]:

@@ -92,11 +92,11 @@ class _StoredScale:
         return form_of("precomputed", kind, self.chunk, self.offset, edges, codes(self.names.grid), astuple(spec))
 
 
-def _triple(value: Any, name: str, least: int) -> Coords:
-    found = integers(value, name, least)
-    if len(found) != 3:
+def _triple(value: Any, name: str, minimum: int) -> Coords:
+    triple = integers(value, name, minimum)
+    if len(triple) != 3:
         raise ValueError(f"{name} should be a list of 3 integers, not {value!r:.80}")
-    return found
+    return triple
 
 
 def _sharded(info: dict[str, Any], part: dict[str, Any], spec: ShardingSpec) -> Collection:
@@ -137,10 +137,10 @@ def _image_check(scale: _StoredScale, part: Mapping[str, Any]) -> Image | None:
 
 def _described(dataset: Dataset, info: Mapping[str, Any]) -> Dataset:
     """The dataset with descriptions of its arrays and image, or with `indescribable`."""
-    stored = {c.path: c for c in dataset.collections}
+    sharded = {c.path: c for c in dataset.collections}
     described: dict[str, Collection] = {}
     try:
-        scales = [_described_scale(info, part, stored) for part in info["scales"]]
+        scales = [_described_scale(info, part, sharded) for part in info["scales"]]
         for collection in scales:
             if described.setdefault(collection.path, collection) is not collection:
                 raise ValueError(f"two scales have the key {collection.path!r:.80}")
@@ -149,18 +149,18 @@ def _described(dataset: Dataset, info: Mapping[str, Any]) -> Dataset:
         return replace(dataset, indescribable=f"info: {reason(e)}")
     return replace(
         dataset,
-        collections=tuple(described[path] for path in stored),
-        unsharded=tuple(c for path, c in described.items() if path not in stored),
+        collections=tuple(described[path] for path in sharded),
+        unsharded=tuple(c for path, c in described.items() if path not in sharded),
         attributes={},
         multiscales=(image,) if image.levels else (),
     )
 
 
-def _described_scale(info: Mapping[str, Any], part: Mapping[str, Any], stored: Mapping[str, Collection]) -> Collection:
+def _described_scale(info: Mapping[str, Any], part: Mapping[str, Any], sharded: Mapping[str, Collection]) -> Collection:
     sharding = part.get("sharding")
     scale = _StoredScale(info, part, is_sharded=sharding is not None)
     if sharding is not None:
-        return replace(stored[scale.path], array=_array(scale, part, around(ShardingSpec.parse(sharding))))
+        return replace(sharded[scale.path], array=_array(scale, part, around(ShardingSpec.parse(sharding))))
     layer = Layer(Unsharded(scale.names.grid, scale.names.name, scale.names.cell))
     return replace(scale.collection((layer,), "none"), array=_array(scale, part, ()))
 
@@ -220,7 +220,7 @@ def _image(info: Mapping[str, Any], paths: Sequence[str]) -> Multiscale:
 
 def _resolution(value: Any) -> tuple[float, ...]:
     """The resolution of a scale in nanometers, x first. Raise ValueError for anything but 3 positive numbers."""
-    found = tuple(float(v) for v in listed(value, "resolution"))
-    if len(found) != 3 or not all(math.isfinite(v) and v > 0 for v in found):
+    resolution = tuple(float(v) for v in listed(value, "resolution"))
+    if len(resolution) != 3 or not all(math.isfinite(v) and v > 0 for v in resolution):
         raise ValueError(f"resolution should be a list of 3 positive numbers, not {value!r:.80}")
-    return found
+    return resolution

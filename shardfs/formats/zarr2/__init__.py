@@ -35,11 +35,11 @@ class Zarr2(Format):
     documents = DOCUMENTS
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        own = {name: raw for name, raw in documents.items() if name in self.documents}
-        return open_node(path, own) if ARRAY in own or GROUP in own else None
+        node_documents = {name: raw for name, raw in documents.items() if name in self.documents}
+        return open_node(path, node_documents) if ARRAY in node_documents or GROUP in node_documents else None
 
     def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
         return {name: new}
 

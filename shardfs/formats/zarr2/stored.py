@@ -45,20 +45,20 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Collection
 
 
-def open_node(path: str, own: Mapping[str, bytes]) -> Dataset:
+def open_node(path: str, documents: Mapping[str, bytes]) -> Dataset:
     """The dataset of an array or a group with these documents. `indescribable` is set if they are not understood."""
-    is_array = ARRAY in own
-    found = Dataset(FORMAT, documents=own, closed=is_array, format_names=frozenset((*DOCUMENTS, CONSOLIDATED)))
+    is_array = ARRAY in documents
+    dataset = Dataset(FORMAT, documents=documents, closed=is_array, format_names=frozenset((*DOCUMENTS, CONSOLIDATED)))
     try:
-        attributes = mapping_or_empty(parse_json(path, ATTRIBUTES, own.get(ATTRIBUTES, b"{}")))
+        attributes = mapping_or_empty(parse_json(path, ATTRIBUTES, documents.get(ATTRIBUTES, b"{}")))
         if is_array:
-            document = mapping(parse_json(path, ARRAY, own[ARRAY]), "the document")
-            return replace(found, unsharded=(_collection(document, attributes),))
-        return replace(found, attributes=attributes, multiscales=ome.multiscales(attributes))
+            document = mapping(parse_json(path, ARRAY, documents[ARRAY]), "the document")
+            return replace(dataset, unsharded=(_collection(document, attributes),))
+        return replace(dataset, attributes=attributes, multiscales=ome.multiscales(attributes))
     except CorruptShardError as e:
-        return replace(found, indescribable=f"{e.key}: {e.why}")
+        return replace(dataset, indescribable=f"{e.key}: {e.why}")
     except (*UNFIT, RecursionError) as e:
-        return replace(found, indescribable=f"{ARRAY}: {reason(e)}")
+        return replace(dataset, indescribable=f"{ARRAY}: {reason(e)}")
 
 
 def _collection(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Collection:

@@ -111,11 +111,11 @@ class _Zarr2Array(PlacedArray):
         of axes and levels of images do not follow these conventions. They keep their fill value and their missing
         chunks.
         """
-        own = self.array.fill_value
+        value = self.array.fill_value
         if self.is_level or self._axes is None:
-            return own
+            return value
         mark = mark_of(self.array)
-        return own if mark is None and own == "NaN" else mark  # readers treat NaN as missing without a marker, too
+        return value if mark is None and value == "NaN" else mark  # readers treat NaN as missing without a marker, too
 
     def documents(self) -> dict[str, bytes]:
         """The documents of the array and of the groups above it, by path."""
@@ -123,7 +123,8 @@ class _Zarr2Array(PlacedArray):
         return with_groups(self.path, group_documents(None), array)
 
     def _document(self) -> dict[str, Any]:
-        array, encoding = self.array, self.encoding
+        array = self.array
+        encoding = self.encoding
         return {
             "zarr_format": 2,
             "shape": array.shape,
@@ -155,18 +156,18 @@ def _is_nan(name: str, value: Any) -> bool:
 
 def shown_encoding(array: Array) -> ChunkEncoding:
     """The encoding of Zarr v2 with the fewest conversions. Raise UnsupportedError for an unsupported data type."""
-    stored, rank = array.encoding, len(array.shape)
+    encoding, rank = array.encoding, len(array.shape)
     dtype = np.dtype(array.data_type)
     orders = tuple(range(rank)), tuple(range(rank))[::-1]
-    order = next((o for o in orders if memory_order(o, array.chunk) == memory_order(stored.order, array.chunk)), None)
-    around = without_checks(stored.codecs)
+    order = next((o for o in orders if memory_order(o, array.chunk) == memory_order(encoding.order, array.chunk)), None)
+    around = without_checks(encoding.codecs)
     if array.data_type == STRING:
-        if order is None or stored.serializer.name != VLEN_UTF8 or len(around) > 1 or None in map(compressor, around):
+        if order is None or encoding.serializer.name != VLEN_UTF8 or len(around) > 1 or None in map(compressor, around):
             raise UnsupportedError("strings are shown only as they are stored, and Zarr v2 lacks these codecs")
         return ChunkEncoding(STRING, order, serializer=Codec(VLEN_UTF8), codecs=around)
     if dtype.kind not in KINDS:
         raise UnsupportedError(f"data type {dtype.name} has no form in Zarr v2 that its readers share")
     is_known = len(around) == 1 and compressor(around[0]) and (can_store(around) or not array.is_cropped)
-    if order is not None and stored.serializer == BYTES and (not around or is_known):
-        return ChunkEncoding(stored.data_type, order, codecs=around)
+    if order is not None and encoding.serializer == BYTES and (not around or is_known):
+        return ChunkEncoding(encoding.data_type, order, codecs=around)
     return ChunkEncoding(dtype.newbyteorder("<").str, orders[0])

@@ -54,14 +54,14 @@ def compressor(codec: Codec) -> dict[str, Any] | None:
     return {"id": name, **parameters}
 
 
-def codec_of(name: str, configuration: Mapping[str, Any], item: int) -> Named:
+def codec_of(name: str, configuration: Mapping[str, Any], itemsize: int) -> Named:
     """The Zarr v3 codec of a compressor or of a filter that turns bytes into bytes: the inverse of `compressor`.
 
-    Raise ValueError, with the reason, if shardfs knows no such codec. `item` is the number of bytes of an element.
+    Raise ValueError, with the reason, if shardfs knows no such codec. `itemsize` is the number of bytes of an element.
     """
     if name in SAME_SIZE:
         return f"numcodecs.{name}", configuration
-    return zarr_values.of_numcodecs(name, configuration, item)
+    return zarr_values.of_numcodecs(name, configuration, itemsize)
 
 
 def named(value: Any) -> Named:

@@ -46,12 +46,12 @@ class Zarr3(Format):
         return references(new)
 
     def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
-        return {DOCUMENT: edited(stored, new, rule)}
+        return {DOCUMENT: edited(documents, new, rule)}
 
-    def with_copy(self, raw: bytes, below: str, made: bytes | None) -> bytes:
-        return with_copy(raw, below, made)
+    def with_copy(self, raw: bytes, below: str, source: bytes | None) -> bytes:
+        return with_copy(raw, below, source)
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None

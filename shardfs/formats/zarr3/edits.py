@@ -35,9 +35,9 @@ COPIES: Path = ("consolidated_metadata", "metadata")
 INDEX_CODECS = ({"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
 
 
-def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
+def edited(documents: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
     """The document to store when a client writes `new`: see `Format.edit`."""
-    raw = stored.get(DOCUMENT)
+    raw = documents.get(DOCUMENT)
     source = intelligible(DOCUMENT, raw) or {}
     if _is_array(source):
         return ARRAYS.edited(DOCUMENT, raw, new)
@@ -48,7 +48,7 @@ def edited(stored: Mapping[str, bytes], new: bytes, rule: Rule | None) -> bytes:
         return new  # the draft of 2022 uses the name zarr.json, too
     if _is_array(doc):
         return ARRAYS.edited(DOCUMENT, None, new, rule)
-    return _edited_group(stored, source, doc, new)
+    return _edited_group(documents, source, doc, new)
 
 
 def _is_array(doc: Document) -> bool:
@@ -63,19 +63,19 @@ def _require_zarr3(doc: Mapping[str, Any]) -> None:
 # ---- arrays ----
 
 
-def _restore(source: Document, shown: Document, doc: Document) -> Changes:
-    rank = len(shown["shape"])
-    require_same(doc.get("zarr_format"), shown.get("zarr_format"), "zarr_format")
+def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
+    rank = len(shown_doc["shape"])
+    require_same(doc.get("zarr_format"), shown_doc.get("zarr_format"), "zarr_format")
     require_same(len(doc["shape"]), rank, "the number of axes")
-    require_same(_chunk_shape(doc), shown["chunk_grid"]["configuration"]["chunk_shape"], "the chunk shape")
-    require_same(named(doc["data_type"]), named(shown["data_type"]), "the data type")
-    keys = [chunk_keys(d.get("chunk_key_encoding"), rank).key((1,) * rank) for d in (doc, shown)]
+    require_same(_chunk_shape(doc), shown_doc["chunk_grid"]["configuration"]["chunk_shape"], "the chunk shape")
+    require_same(named(doc["data_type"]), named(shown_doc["data_type"]), "the data type")
+    keys = [chunk_keys(d.get("chunk_key_encoding"), rank).key((1,) * rank) for d in (doc, shown_doc)]
     require_same(keys[0], keys[1], "the key of a chunk")
     if doc.get("storage_transformers"):
         raise ValueError("storage transformers would store chunks elsewhere; leave out storage_transformers")
-    codecs, size = codec_list(doc["codecs"]), item_size(shown["data_type"])
-    written, stored = ([decoding(c, rank, size) for c in chain] for chain in (codecs, shown["codecs"]))
-    require_same(written, stored, "the list of codecs")
+    codecs, size = codec_list(doc["codecs"]), item_size(shown_doc["data_type"])
+    new, old = ([decoding(c, rank, size) for c in chain] for chain in (codecs, shown_doc["codecs"]))
+    require_same(new, old, "the list of codecs")
     return {("chunk_grid",): source["chunk_grid"], ("codecs",): _with_shards(source["codecs"], iter(codecs))}
 
 
@@ -146,28 +146,30 @@ def _is_below(path: str) -> bool:
     return all(part not in ("", ".", "..") and "\0" not in part for part in path.split("/"))
 
 
-def with_copy(raw: bytes, below: str, made: bytes | None) -> bytes:
+def with_copy(raw: bytes, below: str, source: bytes | None) -> bytes:
     """The document `raw` of a group with the document at path `below` in its consolidated metadata: see `Format`."""
     doc, name = intelligible(DOCUMENT, raw) or {}, below.removesuffix(f"/{DOCUMENT}")
     if not isinstance(object_member(doc, "consolidated_metadata").get("metadata"), dict):
         return raw
-    found: dict[Path, Any] = {path: copy for path, copy in _copies(doc) if _name(path) == name}
+    targets: dict[Path, Any] = {path: copy for path, copy in _copies(doc) if _name(path) == name}
     new: Any = REMOVED
-    if made is not None:  # the copy of a group has a member for the groups below, which the group itself need not have
-        new = {member: value for member, value in parse_written(DOCUMENT, made).items() if member != COPIES[0]}
+    if source is not None:  # the copy of a group has a member for the groups below, which the group may lack
+        new = {member: value for member, value in parse_written(DOCUMENT, source).items() if member != COPIES[0]}
     changes: Changes = {}
-    for path, copy in (found or {(*COPIES, name): REMOVED}).items():
-        own = differences(copy, new).items()
-        changes |= {(*path, *at): value for at, value in own if at[:1] != COPIES[:1]}
+    for path, copy in (targets or {(*COPIES, name): REMOVED}).items():
+        new_members = differences(copy, new).items()
+        changes |= {(*path, *at): value for at, value in new_members if at[:1] != COPIES[:1]}
     return changed(raw, changes) if changes else raw
 
 
-def _edited_group(stored: Mapping[str, bytes], source: Document, doc: Document, new: bytes) -> bytes:
+def _edited_group(documents: Mapping[str, bytes], source: Document, doc: Document, new: bytes) -> bytes:
     """The document of a group, with consolidated arrays as in the arrays' own stored documents.
 
     For arrays without a stored document, the consolidated metadata of `source` is used.
     """
-    known = dict(_copies(source))
+    consolidated = dict(_copies(source))
     arrays = [(path, copy) for path, copy in _copies(doc) if _is_array(copy)]
-    own = {path: intelligible(DOCUMENT, stored.get(f"{_name(path)}/{DOCUMENT}")) for path, _ in arrays}
-    return ARRAYS.with_copies(new, ((path, copy, own[path] or known.get(path)) for path, copy in arrays))
+    array_documents = {path: intelligible(DOCUMENT, documents.get(f"{_name(path)}/{DOCUMENT}")) for path, _ in arrays}
+    return ARRAYS.with_copies(
+        new, ((path, copy, array_documents[path] or consolidated.get(path)) for path, copy in arrays)
+    )

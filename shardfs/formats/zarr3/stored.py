@@ -64,8 +64,8 @@ def open_group(path: str, doc: dict[str, Any]) -> Dataset:
     attributes = object_member(doc, "attributes")
     group = Dataset("zarr3", format_names=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
     try:
-        shown = rewritten(doc)
-        return replace(group, documents={DOCUMENT: print_json(shown)}) if shown is not doc else group
+        document = rewritten(doc)
+        return replace(group, documents={DOCUMENT: print_json(document)}) if document is not doc else group
     except (ValueError, RecursionError):
         return replace(group, problems=(Problem(path, f"{DOCUMENT}: nested too deeply"),))
 
@@ -105,8 +105,8 @@ def rewritten(doc: dict[str, Any]) -> dict[str, Any]:
     for name, member in members.items():
         if isinstance(member, dict):
             is_array = member.get("node_type") == "array"
-            shown = shown_document(unshard, member) if is_array else rewritten(member)
-            changed |= {} if shown is None or shown is member else {name: shown}
+            shown_member = shown_document(unshard, member) if is_array else rewritten(member)
+            changed |= {} if shown_member is None or shown_member is member else {name: shown_member}
     if not changed:
         return doc
     return {**doc, "consolidated_metadata": {**consolidated, "metadata": {**members, **changed}}}
@@ -201,9 +201,9 @@ def _layers(
                 raise ValueError(f"codec {c['name']!r:.80} before sharding_indexed may depend on how the array is cut")
         before += codecs[:at]
         configuration = codecs[at]["configuration"]
-        own = integers(configuration["chunk_shape"], "chunk_shape", 1)
-        require_rank(own, len(shape), "sharding_indexed chunk_shape")
-        inner = tuple(own[order.index(axis)] for axis in range(len(shape)))
+        chunk_shape = integers(configuration["chunk_shape"], "chunk_shape", 1)
+        require_rank(chunk_shape, len(shape), "sharding_indexed chunk_shape")
+        inner = tuple(chunk_shape[order.index(axis)] for axis in range(len(shape)))
         axes = [_axis(axis, *sizes) for axis, sizes in enumerate(zip(shape, chunk, bounds, inner, strict=True))]
         shards = ShardingIndexed(axes, order, _index_encoding(configuration), keys.key, keys.coords)
         layers.append(_layer(shards, codecs[at + 1 :]))
@@ -243,19 +243,19 @@ def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
     return IndexEncoding(endian, len(names) == 2, cast("Literal['start', 'end']", location))
 
 
-def decoding(codec: Mapping[str, Any], rank: int, item: int | None) -> tuple[str, Any]:
+def decoding(codec: Mapping[str, Any], rank: int, itemsize: int | None) -> tuple[str, Any]:
     """The name and parameters of a codec that decoding uses. Codecs with equal results decode bytes equally.
 
     Clients may change the other parameters while chunks are stored.
     """
     name, configuration = named(codec)
-    used = {k: v for k, v in configuration.items() if k not in zarr_values.CODEC_PARAMETERS.get(name, ())}
+    parameters = {k: v for k, v in configuration.items() if k not in zarr_values.CODEC_PARAMETERS.get(name, ())}
     match name:
         case "bytes" | "endian":
-            return "bytes", {} if item == 1 else {"endian": "little", **used}
+            return "bytes", {} if itemsize == 1 else {"endian": "little", **parameters}
         case "transpose":
-            return name, {**used, "order": zarr_values.transposed(tuple(range(rank)), used["order"])}
-    return name, used
+            return name, {**parameters, "order": zarr_values.transposed(tuple(range(rank)), parameters["order"])}
+    return name, parameters
 
 
 def _form(doc: Mapping[str, Any], codecs: list[dict[str, Any]], key: str, rank: int) -> str:
@@ -285,10 +285,10 @@ def _describe(layers: Sequence[Layer]) -> str:
 
 def _check(chain: Sequence[Mapping[str, Any]], chunk: Sequence[int], data_type: Any) -> Chain:
     """The check of stored chunks. Chunks have their full size also at the edges of the array."""
-    rest = list(itertools.dropwhile(lambda c: c["name"] in KEEP_SIZE, chain))
-    if not rest or rest[0]["name"] not in ("bytes", "endian"):
-        return Chain(encoding=rest[0]["name"] if rest else "?")
-    around = [Codec(*named(c)) for c in rest[1:]]
+    tail = list(itertools.dropwhile(lambda c: c["name"] in KEEP_SIZE, chain))
+    if not tail or tail[0]["name"] not in ("bytes", "endian"):
+        return Chain(encoding=tail[0]["name"] if tail else "?")
+    around = [Codec(*named(c)) for c in tail[1:]]
     return full_chunks(around, chunk, item_size(data_type))
 
 

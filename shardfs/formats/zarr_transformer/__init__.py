@@ -78,8 +78,8 @@ class ZarrTransformer(Format):
             return (name,)
         return [name, *_arrays_in(path, new).values()]
 
-    def shown(self, path: str, stored: Mapping[str, bytes], name: str) -> bytes | None:
-        raw = stored.get(name)
+    def shown(self, path: str, documents: Mapping[str, bytes], name: str) -> bytes | None:
+        raw = documents.get(name)
         if raw is None or not self.describes(name):
             return raw
         array = name if _is_array(name) else next(iter(copies(raw)), "")
@@ -89,13 +89,13 @@ class ZarrTransformer(Format):
             return raw
 
     def edit(
-        self, path: str, stored: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
+        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
     ) -> Mapping[str, bytes]:
         if name != CONSOLIDATED:
             parse_written(name, new)  # the name shows that this should be a document of the draft
-            return {name: ARRAYS.edited(name, stored.get(name), new, rule)}
-        arrays = {key: stored.get(document) for key, document in _arrays_in(path, new).items()}
-        return {name: edited_copies(stored.get(name), new, arrays)}
+            return {name: ARRAYS.edited(name, documents.get(name), new, rule)}
+        arrays = {key: documents.get(document) for key, document in _arrays_in(path, new).items()}
+        return {name: edited_copies(documents.get(name), new, arrays)}
 
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None

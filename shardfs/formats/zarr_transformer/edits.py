@@ -31,14 +31,14 @@ def _is_array(doc: Document) -> bool:
     return "chunk_grid" in doc
 
 
-def _restore(source: Document, shown: Document, doc: Document) -> Changes:
-    rank = len(shown["shape"])
+def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
+    rank = len(shown_doc["shape"])
     require_same(len(doc["shape"]), rank, "the number of axes")
-    require_same(chunk_grid(doc["chunk_grid"], rank), chunk_grid(shown["chunk_grid"], rank), "chunk_grid")
-    require_same(doc["data_type"], shown["data_type"], "the data type")
+    require_same(chunk_grid(doc["chunk_grid"], rank), chunk_grid(shown_doc["chunk_grid"], rank), "chunk_grid")
+    require_same(doc["data_type"], shown_doc["data_type"], "the data type")
     for member, default in (("chunk_memory_layout", "C"), ("extensions", []), (TRANSFORMERS, [])):
-        require_same(doc.get(member) or default, shown.get(member) or default, member)
-    require_same(_codec(doc), _codec(shown), "the compressor")
+        require_same(doc.get(member) or default, shown_doc.get(member) or default, member)
+    require_same(_codec(doc), _codec(shown_doc), "the compressor")
     return {(TRANSFORMERS,): source[TRANSFORMERS]}
 
 
@@ -81,11 +81,11 @@ def edited_copies(raw: bytes | None, new: bytes, arrays: Mapping[str, bytes | No
     For arrays without a stored document, the stored `.zmetadata` document `raw` is used.
     """
     parse_written(CONSOLIDATED, new)
-    known = copies(raw)
+    consolidated = copies(raw)
     return ARRAYS.with_copies(
         new,
         (
-            (("metadata", key), copy, intelligible(key, arrays[key]) or known.get(key))
+            (("metadata", key), copy, intelligible(key, arrays[key]) or consolidated.get(key))
             for key, copy in copies(new).items()
         ),
     )

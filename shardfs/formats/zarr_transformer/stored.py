@@ -78,8 +78,8 @@ class Hierarchy:
             return (f"{below}.group{self.suffix}",)
         if is_in(below, DATA):
             node = META + below.removeprefix(DATA)
-            own = f"{node}.array{self.suffix}", f"{node}.group{self.suffix}"
-            return (*own, DOCUMENT) if below == DATA else own
+            documents = f"{node}.array{self.suffix}", f"{node}.group{self.suffix}"
+            return (*documents, DOCUMENT) if below == DATA else documents
         return ()
 
     def open(self, path: str, below: str, documents: Mapping[str, bytes]) -> Dataset | None:
@@ -120,16 +120,16 @@ class ArrayDocuments:
     def rewrite(self, path: str, name: str, raw: bytes) -> bytes | None:
         doc = parse_json(path, name, raw)
         try:
-            shown = self._with_members_unsharded(doc) if name == CONSOLIDATED else shown_document(unshard, doc)
-            return None if shown is None else print_json(shown)
+            document = self._with_members_unsharded(doc) if name == CONSOLIDATED else shown_document(unshard, doc)
+            return None if document is None else print_json(document)
         except ValueError:
             return None  # nested too deeply
 
     def _with_members_unsharded(self, doc: Any) -> dict[str, Any] | None:
         members = object_member(doc, "metadata")
         arrays = {name: member for name, member in members.items() if name.endswith(f".array{self.suffix}")}
-        shown = {name: shown_document(unshard, member) for name, member in arrays.items()}
-        changed = {name: member for name, member in shown.items() if member is not None}
+        unsharded = {name: shown_document(unshard, member) for name, member in arrays.items()}
+        changed = {name: member for name, member in unsharded.items() if member is not None}
         return {**doc, "metadata": {**members, **changed}} if changed else None
 
 
@@ -146,7 +146,7 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     transformers = doc.get(TRANSFORMERS)
     if not transformers:
         return None
-    kept, shardings = split_transformers(transformers)
+    other_transformers, shardings = split_transformers(transformers)
     if not shardings:
         return None
     shape = integers(doc["shape"], "shape", 0)
@@ -160,9 +160,9 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
         grid = tuple(ceil_div(n, per) for n, per in zip(grid, per_shard, strict=True))
         shard = tuple(n * per for n, per in zip(shard, per_shard, strict=False))
     layers.reverse()  # the last transformer in the document is next to the store
-    shown = {k: v for k, v in doc.items() if k != TRANSFORMERS}
-    if kept:
-        shown = {**doc, TRANSFORMERS: kept}
+    document = {k: v for k, v in doc.items() if k != TRANSFORMERS}
+    if other_transformers:
+        document = {**doc, TRANSFORMERS: other_transformers}
     collection = Collection(
         format=FORMAT,
         path="",
@@ -173,7 +173,7 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
         check=_check(doc, chunk),
         form=_form(doc, shardings),
     )
-    return collection, shown
+    return collection, document
 
 
 def _form(doc: Mapping[str, Any], shardings: Sequence[Mapping[str, Any]]) -> str:
@@ -190,7 +190,7 @@ def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any
     Raise ValueError for another transformer after one for sharding, since it could change the names or the content of
     shards.
     """
-    kept: list[Any] = []
+    other_transformers: list[Any] = []
     shardings: list[dict[str, Any]] = []
     for t in listed(transformers, TRANSFORMERS):
         extension = t["extension"]
@@ -203,10 +203,10 @@ def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any
         elif "/sharding/" in extension:
             raise ValueError(f"sharding of a version that is unknown: {extension!r:.200}; shardfs reads version 1.0")
         else:
-            kept.append(t)
+            other_transformers.append(t)
     if len(shardings) > MAX_NESTING:
         raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
-    return kept, shardings
+    return other_transformers, shardings
 
 
 def chunk_grid(grid: Any, rank: int) -> tuple[Coords, str]:
@@ -288,12 +288,12 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
     return unsharded_array(FORMAT, array, keys, _codecs(doc), _data_type(doc["data_type"]))
 
 
-def _compressor(value: Any, item: int) -> tuple[str, Mapping[str, Any]]:
+def _compressor(value: Any, itemsize: int) -> tuple[str, Mapping[str, Any]]:
     *_, kind, _ = str(value["codec"]).split("/")
     configuration = value.get("configuration", {})
     if not isinstance(configuration, dict):
         raise ValueError(f"{kind}: configuration should be an object, not {configuration!r:.80}")
-    return zarr_values.of_numcodecs(kind, configuration, item)
+    return zarr_values.of_numcodecs(kind, configuration, itemsize)
 
 
 # ---- members ----
