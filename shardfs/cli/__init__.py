@@ -90,8 +90,8 @@ def _refuse_typo(word: str) -> None:
         return
     from shardfs.config.profiles import read
 
-    found = read(os.environ.get("SHARDFS_CONFIG"))
-    if word not in (*found.profiles, *(fault.profile for fault in found.faults)):
+    configuration = read(os.environ.get("SHARDFS_CONFIG"))
+    if word not in (*configuration.profiles, *(fault.profile for fault in configuration.faults)):
         raise click.UsageError(
             f"no verb {word!r}{near} To mount a source or profile of this name: shardfs mount {word}"
         )
@@ -111,10 +111,10 @@ def commands() -> None:
     """Show sharded n-d datasets (Zarr, Neuroglancer precomputed, N5, bcolz, Blosc2) as one plain file per chunk."""
 
 
-def _complete_verb(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
-    from shardfs.cli.completing import begun_by
+def _complete_verb(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from shardfs.cli.completing import starting_with
 
-    return begun_by(begun, commands.list_commands(ctx))
+    return starting_with(incomplete, commands.list_commands(ctx))
 
 
 @commands.command()

@@ -32,43 +32,43 @@ def cache() -> None:
 def _of_directory(function: Callable[..., Any]) -> Callable[..., Any]:
     words = "The directory; default: $SHARDFS_CACHE_DIR, or the user's cache directory."
     return decorated(
-        click.option("--cache-dir", "given", metavar="DIRECTORY", help=words),
+        click.option("--cache-dir", metavar="DIRECTORY", help=words),
         click.option("--json", "as_json", is_flag=True, help="A JSON object."),
     )(function)
 
 
-def _opened(given: str | None) -> DiskCache | None:
+def _opened(cache_dir: str | None) -> DiskCache | None:
     """Return the cache in a directory; None if there is none."""
     from shardfs.storage.disk_cache import DiskCache, cache_directory
 
-    chosen = loading.merged(loading.from_environment(os.environ)).cache_dir if given is None else given
+    chosen = loading.merged(loading.from_environment(os.environ)).cache_dir if cache_dir is None else cache_dir
     directory = cache_directory(parsers.cache_directory(chosen or "auto"))
     return DiskCache(directory, 0) if DiskCache.exists(directory) else None
 
 
 @cache.command()
 @_of_directory
-def info(given: str | None, as_json: bool) -> None:
+def info(cache_dir: str | None, as_json: bool) -> None:
     """Show how much the cache contains."""
-    found = _opened(given)
-    if found is None:
+    disk_cache = _opened(cache_dir)
+    if disk_cache is None:
         _print({"entries": 0, "bytes": 0}, "empty: there is no cache", as_json=as_json)
         return
-    entries, nbytes, oldest_ns = found.usage()
-    text = f"{found.directory}: {counted(entries, 'entry', 'entries')}, {human_bytes(nbytes)}"
+    entries, nbytes, oldest_ns = disk_cache.usage()
+    text = f"{disk_cache.directory}: {counted(entries, 'entry', 'entries')}, {human_bytes(nbytes)}"
     if entries:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(oldest_ns / 1e9))
         text += f", the oldest one last used at {when}"
-    values = {"directory": found.directory, "entries": entries, "bytes": nbytes, "oldest_ns": oldest_ns}
+    values = {"directory": disk_cache.directory, "entries": entries, "bytes": nbytes, "oldest_ns": oldest_ns}
     _print(values, text, as_json=as_json)
 
 
 @cache.command()
 @_of_directory
-def clear(given: str | None, as_json: bool) -> None:
+def clear(cache_dir: str | None, as_json: bool) -> None:
     """Remove all entries."""
-    found = _opened(given)
-    nbytes = 0 if found is None else found.clear()
+    disk_cache = _opened(cache_dir)
+    nbytes = 0 if disk_cache is None else disk_cache.clear()
     _print({"bytes_removed": nbytes}, f"{human_bytes(nbytes)} removed", as_json=as_json)
 
 

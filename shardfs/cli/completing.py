@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def begun_by(begun: str, words: Iterable[str]) -> list[CompletionItem]:
-    """Completions: the words that start with `begun`."""
+def starting_with(incomplete: str, words: Iterable[str]) -> list[CompletionItem]:
+    """Completions: the words that start with `incomplete`."""
     from click.shell_completion import CompletionItem
 
-    return [CompletionItem(word) for word in words if word.startswith(begun)]
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 def kind(name: str) -> Complete:
@@ -29,24 +29,24 @@ def kind(name: str) -> Complete:
     `click.Path` would access the path, which blocks if the path is a hanging mount.
     """
 
-    def complete(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    def complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        return [CompletionItem(begun, type=name)]
+        return [CompletionItem(incomplete, type=name)]
 
     return complete
 
 
-def profiles(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+def profiles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completions: the names of profiles in the configuration files."""
     from shardfs.config.profiles import read
 
-    return begun_by(begun, read(os.environ.get("SHARDFS_CONFIG")).profiles)
+    return starting_with(incomplete, read(os.environ.get("SHARDFS_CONFIG")).profiles)
 
 
-def profiles_and_files(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+def profiles_and_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completions: names of profiles, and paths."""
-    return [*profiles(ctx, param, begun), *kind("file")(ctx, param, begun)]
+    return [*profiles(ctx, param, incomplete), *kind("file")(ctx, param, incomplete)]
 
 
 def setting_values(setting: options.Setting) -> Complete | None:
@@ -54,14 +54,14 @@ def setting_values(setting: options.Setting) -> Complete | None:
     if setting.name == "profile":
         return profiles
     if setting.choices:
-        return lambda _ctx, _param, begun: begun_by(begun, setting.choices)
+        return lambda _ctx, _param, incomplete: starting_with(incomplete, setting.choices)
     return {"PATH": kind("file"), "DIRECTORY": kind("dir")}.get(setting.value)
 
 
-def mount_options(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+def mount_options(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completions for the argument of `-o`: completes the option after the last comma, with its choices."""
-    given = begun.rpartition(",")[0]
-    return begun_by(begun, (f"{given},{word}" if given else word for word in _words()))
+    options_before = incomplete.rpartition(",")[0]
+    return starting_with(incomplete, (f"{options_before},{word}" if options_before else word for word in _words()))
 
 
 def _words() -> Iterator[str]:
@@ -83,9 +83,9 @@ def register() -> None:
         replaced = ""
 
         def get_completion_args(self) -> tuple[list[str], str]:
-            words, begun = super().get_completion_args()
+            words, incomplete = super().get_completion_args()
             joined: list[str] = []
-            for word in (*words, begun):
+            for word in (*words, incomplete):
                 if joined and (word == "=" or (joined[-1].endswith("=") and self.replaced)):
                     joined[-1] += word
                     self.replaced = joined[-1].rpartition("=")[0] + "="

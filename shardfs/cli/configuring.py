@@ -40,12 +40,12 @@ def check(where: str | None) -> int:
     """Check the configuration files. Exit code 2 for errors; warnings do not count."""
     from shardfs.config.profiles import read
 
-    found = read(_chosen(where))
-    faults = [*found.faults, *_misfits(found.profiles.values())]
+    configuration = read(_chosen(where))
+    faults = [*configuration.faults, *_misfits(configuration.profiles.values())]
     for fault in faults:
         echo(f"warning: {fault}" if fault.warning else str(fault))
     if not faults:
-        profiles, files = counted(len(found.profiles), "profile"), counted(len(found.files), "file")
+        profiles, files = counted(len(configuration.profiles), "profile"), counted(len(configuration.files), "file")
         echo(f"{profiles} in {files}, nothing wrong")
     return ExitCode.OK if all(fault.warning for fault in faults) else ExitCode.USAGE
 
@@ -73,9 +73,9 @@ def show(names: tuple[str, ...], where: str | None, as_json: bool) -> None:
     """Print profiles as a mount would use them, with the environment applied and secrets masked."""
     from shardfs.config.profiles import read
 
-    found = read(_chosen(where))
-    for name in names or sorted(found.profiles):
-        profile = found.profile(name)
+    configuration = read(_chosen(where))
+    for name in names or sorted(configuration.profiles):
+        profile = configuration.profile(name)
         settings = dict(_effective(profile))
         if as_json:
             write_json({"name": name, "file": profile.file, **{k: value for k, (value, _) in settings.items()}})
@@ -105,8 +105,8 @@ def _effective(profile: Profile) -> Iterator[tuple[str, tuple[Any, str]]]:
         origin = "SHARDFS_STORAGE_OPTIONS, too" if "storage_options" in above else profile.file
         yield "storage_options", (redacted_values(values["storage_options"]), origin)
     if "env" in values:
-        given = {name: os.environ.get(name, value) for name, value in values["env"].items()}
-        yield "env", (redacted_values(given), profile.file)
+        variables = {name: os.environ.get(name, value) for name, value in values["env"].items()}
+        yield "env", (redacted_values(variables), profile.file)
 
 
 def _shown(setting: options.Setting, value: Any) -> Any:
@@ -119,5 +119,5 @@ def _lines(settings: Mapping[str, tuple[Any, str]], file: str) -> Iterator[str]:
     for key, (value, origin) in settings.items():
         note = "" if origin == file else f"  # {origin}"
         pairs = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-        for name, shown in pairs.items():
-            yield f"{name} = {json.dumps(shown, ensure_ascii=False, default=str)}{note}"
+        for name, member in pairs.items():
+            yield f"{name} = {json.dumps(member, ensure_ascii=False, default=str)}{note}"

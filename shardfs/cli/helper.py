@@ -48,13 +48,13 @@ def _mount(args: list[str]) -> int:
         return ExitCode.OK
     if len(words) != 2:
         raise click.UsageError(_SYNTAX)
-    found, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
+    mount_options, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
     if "-v" in names:
         echo(f"shardfs: {public_name(words[0])} on {words[1]}")
     if "-f" in names:
-        check(found)
+        check(mount_options)
         return ExitCode.OK
-    return start(words[0], words[1], found, foreground=False)
+    return start(words[0], words[1], mount_options, foreground=False)
 
 
 def main() -> NoReturn:

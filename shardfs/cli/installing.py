@@ -72,14 +72,14 @@ def uninstall(user: bool, dry_run: bool, root: str) -> None:
         reload_manager(user=user)
 
 
-def _programs(given: str | None) -> Path:
+def _programs(directory: str | None) -> Path:
     import sysconfig
     from pathlib import Path
 
-    return Path(given or sysconfig.get_path("scripts")).absolute()
+    return Path(directory or sysconfig.get_path("scripts")).absolute()
 
 
-def _change(item: Item, change: Callable[[], None], done: str, *, user: bool, dry_run: bool) -> None:
+def _change(item: Item, change: Callable[[], None], outcome: str, *, user: bool, dry_run: bool) -> None:
     """Make a change unless `dry_run` is set, and print it. Errors about permissions advise unprivileged users."""
     try:
         if not dry_run:
@@ -89,7 +89,7 @@ def _change(item: Item, change: Callable[[], None], done: str, *, user: bool, dr
             raise
         why = f"cannot be changed ({e.strerror}): run this as root, or use --user for your own home directory"
         raise OSError(e.errno, why, str(item.path)) from e
-    _print(item, f"would be {done}" if dry_run else done)
+    _print(item, f"would be {outcome}" if dry_run else outcome)
 
 
 def _print(item: Item, state: str) -> None:

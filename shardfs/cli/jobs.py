@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import csv_line, echo, waiting, write, write_json
-from shardfs.cli.sources import Given, opened, source_options
+from shardfs.cli.sources import CommandOptions, opened, source_options
 from shardfs.config.parsers import absolute
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted, human_bytes, printable
@@ -56,7 +56,7 @@ def verify(
     regions: bool,
     expect: str | None,
     as_json: bool,
-    given: Given,
+    command_options: CommandOptions,
 ) -> int:
     """Look for damage in all shards of SOURCE. Exit code 7 if there is any.
 
@@ -66,8 +66,8 @@ def verify(
 
     if expect is not None and not regions:
         raise click.UsageError("--expect needs --regions")
-    found = given.options()
-    job_source = source_of_job(source, found)
+    options = command_options.options()
+    job_source = source_of_job(source, options)
     with opening(source):
         plans = list(work.plan(job_source, part))
         problems = job_source.tree().problems() if part.number == 1 else []
@@ -121,28 +121,28 @@ def _print_regions(
     return n
 
 
-def source_of_job(source: str, found: Options) -> JobSource:
+def source_of_job(source: str, options: Options) -> JobSource:
     """The source as workers open it, with all options for reading it."""
     from shardfs.jobs.shared_work import JobSource
 
     return JobSource.of(
         absolute(source),
-        found.storage_options,
-        follow_symlinks=found.symlinks == "follow",
-        store_timeout_s=found.store_timeout,
-        store_retries=found.store_retries,
-        cache_dir=found.cache_dir,
-        cache_size=found.cache_size,
-        offline=found.offline,
+        options.storage_options,
+        follow_symlinks=options.symlinks == "follow",
+        store_timeout_s=options.store_timeout,
+        store_retries=options.store_retries,
+        cache_dir=options.cache_dir,
+        cache_size=options.cache_size,
+        offline=options.offline,
     )
 
 
-def target_of_job(target: str, found: Options) -> JobSource:
+def target_of_job(target: str, options: Options) -> JobSource:
     """The target as workers open it."""
     from shardfs.jobs.shared_work import JobSource
 
-    retry: dict[str, Any] = {"store_timeout_s": found.store_timeout, "store_retries": found.store_retries}
-    return JobSource.of(absolute(target), found.storage_options, **retry)
+    retry: dict[str, Any] = {"store_timeout_s": options.store_timeout, "store_retries": options.store_retries}
+    return JobSource.of(absolute(target), options.storage_options, **retry)
 
 
 def executor_of(dask: str | None, jobs: int, stack: ExitStack) -> tuple[Executor | None, int]:
@@ -166,7 +166,8 @@ class _Output:
 
         from shardfs.jobs.findings import ShardTally
 
-        self._as_json, self._problems = as_json, 0
+        self._as_json = as_json
+        self._problems = 0
         self._tallies = {p.collection: ShardTally() for p in plans}
         self._console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
         self.progress = progress.Progress(
@@ -239,7 +240,7 @@ def _words(t: ShardTally) -> Iterator[str]:
 @click.option("-n", "--dry-run", is_flag=True, help="Only print what could be saved.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
-def compact(source: str, dry_run: bool, as_json: bool, given: Given) -> int:
+def compact(source: str, dry_run: bool, as_json: bool, command_options: CommandOptions) -> int:
     """Reclaim space from overwritten chunks.
 
     Rewrites the shards of SOURCE without the bytes that no index leads to. Reads every index, and compares each new
@@ -248,12 +249,12 @@ def compact(source: str, dry_run: bool, as_json: bool, given: Given) -> int:
     """
     from shardfs.jobs import compact
 
-    found = given.options()
-    tree = opened(source, found)
+    options = command_options.options()
+    tree = opened(source, options)
     with ExitStack() as stack:
         packer = None
         if not dry_run:
-            packer = stack.enter_context(compact.Packer.opened(tree, absolute(source), found))
+            packer = stack.enter_context(compact.Packer.opened(tree, absolute(source), options))
         totals = _Totals(stack.enter_context(waiting("packing" if packer else "reading")), as_json=as_json)
         with opening(source):
             for work in compact.survey(tree):
@@ -273,7 +274,8 @@ class _Totals:
     """Prints results of `compact`: one JSON object per shard, or only the totals as text."""
 
     def __init__(self, show_progress: Callable[[str], object], *, as_json: bool) -> None:
-        self._show_progress, self._as_json = show_progress, as_json
+        self._show_progress = show_progress
+        self._as_json = as_json
         self.shards = self.dead = self.saved = self.faults = 0
 
     def problem(self, problem: CompactProblem) -> None:
@@ -284,8 +286,11 @@ class _Totals:
             echo(f"{problem.where or '/'}: {problem.why}", err=True)
 
     def shard(self, work: Work, saved: int) -> None:
-        size, dead = work.usage.size, work.usage.dead
-        self.shards, self.dead, self.saved = self.shards + 1, self.dead + dead, self.saved + saved
+        size = work.usage.size
+        dead = work.usage.dead
+        self.shards += 1
+        self.dead += dead
+        self.saved += saved
         if self._as_json:
             write_json({"type": "shard", "shard": work.key, "size": size, "dead": dead, "saved": saved})
         self._show_progress(f"{counted(self.shards, 'shard')}, {human_bytes(self.saved or self.dead)}")

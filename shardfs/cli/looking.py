@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import echo, natural, write, write_json
-from shardfs.cli.sources import Given, opened_to_look, source_options
+from shardfs.cli.sources import CommandOptions, opened_to_look, source_options
 from shardfs.model.errors import ShardfsError
 from shardfs.model.text import counted, human_bytes, printable
 
@@ -39,21 +39,21 @@ SORTED = 1 << 16
 @click.option("-l", "long", is_flag=True, help="Show kind, exact size and time.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
-def ls(source: str, path: str, long: bool, as_json: bool, given: Given) -> None:
+def ls(source: str, path: str, long: bool, as_json: bool, command_options: CommandOptions) -> None:
     """List a directory as a mount of SOURCE would show it.
 
     Names are sorted, numbers in them by value. In a directory of more than 65,536 entries, those that follow are listed
     in the order of the grid or of the shards.
     """
-    tree = opened_to_look(source, given)
-    found = tree.resolve(path)
+    tree = opened_to_look(source, command_options)
+    entry = tree.resolve(path)
     line = _json_line if as_json else _long_line if long else None
-    if not found.directory:
+    if not entry.directory:
         name = path.rstrip("/").rsplit("/", 1)[-1]
-        write(line(name, found) if line else os.fsencode(name) + b"\n")
+        write(line(name, entry) if line else os.fsencode(name) + b"\n")
         return
-    for batch in _ordered(tree.scan(found.number)):
-        entries = _entries(tree, found.number, batch, exact=long)
+    for batch in _ordered(tree.scan(entry.number)):
+        entries = _entries(tree, entry.number, batch, exact=long)
         write(b"".join(line(name, a) for name, a in entries) if line else _names(batch))
 
 
@@ -61,15 +61,15 @@ def ls(source: str, path: str, long: bool, as_json: bool, given: Given) -> None:
 @click.argument("source")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @source_options
-def cat(source: str, paths: tuple[str, ...], given: Given) -> None:
+def cat(source: str, paths: tuple[str, ...], command_options: CommandOptions) -> None:
     """Write the bytes of files as a mount of SOURCE would show them."""
-    tree = opened_to_look(source, given)
+    tree = opened_to_look(source, command_options)
     for path in paths:
-        found = tree.resolve(path)
-        if found.directory:
+        entry = tree.resolve(path)
+        if entry.directory:
             raise IsADirectoryError(errno.EISDIR, "is a directory", path)
-        for offset in range(0, found.size, PIECE):
-            write(tree.read(found.number, offset, PIECE))
+        for offset in range(0, entry.size, PIECE):
+            write(tree.read(entry.number, offset, PIECE))
 
 
 @click.command()
@@ -78,7 +78,7 @@ def cat(source: str, paths: tuple[str, ...], given: Given) -> None:
 @click.option("--map", "as_map", is_flag=True, help="Also draw which chunks exist, their sizes, and dead bytes.")
 @click.option("--png", metavar="FILE", help="Draw the same into a PNG file (needs the package matplotlib).")
 @source_options
-def info(source: str, as_json: bool, as_map: bool, png: str | None, given: Given) -> None:
+def info(source: str, as_json: bool, as_map: bool, png: str | None, command_options: CommandOptions) -> None:
     """Show the arrays in SOURCE: shapes, types, chunks, bytes.
 
     Also lists what cannot be shown, and why. Reads every shard index; unsharded arrays are listed without counts.
@@ -87,7 +87,7 @@ def info(source: str, as_json: bool, as_map: bool, png: str | None, given: Given
         raise click.UsageError("--json and --map cannot be combined: --png draws a map beside --json")
     if png is not None and find_spec("matplotlib") is None:
         raise click.UsageError("--png needs the package matplotlib: pip install matplotlib")
-    tree = opened_to_look(source, given)
+    tree = opened_to_look(source, command_options)
     collections = _by_path(summary._asdict() for summary in tree.survey.summaries())
     unsharded = _by_path(
         {"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.survey.unsharded()
@@ -126,20 +126,22 @@ def _print_maps(tree: Tree) -> None:
 @click.option("--offset", type=click.IntRange(0, 2**64 - 1), metavar="BYTE", help="... that covers this byte.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object.")
 @source_options
-def locate(source: str, path: str | None, shard: str | None, offset: int | None, as_json: bool, given: Given) -> None:
+def locate(
+    source: str, path: str | None, shard: str | None, offset: int | None, as_json: bool, command_options: CommandOptions
+) -> None:
     """Show where a chunk is stored, or which chunk covers a byte.
 
     PATH is a chunk of SOURCE as a mount would show it. SOURCE may also be a chunk on a mount, without PATH.
     """
     if shard is not None and offset is not None and path is None:
-        chunk = opened_to_look(source, given).survey.chunk_at(shard, offset)
+        chunk = opened_to_look(source, command_options).survey.chunk_at(shard, offset)
         if chunk is None:
             raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of this shard", shard)
         answer: dict[str, Any] = {"path": chunk}
     elif shard is not None or offset is not None:
         raise click.UsageError("locate needs either PATH, or --shard and --offset, or a chunk on a mount")
     elif path is not None:
-        answer = opened_to_look(source, given).locate(path)._asdict()
+        answer = opened_to_look(source, command_options).locate(path)._asdict()
     else:
         answer = _located_on_mount(source)
     if as_json:
@@ -180,12 +182,12 @@ def _entries(tree: Tree, parent: int, batch: Batch, *, exact: bool) -> Iterator[
     from shardfs.model.attributes import Attributes
 
     columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
-    for name, *known in zip(*(column.tolist() for column in columns), strict=True):
-        found = Attributes(*known)
-        if exact and found.size < 0:
+    for name, *fields in zip(*(column.tolist() for column in columns), strict=True):
+        attributes = Attributes(*fields)
+        if exact and attributes.size < 0:
             with suppress(OSError, ShardfsError):  # one bad entry must not hide the others
-                found = tree.lookup(parent, name)
-        yield os.fsdecode(name), found
+                attributes = tree.lookup(parent, name)
+        yield os.fsdecode(name), attributes
 
 
 def _json_line(name: str, a: Attributes) -> bytes:

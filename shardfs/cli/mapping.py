@@ -37,39 +37,40 @@ def map_size(console: Console) -> tuple[int, int]:
     return (ROWS, columns) if console.color_system is not None else (ROWS // 2, columns // 2)
 
 
-def print_map(console: Console, found: ChunkMap) -> None:
+def print_map(console: Console, chunk_map: ChunkMap) -> None:
     """Print map, legend, sizes and dead bytes of a collection."""
     from rich.text import Text
 
-    console.print(Text(_title(found), style="bold"))
-    if found.rows is not None and found.columns is not None:
+    console.print(Text(_title(chunk_map), style="bold"))
+    if chunk_map.rows is not None and chunk_map.columns is not None:
         coloured = console.color_system is not None
-        pixels = _enlarged(found.shares(), *map_size(console))
-        console.print(Text(f"  {_axes(found)}"))
+        pixels = _enlarged(chunk_map.shares(), *map_size(console))
+        console.print(Text(f"  {_axes(chunk_map)}"))
         for line in _half_blocks(pixels) if coloured else _shaded(pixels):
             console.print(Text("  ") + line)
         console.print(Text("  ") + _legend(coloured))
-    for words in (*_sizes(found), *_dead(found)):
+    for words in (*_sizes(chunk_map), *_dead(chunk_map)):
         console.print(Text(f"  {words}"))
     console.print()
 
 
-def _title(found: ChunkMap) -> str:
-    grid = f" of {' x '.join(map(str, found.grid))}" if found.grid else ""
-    chunks, shards = counted(found.total, "chunk"), counted(len(found.shards), "shard")
-    words = f"{printable(found.path or '/')}: {chunks}{grid} in {shards}"
-    return f"{words}, {counted(found.findings, 'finding')}: see `shardfs verify`" if found.findings else words
+def _title(chunk_map: ChunkMap) -> str:
+    grid = f" of {' x '.join(map(str, chunk_map.grid))}" if chunk_map.grid else ""
+    chunks, shards = counted(chunk_map.total, "chunk"), counted(len(chunk_map.shards), "shard")
+    words = f"{printable(chunk_map.path or '/')}: {chunks}{grid} in {shards}"
+    return f"{words}, {counted(chunk_map.findings, 'finding')}: see `shardfs verify`" if chunk_map.findings else words
 
 
-def _axes(found: ChunkMap) -> str:
-    rows, columns = found.rows, found.columns
+def _axes(chunk_map: ChunkMap) -> str:
+    rows = chunk_map.rows
+    columns = chunk_map.columns
     if rows is None or columns is None:
         return ""
     down = f"axis {rows.axis} downwards, " if rows.axis >= 0 else ""
     right = f"axis {columns.axis} to the right" if columns.axis >= 0 else "one chunk"
-    others = [str(axis) for axis in range(len(found.grid)) if axis not in (rows.axis, columns.axis)]
-    rest = f", all of axis {' and '.join(others)} on top of each other" if others else ""
-    return f"{down}{right}{rest}"
+    stacked_axes = [str(axis) for axis in range(len(chunk_map.grid)) if axis not in (rows.axis, columns.axis)]
+    stacked = f", all of axis {' and '.join(stacked_axes)} on top of each other" if stacked_axes else ""
+    return f"{down}{right}{stacked}"
 
 
 def _enlarged(shares: Shares, rows: int, columns: int) -> Shares:
@@ -125,16 +126,16 @@ def _legend(coloured: bool) -> Text:
     return line + Text(" all exist")
 
 
-def _sizes(found: ChunkMap) -> Iterator[str]:
+def _sizes(chunk_map: ChunkMap) -> Iterator[str]:
     from shardfs.jobs.maps import size_bins
 
-    bins = size_bins(found, BARS)
+    bins = size_bins(chunk_map, BARS)
     if not bins:
         return
     yield from ("", "sizes of chunks, as they are stored")
-    most, labels = max(b.chunks for b in bins), [f"from {human_bytes(b.start)}" for b in bins]
+    highest, labels = max(b.chunks for b in bins), [f"from {human_bytes(b.start)}" for b in bins]
     for label, b in zip(labels, bins, strict=True):
-        yield f"{label:>{max(map(len, labels))}}  {_bar(b.chunks / most)} {b.chunks}"
+        yield f"{label:>{max(map(len, labels))}}  {_bar(b.chunks / highest)} {b.chunks}"
 
 
 def _bar(share: float, length: int = 32) -> str:
@@ -143,17 +144,17 @@ def _bar(share: float, length: int = 32) -> str:
     return "█" * (eighths // 8) + "▏▎▍▌▋▊▉"[eighths % 8 - 1 : eighths % 8]
 
 
-def _dead(found: ChunkMap) -> Iterator[str]:
-    dead, objects = int(found.dead.sum()), int(found.objects.sum())
+def _dead(chunk_map: ChunkMap) -> Iterator[str]:
+    dead, objects = int(chunk_map.dead.sum()), int(chunk_map.objects.sum())
     yield ""
     if not dead:
         yield f"no dead bytes in {human_bytes(objects)}"
         return
-    shards = counted(int(np.count_nonzero(found.dead)), "shard")
+    shards = counted(int(np.count_nonzero(chunk_map.dead)), "shard")
     share = f"{dead / objects:.1%}" if objects else ""
     yield f"dead bytes: {human_bytes(dead)} of {human_bytes(objects)} ({share}), in {shards}; most in"
-    worst = np.argsort(-found.dead, kind="stable")[: len(found.keys)].tolist()
-    width = max(map(len, found.keys))
-    for key, i in zip(found.keys, worst, strict=True):
-        part = int(found.dead[i]) / max(int(found.objects[i]), 1)
-        yield f"{key:<{width}}  {_bar(part)} {human_bytes(int(found.dead[i]))} ({part:.1%})"
+    worst = np.argsort(-chunk_map.dead, kind="stable")[: len(chunk_map.keys)].tolist()
+    width = max(map(len, chunk_map.keys))
+    for key, i in zip(chunk_map.keys, worst, strict=True):
+        part = int(chunk_map.dead[i]) / max(int(chunk_map.objects[i]), 1)
+        yield f"{key:<{width}}  {_bar(part)} {human_bytes(int(chunk_map.dead[i]))} ({part:.1%})"

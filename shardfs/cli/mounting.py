@@ -14,7 +14,7 @@ import click
 from shardfs.cli import completing
 from shardfs.cli.printing import echo, waiting
 from shardfs.cli.sources import (
-    Given,
+    CommandOptions,
     debug_option,
     decorated,
     given_options,
@@ -70,7 +70,12 @@ class _MountCommand(click.Command):
 @source_options
 @decorated(*map(_flag, options.settings()))
 def mount(
-    source: str | None, mountpoint: str | None, foreground: bool, verbose: bool, given: Given, **flags: Any
+    source: str | None,
+    mountpoint: str | None,
+    foreground: bool,
+    verbose: bool,
+    command_options: CommandOptions,
+    **flags: Any,
 ) -> int:
     """Mount SOURCE on the directory MOUNTPOINT.
 
@@ -85,7 +90,7 @@ def mount(
         flags["log_level"] = "info"
     if source is not None and mountpoint is None:
         flags["profile"] = _only_profile(source, flags["profile"])
-    mount_options, profile = given_options(*given, flags)
+    mount_options, profile = given_options(*command_options, flags)
     if source is None or mountpoint is None:
         if profile is None:
             raise click.UsageError(_NEEDED)
@@ -130,11 +135,11 @@ def _warn_of_unpublished(source: str, mount_options: Options) -> None:
 _NEEDED = "mount needs SOURCE and MOUNTPOINT, or the name of a profile; `shardfs config show` lists the profiles"
 
 
-def _only_profile(word: str, given: str | None) -> str:
+def _only_profile(word: str, profile: str | None) -> str:
     """Return the single argument of `mount` if it can be the name of a profile; raise UsageError otherwise."""
     from shardfs.config.profiles import NAME
 
-    if given is not None or not re.fullmatch(NAME, word):
+    if profile is not None or not re.fullmatch(NAME, word):
         raise click.UsageError(f"{word!r} is not enough: {_NEEDED}")
     return word
 

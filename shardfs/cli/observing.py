@@ -14,7 +14,7 @@ import click
 
 from shardfs.cli.completing import profiles_and_files
 from shardfs.cli.printing import echo, write_json
-from shardfs.cli.sources import Given, is_source, profile_named, source_options
+from shardfs.cli.sources import CommandOptions, is_source, profile_named, source_options
 from shardfs.config.parsers import absolute
 from shardfs.daemon import figures
 from shardfs.model.exit_codes import ExitCode
@@ -39,7 +39,7 @@ NAMED = 20
 @click.option("--watch", "again", is_flag=True, help="Show rates and problems in the terminal until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
-def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: Given) -> int:
+def status(argument: str | None, wait: bool, again: bool, as_json: bool, command_options: CommandOptions) -> int:
     """Show the state of mounts, or of the journal of SOURCE.
 
     Without an argument, of all mounts on this machine; answers within a second. Exit code 1 if a mount is dead, hangs
@@ -55,10 +55,10 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, given: 
     entries = mounts(mountpoint)
     if not entries and argument is not None and (profile := profile_named(argument)) is not None:
         mountpoint, source = os.path.realpath(profile.mountpoint), profile.source
-        given = given.with_profile(profile.name)
+        command_options = command_options.with_profile(profile.name)
         entries = mounts(mountpoint)
     if not entries and source is not None:
-        return _status_of_source(source, wait=wait, as_json=as_json, given=given)
+        return _status_of_source(source, wait=wait, as_json=as_json, command_options=command_options)
     while wait and any((w := mount.writing) and w["dirty_chunks"] and not w["errors"] for mount in entries):
         time.sleep(LOOK_S)
         entries = mounts(mountpoint)
@@ -86,39 +86,39 @@ def _watch(mountpoint: str | None, *, alone: bool) -> int:
     return ExitCode.OK
 
 
-def _status_of_source(source: str, *, wait: bool, as_json: bool, given: Given) -> int:
+def _status_of_source(source: str, *, wait: bool, as_json: bool, command_options: CommandOptions) -> int:
     """Print the unpublished files in the journal of a source and the process that publishes them."""
     from shardfs.storage.source_locks import journal_directory
     from shardfs.write import recover
 
-    directory = journal_directory(absolute(source), given.options().journal)
-    left = recover.look_if_there(directory)
-    if left is None and not is_source(source, given.options()):
+    directory = journal_directory(absolute(source), command_options.options().journal)
+    journal = recover.look_if_there(directory)
+    if journal is None and not is_source(source, command_options.options()):
         if not as_json:
             why = "is not mounted by shardfs, and is no dataset with a journal; `shardfs status` lists the mounts"
             echo(f"{source}: {why}")
         return ExitCode.NOT_MOUNTED
-    while wait and left is not None and left.owner is not None and left.waiting:
+    while wait and journal is not None and journal.owner is not None and journal.waiting:
         time.sleep(LOOK_S)
-        left = recover.look_if_there(directory)
-    waiting, owner = (left.waiting, left.owner) if left is not None else ([], None)
+        journal = recover.look_if_there(directory)
+    waiting, owner = (journal.waiting, journal.owner) if journal is not None else ([], None)
     if as_json:
         counts = {"files": len(waiting), "conflicts": sum(entry.state == "conflict" for entry in waiting)}
         write_json({"source": absolute(source), "journal": str(directory), "owner": owner, **counts})
     else:
-        echo(*_left_lines(source, left))
+        echo(*_left_lines(source, journal))
     return ExitCode.PROBLEM if waiting and owner is None else ExitCode.OK
 
 
-def _left_lines(source: str, left: Left | None) -> Iterator[str]:
+def _left_lines(source: str, journal: Left | None) -> Iterator[str]:
     from shardfs.storage.source_locks import describe
 
-    if left is None or not (waiting := left.waiting):
+    if journal is None or not (waiting := journal.waiting):
         yield f"{source}: all data is published"
         return
-    yield f"{source}: {counted(len(waiting), 'unpublished file')} in {left.directory}"
+    yield f"{source}: {counted(len(waiting), 'unpublished file')} in {journal.directory}"
     nobody = f"no process publishes the data: mount with --rw, or use shardfs recover {source}"
-    yield f"  {describe(left.owner) if left.owner else nobody}"
+    yield f"  {describe(journal.owner) if journal.owner else nobody}"
     yield from (f"  {entry.path}{f': {entry.why}' if entry.why else ''}" for entry in waiting[:NAMED])
     if len(waiting) > NAMED:
         yield f"  and {len(waiting) - NAMED} more"
@@ -161,8 +161,8 @@ def _files(w: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _latency(latency: Mapping[str, Any]) -> str:
-    half, most = (_seconds(latency[key]) for key in ("median_below", "p99_below"))
-    return f"{_seconds(latency['mean'])} on average, half below {half}, 99 % below {most}"
+    half, high = (_seconds(latency[key]) for key in ("median_below", "p99_below"))
+    return f"{_seconds(latency['mean'])} on average, half below {half}, 99 % below {high}"
 
 
 def _seconds(seconds: float | None) -> str:
@@ -184,7 +184,7 @@ def _duration(seconds: float) -> str:
 @click.argument("argument", required=False, metavar="[SOURCE|MOUNTPOINT|PROFILE]", shell_complete=profiles_and_files)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
-def doctor(argument: str | None, as_json: bool, given: Given) -> int:
+def doctor(argument: str | None, as_json: bool, command_options: CommandOptions) -> int:
     """Find what prevents mounts from working.
 
     Checks this machine and all mounts, and SOURCE if given. Each problem comes with a remedy. Exit code 1 if there is a
@@ -196,14 +196,14 @@ def doctor(argument: str | None, as_json: bool, given: Given) -> int:
     from shardfs.daemon.health import WRONG
     from shardfs.model import redact
 
-    options = given.options()
+    options = command_options.options()
     source = argument
     is_mounted = False
     if argument is not None and mounts(os.path.abspath(argument)):
         source = None  # `examine_machine` checks all mounts
     elif argument is not None and (profile := profile_named(argument, options.config)) is not None:
         source = profile.source
-        options = given.with_profile(argument).options()
+        options = command_options.with_profile(argument).options()
         is_mounted = unmount.is_mounted(profile.mountpoint)
     findings = work.examine_machine(options)
     if source is not None:

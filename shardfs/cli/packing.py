@@ -11,7 +11,7 @@ import click
 from shardfs.cli.jobs import executor_of, part_of, source_of_job, target_of_job
 from shardfs.cli.printing import ProgressDisplay, echo, write_json
 from shardfs.cli.repacking import repack
-from shardfs.cli.sources import Given, decorated, given_options, source_options
+from shardfs.cli.sources import CommandOptions, decorated, given_options, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import OptionError
@@ -83,7 +83,7 @@ def pack(
     dask: str | None,
     part: JobPart,
     as_json: bool,
-    given: Given,
+    command_options: CommandOptions,
 ) -> int:
     """Turn chunk files into shards, in DEST or --in-place.
 
@@ -96,22 +96,22 @@ def pack(
 
     if per_shard and shard_size is not None:
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
-    found = given.options()
-    if found.chunk_codec is not None or found.unsupported == "skip":
+    options = command_options.options()
+    if options.chunk_codec is not None or options.unsupported == "skip":
         raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with pack; see --transcode")
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
         if format is not None or transcode or regions is not None:
             raise click.UsageError("--format, --transcode and --regions do not go with --in-place; give DEST")
         how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": _stripped(arrays)}
-        return _run(source, _in_place(source, "pack", found, how, abort=abort), jobs, dask, as_json=as_json)
-    job = PackJob(*_places(source, dest, found), per_shard, shard_size, _stripped(arrays), format or "", transcode)
+        return _run(source, _in_place(source, "pack", options, how, abort=abort), jobs, dask, as_json=as_json)
+    job = PackJob(*_places(source, dest, options), per_shard, shard_size, _stripped(arrays), format or "", transcode)
     if regions is not None:
         if per_shard or shard_size is not None or jobs > 1 or dask is not None or part.of > 1:
             raise click.UsageError(
                 "--regions needs none of --chunks-per-shard, --shard-size, --jobs, --dask and --part"
             )
-        return ExitCode.LEFT if repack(job, regions, found, as_json=as_json) else ExitCode.OK
-    return _run(source, lambda: PackRun(job, part, found.journal), jobs, dask, as_json=as_json)
+        return ExitCode.LEFT if repack(job, regions, options, as_json=as_json) else ExitCode.OK
+    return _run(source, lambda: PackRun(job, part, options.journal), jobs, dask, as_json=as_json)
 
 
 @click.command()
@@ -128,7 +128,7 @@ def unpack(
     dask: str | None,
     part: JobPart,
     as_json: bool,
-    given: Given,
+    command_options: CommandOptions,
 ) -> int:
     """Turn shards into chunk files, in DEST or --in-place.
 
@@ -138,26 +138,26 @@ def unpack(
     from shardfs.jobs.unpack import UnpackRun
     from shardfs.jobs.unpacking import UnpackJob
 
-    found = given_options(*given, {"layout": layout} if layout is not None else {})[0]
-    loading.check(found)
+    options = given_options(*command_options, {"layout": layout} if layout is not None else {})[0]
+    loading.check(options)
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
-        if found.chunk_codec is not None or found.unsupported == "skip":
+        if options.chunk_codec is not None or options.unsupported == "skip":
             raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with --in-place; give DEST")
-        how = {"layout": found.layout, "arrays": _stripped(arrays)}
-        run = _in_place(source, "unpack", found, how, abort=abort)
+        how = {"layout": options.layout, "arrays": _stripped(arrays)}
+        run = _in_place(source, "unpack", options, how, abort=abort)
         return _run(source, run, jobs, dask, as_json=as_json)
     job = UnpackJob(
-        *_places(source, dest, found),
-        found.layout,
-        found.chunk_codec,
-        found.unsupported == "skip",
+        *_places(source, dest, options),
+        options.layout,
+        options.chunk_codec,
+        options.unsupported == "skip",
         _stripped(arrays),
     )
-    return _run(source, lambda: UnpackRun(job, part, found.journal), jobs, dask, as_json=as_json)
+    return _run(source, lambda: UnpackRun(job, part, options.journal), jobs, dask, as_json=as_json)
 
 
-def _places(source: str, dest: str | None, found: Options) -> tuple[JobSource, JobSource]:
-    return source_of_job(source, found), target_of_job(dest or "", found)
+def _places(source: str, dest: str | None, options: Options) -> tuple[JobSource, JobSource]:
+    return source_of_job(source, options), target_of_job(dest or "", options)
 
 
 def _stripped(arrays: tuple[str, ...]) -> tuple[str, ...]:
@@ -178,13 +178,13 @@ def _is_in_place(dest: str | None, dask: str | None, part: JobPart, *, in_place:
 
 
 def _in_place(
-    source: str, command: str, found: Options, how: dict[str, Any], *, abort: bool
+    source: str, command: str, options: Options, how: dict[str, Any], *, abort: bool
 ) -> Callable[[], InPlaceRun]:
     from shardfs.jobs.in_place import InPlaceRun
     from shardfs.jobs.shared_work import JobSource
 
     job = JobSource.of(absolute(source))
-    return lambda: InPlaceRun(job, command, abort=abort, options=how, journals=found.journal)
+    return lambda: InPlaceRun(job, command, abort=abort, options=how, journals=options.journal)
 
 
 def _run(
@@ -213,8 +213,11 @@ class _JobOutput:
     """Prints problems as they arrive, and counts at the end, as JSON or text. Text comes with progress."""
 
     def __init__(self, work: JobRun[Any] | InPlaceRun, *, as_json: bool) -> None:
-        self._work, self._as_json, self._nbytes, self._problems = work, as_json, 0, 0
-        self.progress = ProgressDisplay(work.files // work.part.of, shown=not as_json)
+        self._work = work
+        self._as_json = as_json
+        self._nbytes = 0
+        self._problems = 0
+        self.progress = ProgressDisplay(work.files // work.part.of, enabled=not as_json)
 
     def report(self, report: PackReport) -> None:
         self._nbytes += report.nbytes

@@ -82,16 +82,18 @@ class ProgressDisplay:
 
     Args:
         files: the number of all files.
-        shown: False to show nothing.
+        enabled: False to show nothing.
     """
 
-    def __init__(self, files: int, *, shown: bool = True) -> None:
-        self._files, self._shown, self._on_terminal = files, shown, sys.stderr.isatty()
+    def __init__(self, files: int, *, enabled: bool = True) -> None:
+        self._files = files
+        self._enabled = enabled
+        self._on_terminal = sys.stderr.isatty()
         self._done = self._copied = self._nbytes = 0
         self._began = self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self._shown and self._on_terminal:
+        if self._enabled and self._on_terminal:
             from rich import progress
             from rich.console import Console
 
@@ -102,7 +104,7 @@ class ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._shown and self._on_terminal:
+        if self._enabled and self._on_terminal:
             self._bar.stop()
 
     def advance(self, files: int, nbytes: int) -> None:
@@ -110,9 +112,9 @@ class ProgressDisplay:
         self._done += files
         self._nbytes += nbytes
         self._copied += files if nbytes else 0
-        if self._shown and self._on_terminal:
+        if self._enabled and self._on_terminal:
             self._bar.update(self._task, completed=self._done, description=self._text())
-        elif self._shown and time.monotonic() - self._printed >= LINES_S:
+        elif self._enabled and time.monotonic() - self._printed >= LINES_S:
             self._printed = time.monotonic()
             echo(self._text(), err=True)
 
@@ -122,5 +124,5 @@ class ProgressDisplay:
         text = f"{self._done:,} of {self._files:,} files, {speed}"
         if not self._copied:
             return text
-        left = took * max(self._files - self._done, 0) / self._copied
-        return f"{text}, {timedelta(seconds=round(left))} left"
+        seconds_left = took * max(self._files - self._done, 0) / self._copied
+        return f"{text}, {timedelta(seconds=round(seconds_left))} left"

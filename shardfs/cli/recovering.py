@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import echo, waiting, write_json
-from shardfs.cli.sources import Given, is_source, source_options
+from shardfs.cli.sources import CommandOptions, is_source, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import ShardfsError, message
@@ -59,7 +59,7 @@ def recover(
     everything: bool,
     yes: bool,
     as_json: bool,
-    given: Given,
+    command_options: CommandOptions,
 ) -> int:
     """Inspect, publish or discard the journal of a mount.
 
@@ -70,7 +70,7 @@ def recover(
     """
     from shardfs.write import recover as work
 
-    options = given.options()
+    options = command_options.options()
     if source is None:
         if action != "list" or out is not None or ours or theirs:
             raise click.UsageError(
@@ -95,13 +95,13 @@ def recover(
         return _salvage(directory)
     if action == "discard":
         return _discard(directory, confirmed=yes)
-    left = work.look(directory)
-    _list(left, as_json=as_json)
-    return _damage(left)
+    journal = work.look(directory)
+    _list(journal, as_json=as_json)
+    return _damage(journal)
 
 
-def _damage(left: Left) -> ExitCode:
-    return ExitCode.DAMAGED if left.problems or left.damaged_paths else ExitCode.OK
+def _damage(journal: Left) -> ExitCode:
+    return ExitCode.DAMAGED if journal.problems or journal.damaged_paths else ExitCode.OK
 
 
 def _find(source: str, options: Options) -> Path:
@@ -116,69 +116,69 @@ def _list_all(options: Options, *, everything: bool, as_json: bool) -> int:
     from shardfs.write import recover as work
 
     work.sweep(options.journal)
-    shown, hidden = 0, 0
+    listed, hidden = 0, 0
     for directory in work.journals(options.journal):
         try:
-            left = work.look_if_there(directory)
+            journal = work.look_if_there(directory)
         except (OSError, ShardfsError) as e:
             echo(f"shardfs: {directory}: this journal cannot be read: {message(e)}", err=True)
-            shown += 1
+            listed += 1
             continue
-        if left is None:
+        if journal is None:
             continue
-        if not (everything or left.undecided):
+        if not (everything or journal.undecided):
             hidden += 1
             continue
-        shown += 1
+        listed += 1
         if as_json:
-            write_json(_as_json(left))
+            write_json(_as_json(journal))
         else:
-            echo(f"{left.source}: {_summary(left)}", f"  {directory}")
-    if not shown and not as_json:
+            echo(f"{journal.source}: {_summary(journal)}", f"  {directory}")
+    if not listed and not as_json:
         echo(f"nothing needs a decision; --all lists {counted(hidden, 'more journal')}" if hidden else "no journals")
     return ExitCode.OK
 
 
-def _as_json(left: Left) -> dict[str, Any]:
-    fields = {**left._asdict(), "directory": str(left.directory), "entries": len(left.entries)}
+def _as_json(journal: Left) -> dict[str, Any]:
+    fields = {**journal._asdict(), "directory": str(journal.directory), "entries": len(journal.entries)}
     return {"type": "journal", **fields}
 
 
-def _summary(left: Left) -> str:
-    counts = Counter(entry.state for entry in left.entries)
+def _summary(journal: Left) -> str:
+    counts = Counter(entry.state for entry in journal.entries)
     words = [f"{n} {state}" for state, n in counts.items()] or ["nothing to be published"]
-    if left.owner is not None:
+    if journal.owner is not None:
         from shardfs.storage.source_locks import describe
 
-        words.append(describe(left.owner))
-    return ", ".join([*words, counted(len(left.problems), "problem")] if left.problems else words)
+        words.append(describe(journal.owner))
+    return ", ".join([*words, counted(len(journal.problems), "problem")] if journal.problems else words)
 
 
-def _list(left: Left, *, as_json: bool) -> None:
+def _list(journal: Left, *, as_json: bool) -> None:
     if as_json:
-        write_json(_as_json(left))
-        for entry in left.entries:
+        write_json(_as_json(journal))
+        for entry in journal.entries:
             write_json({"type": "file", **entry._asdict()})
         return
-    layout = f", written with -o {left.layout}" if left.layout else ""
-    echo(f"{left.source}: {_summary(left)}{layout}; {human_bytes(left.nbytes)} in {left.directory}")
-    for entry in left.entries:
+    layout = f", written with -o {journal.layout}" if journal.layout else ""
+    echo(f"{journal.source}: {_summary(journal)}{layout}; {human_bytes(journal.nbytes)} in {journal.directory}")
+    for entry in journal.entries:
         why = f"  ({entry.why})" if entry.why else ""
         echo(f"  {entry.state:<8} {human_bytes(entry.size):>10}  {entry.path}{why}")
-    for problem in left.problems:
+    for problem in journal.problems:
         echo(f"  problem: {problem}")
-    for path in left.damaged_paths:
+    for path in journal.damaged_paths:
         echo(f"  lost: {path or 'the damaged records do not say which files'}")
 
 
 def _export(directory: Path, out: str) -> int:
     from shardfs.write import recover as work
 
-    left, done = work.look(directory), work.export(directory, out)
-    echo(f"{counted(done.files, 'file')} in {out}; {len(done.deleted)} deleted")
-    for path, why in done.failed.items():
+    journal, export = work.look(directory), work.export(directory, out)
+    echo(f"{counted(export.files, 'file')} in {out}; {len(export.deleted)} deleted")
+    for path, why in export.failed.items():
         echo(f"shardfs: {path}: {why}", err=True)
-    return ExitCode.LEFT if done.failed else _damage(left)
+    return ExitCode.LEFT if export.failed else _damage(journal)
 
 
 def _apply(source: str, directory: Path, options: Options) -> int:
@@ -187,20 +187,20 @@ def _apply(source: str, directory: Path, options: Options) -> int:
 
     # If the argument is a directory with a journal, the journal names the source.
     is_journal = os.path.realpath(source) == os.path.realpath(directory)
-    left = work.look(directory)
-    source = left.source if is_journal else absolute(source)
-    words = loading.from_mount_options([left.layout or "layout=native"])
+    journal = work.look(directory)
+    source = journal.source if is_journal else absolute(source)
+    words = loading.from_mount_options([journal.layout or "layout=native"])
     options = replace(options, **{"chunk_codec": None, **words})
     tree = open_source(source, options)
     with waiting("publishing") as show_progress:
         writable = open_to_write(tree, source, options, directory=directory)
         show_progress(counted(len(writable.left()), "file"))
-        kept = writable.close(options.stall)
-    for path in sorted(kept):
+        unpublished = writable.close(options.stall)
+    for path in sorted(unpublished):
         failure = writable.pending.failure(path)
         why = "" if failure is None else f": {message(failure)}"
         echo(f"shardfs: {path}: is not published{why}", err=True)
-    return ExitCode.LEFT if kept else _damage(left)
+    return ExitCode.LEFT if unpublished else _damage(journal)
 
 
 def _salvage(directory: Path) -> int:

@@ -14,19 +14,20 @@ if TYPE_CHECKING:
     from shardfs.jobs.packing import PackJob
 
 
-def repack(job: PackJob, file: str, found: Options, *, as_json: bool) -> int:
+def repack(job: PackJob, file: str, options: Options, *, as_json: bool) -> int:
     """Replace the chunks that a file of regions names; return the number of problems."""
     from shardfs.jobs.pack import PackReport
     from shardfs.jobs.regions import ExpectedError
     from shardfs.jobs.repack import Repacking
 
     try:
-        work = Repacking.of_file(job, file, found)
+        work = Repacking.of_file(job, file, options)
     except ExpectedError as e:
         raise click.UsageError(f"--regions {file}: {e}") from e
     total, failed = PackReport(), 0
     for report in work.run():
-        total.shards, total.files = total.shards + report.shards, total.files + report.files
+        total.shards += report.shards
+        total.files += report.files
         total.nbytes += report.nbytes
         for problem in report.problems:
             failed += problem.damaged

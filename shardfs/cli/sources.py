@@ -40,7 +40,7 @@ def decorated(*decorators: Callable[[Function], Function]) -> Callable[[Function
     return lambda function: functools.reduce(lambda f, decorate: decorate(f), reversed(decorators), function)
 
 
-class Given(NamedTuple):
+class CommandOptions(NamedTuple):
     """The options on the command line of a verb that opens a source: arguments of `-o`, and `KEY=VALUE` pairs."""
 
     words: tuple[str, ...]
@@ -51,17 +51,17 @@ class Given(NamedTuple):
         """The options, merged with the environment and the profile."""
         return given_options(*self, {})[0]
 
-    def with_profile(self, name: str) -> Given:
+    def with_profile(self, name: str) -> CommandOptions:
         """The same options with a profile below them."""
         return self._replace(words=(f"profile={name}", *self.words))
 
 
 def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator that adds the options of all verbs that open a source. They arrive as the argument `given`."""
+    """Decorator that adds the options of all verbs that open a source. The function gets them as `command_options`."""
 
     @functools.wraps(function)
     def verb(words: tuple[str, ...], storage: tuple[str, ...], env: tuple[str, ...], **arguments: Any) -> Any:
-        return function(given=Given(words, storage, env), **arguments)
+        return function(command_options=CommandOptions(words, storage, env), **arguments)
 
     return decorated(
         click.option("-o", "words", multiple=True, metavar="A,B=C", help=_WORDS_HELP, shell_complete=mount_options),
@@ -114,8 +114,8 @@ def opened(source: str, options: Options) -> Tree:
     return open_source(absolute(source), options)
 
 
-def opened_to_look(source: str, given: Given) -> Tree:
+def opened_to_look(source: str, command_options: CommandOptions) -> Tree:
     """Open the tree for a verb that only reads, and print log messages to standard error."""
-    options = given.options()
+    options = command_options.options()
     logging.basicConfig(level=options.log_level.upper(), format="shardfs: %(message)s")
     return opened(source, options)
