@@ -58,6 +58,25 @@ class Writing(Protocol):
         """
 
 
+class _Closing(threading.Thread):
+    """The thread that publishes the remaining files. `remaining` has those that stay, once `has_closed` is set."""
+
+    def __init__(self, writing: Writing, seconds: float) -> None:
+        super().__init__(name="shardfs-drain", daemon=True)
+        self._writing = writing
+        self._seconds = seconds
+        self.remaining: list[str] = []
+        self.has_closed = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.remaining = self._writing.close(self._seconds)
+        except Exception:
+            log.exception("the remaining files could not be published; they stay in the journal")
+            self.remaining = self._writing.left()
+        self.has_closed.set()
+
+
 def drain(
     writing: Writing, *, hurried: bool, signalled: Callable[[float], bool], progress: Callable[[int], object]
 ) -> int:
@@ -74,22 +93,12 @@ def drain(
     A separate thread publishes, because the store may hang. `drain` does not wait for a hanging thread: the journal
     lets the next mount complete or repeat an interrupted publish.
     """
-    closed = threading.Event()
-    remaining: list[str] = []
-
-    def close() -> None:
-        try:
-            remaining.extend(writing.close(HURRIED_S if hurried else A_DAY_S))
-        except Exception:
-            log.exception("the remaining files could not be published; they stay in the journal")
-            remaining.extend(writing.left())
-        closed.set()
-
-    threading.Thread(target=close, name="shardfs-drain", daemon=True).start()
+    thread = _Closing(writing, HURRIED_S if hurried else A_DAY_S)
+    thread.start()
     fewest = len(writing.left())
     end = time.monotonic() + (HURRIED_S if hurried else STALL_S)
     for look in itertools.count():
-        if closed.wait(LOOK_S) or time.monotonic() >= end:
+        if thread.has_closed.wait(LOOK_S) or time.monotonic() >= end:
             break
         if signalled(0) and not hurried:
             hurried = True
@@ -101,7 +110,7 @@ def drain(
             end = time.monotonic() + STALL_S
         fewest = min(n, fewest)
         progress(n)
-    paths = remaining if closed.is_set() else writing.left()
+    paths = thread.remaining if thread.has_closed.is_set() else writing.left()
     if paths:
         more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
         names = ", ".join(sorted(paths)[:NAMED])

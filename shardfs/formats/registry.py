@@ -47,8 +47,8 @@ def views() -> Mapping[str, View]:
     from shardfs.formats.zarr2 import ZARR2
     from shardfs.formats.zarr3_view import ZARR3_VIEW
 
-    found: Sequence[View] = (ZARR2, ZARR3_VIEW, N5, PRECOMPUTED, BCOLZ)
-    return {view.name: view for view in found}
+    all_views: Sequence[View] = (ZARR2, ZARR3_VIEW, N5, PRECOMPUTED, BCOLZ)
+    return {view.name: view for view in all_views}
 
 
 def creating_view(format: str) -> View | None:
