@@ -257,11 +257,9 @@ class PlainBlocks:
         start = n5_blocks.parse_header(shown_bytes).size
         if not self.header:
             return shown_bytes[:start] + encode((CRC32C,), shown_bytes[start:])
-        payload = (
-            shown_bytes[start:]
-            if shown_bytes[:start] == self.header
-            else self._whole(shown_bytes[:start], shown_bytes[start:])
-        )
+        header, payload = shown_bytes[:start], shown_bytes[start:]
+        if header != self.header:
+            payload = self._whole(header, payload)
         if self.nbytes is not None and len(payload) != self.nbytes:
             raise ValueError(f"a block should have {self.nbytes} bytes behind its header, not {len(payload)}")
         if self.swap > 1:
