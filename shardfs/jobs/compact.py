@@ -15,7 +15,7 @@ from shardfs.jobs.replacing import ShardReplacer
 from shardfs.model.changes import Change
 from shardfs.model.errors import ShardfsError
 from shardfs.shards import rewriting
-from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.shards.open_chunks import open_chunks
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.store import DirEntry
 
@@ -104,11 +104,11 @@ class Packer(ShardReplacer):
 def compare(work: Work, old: Blob, new: Blob) -> None:
     """Raise ValueError unless both shards have the same chunks with the same bytes."""
     one, other = (chunks_in(work.tree.collection, work.shard, work.key, blob) for blob in (old, new))
-    n = sum(len(batch.sizes) for batch in other.scan(0))
-    for batch in one.scan(0):
+    n = sum(len(batch.sizes) for batch in other.layer.scan(0))
+    for batch in one.layer.scan(0):
         n -= len(batch.sizes)
         for coords in map(tuple, batch.coords.tolist()):
-            if one.read(coords) != other.read(coords):
+            if one.stored_bytes(coords) != other.stored_bytes(coords):
                 raise ValueError(f"{work.key}: chunk {coords} would not be the same")
     if n:
         raise ValueError(f"{work.key}: the number of chunks would not be the same")

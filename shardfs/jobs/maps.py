@@ -101,7 +101,7 @@ class ChunkMap:
 def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
     """Count a collection. Reads every index, and of the chunks only those that contain positions of other chunks."""
     axes = _shown_axes(tree)
-    grid = tuple(1 if axis is None else tree.chunks.format.grid[axis] for axis in axes)
+    grid = tuple(1 if axis is None else tree.chunks.layer.format.grid[axis] for axis in axes)
     rows, columns = (None, None) if tree.by_id else _bins(tree, axes, grid, most_rows, most_columns)
     shape = (rows.n, columns.n) if rows is not None and columns is not None else (0, 0)
     chunks, nbytes = np.zeros((2, *shape), np.int64)
@@ -148,7 +148,7 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
 def _shown_axes(tree: ChunkDirs) -> Sequence[int | None]:
     """The axis of the stored grid for each axis of the layout; None for an axis that the layout has added."""
     names = tree.collection.names
-    return names.axes if isinstance(names, MappedNames) else range(len(tree.chunks.format.grid))
+    return names.axes if isinstance(names, MappedNames) else range(len(tree.chunks.layer.format.grid))
 
 
 def _bins(

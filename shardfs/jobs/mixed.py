@@ -149,7 +149,7 @@ class MixedDataset(Packing):
         problems = []
         for key, cell in cells.items():
             try:
-                verified[key] = self._compared(key, _shown(array, cell, chunks))
+                verified[key] = self._compared(key, chunks.whole(cell))
             except OSError as e:
                 problems.append(failure(key, e))
         return verified, problems
@@ -178,7 +178,7 @@ class MixedDataset(Packing):
         os.posix_fadvise(blob.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return chunks_in(array.target, shard, key, blob)
 
-    def _compared(self, key: str, wanted: bytes | None, *, written: bool = False) -> list[int]:
+    def _compared(self, key: str, wanted: bytes | memoryview | None, *, written: bool = False) -> list[int]:
         """Return the identity of a chunk file that has these bytes, or raise OSError.
 
         A file that this job has `written` is read from the disk.
@@ -229,12 +229,12 @@ class MixedDataset(Packing):
 
     def _chunk_files(self, array: PackedArray, chunks: ChunkStore) -> Iterator[tuple[str, bytes]]:
         """Yield the path of each chunk's file and its bytes. Raise CorruptShardError if a chunk may be missing."""
-        for batch in chunks.scan(0):
+        for batch in chunks.layer.scan(0):
             for cell, number in zip(batch.coords.tolist(), array.numbers(batch.coords).tolist(), strict=True):
-                shown = _shown(array, tuple(cell), chunks)
+                shown = chunks.whole(tuple(cell))
                 if shown is None:
                     raise OSError(errno.EIO, f"chunk {cell} has vanished from its shard", array.path)
-                yield array.file(number), shown
+                yield array.file(number), bytes(shown)
 
     def _write_chunk(self, file: tuple[str, bytes]) -> int:
         """Write a chunk file, unless it exists; return its size. Raise FileExistsError if it exists and differs."""
@@ -285,14 +285,8 @@ class MixedDataset(Packing):
                     left.append(join(array.path, inner))
 
 
-def _shown(array: PackedArray, cell: Coords, chunks: ChunkStore) -> bytes | None:
-    """The bytes of a chunk's file, from its shard."""
-    stored, transform = chunks.read(cell), array.target.transform
-    return stored if stored is None or transform is None else bytes(transform.show(cell, stored))
-
-
 def _stored(array: PackedArray, cell: Coords, content: Bytes) -> Bytes:
-    """The inverse: the bytes in the shard, from a chunk's file."""
+    """The bytes in the shard, from a chunk's file."""
     transform = array.target.transform
     return content if transform is None else transform.store(cell, bytes_of(content))
 

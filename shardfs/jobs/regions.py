@@ -70,7 +70,7 @@ class ChunkRegions:
 
     def __init__(self, tree: ChunkDirs) -> None:
         self.tree, facts = tree, tree.collection.facts
-        own = tuple(tree.chunks.format.grid)
+        own = tuple(tree.chunks.layer.format.grid)
         rank = len(own) if len(own) > 1 else len(facts.shape)  # precomputed: without the channels
         self._shape, self._chunk = facts.shape[:rank], facts.chunk_shape[:rank]
         self._offset = facts.offset or (0,) * rank
@@ -169,7 +169,7 @@ class ChunkRegions:
 
     def present(self, tiles: list[Box]) -> Bool:
         """For each cell of these tiles, whether a chunk is stored, damaged or not. Raises the errors of the store."""
-        return self.tree.chunks.present(self._coords_many(np.concatenate([tile.cells() for tile in tiles])))[0]
+        return self.tree.chunks.layer.present(self._coords_many(np.concatenate([tile.cells() for tile in tiles])))[0]
 
     def of_parts(self, parts: Mapping[tuple[int, int], str]) -> Iterator[tuple[Coords, str]]:
         """The coordinates of all chunks in these shards and pages of the innermost layer, with the values of `parts`.
@@ -178,7 +178,7 @@ class ChunkRegions:
         """
         for tile in self.tiles(self.whole):
             coords = self._coords_many(tile.cells())
-            shards, pages, _ = self.tree.chunks.format.place_many(coords)
+            shards, pages, _ = self.tree.chunks.layer.format.place_many(coords)
             for i in np.flatnonzero(np.isin(shards, np.array([s for s, _ in parts], np.uint64))).tolist():
                 shard = int(shards[i])
                 why = parts.get((shard, int(pages[i])), parts.get((shard, ALL_PAGES)))

@@ -161,7 +161,7 @@ class Repacking:
     def _run(self, array: PackedArray, files: U64, replacer: ShardReplacer) -> Iterator[PackReport]:
         """Replace the chunks of one array. `files` are the numbers of all chunk files of the source."""
         named = self._named[array.home]
-        grid = named.regions.tree.chunks.format.grid
+        grid = named.regions.tree.chunks.layer.format.grid
         numbers = ravel_many(array.cells(files), grid)
         order = np.argsort(numbers)
         files, numbers = files[order], numbers[order]

@@ -77,8 +77,8 @@ class UnpackTask:
         filler = chunks.collection.filler
         if filler is not None and self.group.filled:
             coords = self.group.coords(chunks)
-            coords = coords[~chunks.chunks.present(coords)[0]]
-            sizes = chunks.shown.fill_sizes(coords)
+            coords = coords[~chunks.chunks.layer.present(coords)[0]]
+            sizes = filler.sizes(coords)
             for cells in _slices(coords, sizes):
                 yield cells, lambda cells: [OpenedFile(filler.show(cell)) for cell in cells]
             return
@@ -123,13 +123,13 @@ class UnpackTask:
 
 def _stored_order(chunks: ChunkDirs, coords: U64) -> slice | npt.NDArray[np.intp]:
     """Return the positions of these chunks in the order of their bytes in the shard, so that few ranges are read."""
-    if chunks.chunks.files > 1:
+    if chunks.chunks.layer.files > 1:
         return slice(None)
     starts = []
     for cell in coords.tolist():
         found = None
         with suppress(ShardfsError, OSError):  # raised again when the chunk is read
-            found = chunks.chunks.locate(tuple(cell))
+            found = chunks.chunks.layer.locate(tuple(cell))
         starts.append(0 if found is None else found.start)
     return np.argsort(np.array(starts, np.int64), kind="stable")
 
@@ -146,14 +146,14 @@ def _slices(coords: U64, sizes: Sizes) -> Iterator[list[Coords]]:
 
 def _opened(chunks: ChunkDirs, cells: Sequence[Coords]) -> list[OpenedFile | Exception | None]:
     """Return the content of stored chunks, None if they were removed. Large chunks of local shards are not read."""
-    if not chunks.shown.is_cached:  # local, and shown as stored
-        return [_in_file(chunks, cell) or _in_memory(*chunks.shown.whole_many([cell])) for cell in cells]
-    return list(map(_in_memory, chunks.shown.whole_many(cells)))
+    if not chunks.chunks.is_cached:  # local, and shown as stored
+        return [_in_file(chunks, cell) or _in_memory(*chunks.chunks.whole_many([cell])) for cell in cells]
+    return list(map(_in_memory, chunks.chunks.whole_many(cells)))
 
 
 def _in_file(chunks: ChunkDirs, cell: Coords) -> OpenedFile | None:
     try:
-        found = chunks.chunks.locate(cell)
+        found = chunks.chunks.layer.locate(cell)
     except (ShardfsError, OSError):  # raised again when it is read
         return None
     if found is None or found.size < COPIED_SIZE or found.checksum is not None or found.blob.fd < 0:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Blob
     from shardfs.model.shard_format import Checksum, ShardIndex
     from shardfs.model.values import U64, Bool, Coords, Sizes, Version
-    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.shards.chunk_layer import ChunkLayer
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
 ROWS = 1 << 16
@@ -94,7 +94,7 @@ class _Pass:
     """One verification of an outermost shard. `layers` are outermost first; the others are as in `ShardVerifier`."""
 
     tree: ChunkDirs
-    layers: Sequence[ChunkStore]
+    layers: Sequence[ChunkLayer]
     deep: bool
     chunks: bool
     seen: Callable[[U64, Sizes], None] | None

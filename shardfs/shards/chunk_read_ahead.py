@@ -107,12 +107,15 @@ class CollectionReadAhead:
     def _begin(self) -> None:
         self._grid, self._order = Streams(self._index.format.grid), StoredOrder(self._index, self._files)
 
-    def read(self, coords: Coords, whole: ByteRange, where: ByteRange) -> bytes | None:
-        """Note that the chunk at `whole`, or the part `where` of it, is read. Return its bytes if they are here."""
+    def read(self, coords: Coords, whole: ByteRange, where: ByteRange, since: float) -> bytes | None:
+        """Note that the chunk at `whole`, or the part `where` of it, is read. Return its bytes if they are here.
+
+        `since`: see `ReadAhead.take`.
+        """
         start, stop = whole
         if where.start == start:
             self._note(coords, max(stop - start, 1))
-        data = self._shared.take((self._owner, coords), whole, self._index.loaded(coords), keep=where.stop < stop)
+        data = self._shared.take((self._owner, coords), whole, since, keep=where.stop < stop)
         return None if data is None else data[where.start - start : where.stop - start]
 
     def forget(self) -> None:

@@ -8,12 +8,14 @@ import math
 import weakref
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardfs.model.collection import MISSING
 from shardfs.model.errors import CorruptShardError, DanglingLinkError, ShardfsError, StaleShardError, UnsupportedError
 from shardfs.model.shard_format import ShardIndex
 from shardfs.shards.index_reader import MAX_OBJECT, read_page, read_root
+from shardfs.shards.stored_chunk import StoredChunk
 from shardfs.storage.blob_views import BytesBlob
 from shardfs.storage.cache import OVERHEAD
 from shardfs.storage.load_ahead import load_ahead
@@ -51,25 +53,24 @@ DAMAGE_TTL_S = 5.0
 """Seconds for which an undecodable page stays cached, so that an `ls` of its chunks reads the page once."""
 
 
-class StoredChunk(NamedTuple):
-    """A chunk's stored bytes: `[start, start + size)` of `blob`. If there is a checksum, it follows these bytes."""
-
-    blob: Blob
-    start: int
-    size: int
-    checksum: Checksum | None = None
-
-
 _new = tuple.__new__
 
 
 class IndexPage:
-    """A decoded index page, the version of its shard, and the type of the chunks' checksums."""
+    """A decoded index page, the version of its shard, and the type of the chunks' checksums.
 
-    __slots__ = ("blob", "checksum", "index", "version")
+    `expires` is a time of `time.monotonic`, not later than that of the page in the cache.
+    """
 
-    def __init__(self, index: Index, blob: Blob, version: Version, checksum: Checksum | None = None) -> None:
-        self.index, self.version, self.checksum = index, version, checksum
+    __slots__ = ("blob", "checksum", "expires", "index", "version")
+
+    def __init__(
+        self, index: Index, blob: Blob, version: Version, checksum: Checksum | None = None, expires: float = math.inf
+    ) -> None:
+        self.index = index
+        self.version = version
+        self.checksum = checksum
+        self.expires = expires
         # A weak reference, because the store limits the number of open descriptors, not the size of the index cache.
         # A remote blob is kept: it reads the version of the page. It has no descriptor, and `version` is None.
         self.blob = (lambda: blob) if version is None else weakref.ref(blob)
@@ -152,7 +153,7 @@ class ShardIndices:
             blob = self._open_again(shard, number, page)
             if blob is None:
                 return self.at(placement, coords)
-        return _new(StoredChunk, (blob, start, size, page.checksum))  # twice as fast as the constructor
+        return _new(StoredChunk, (blob, start, size, page.checksum, page.expires))  # twice as fast as the constructor
 
     def _open_again(self, shard: int, number: int, page: IndexPage) -> Blob | None:
         """Return the shard's blob if it has the version of the page. Otherwise drop the page and return None."""
@@ -277,19 +278,9 @@ class ShardIndices:
         """Return the cached value of this kind for a shard or an object, which `load` makes (see `ByteLRU.get`)."""
         return self._cache.get((self._id, kind, number), load)
 
-    def expires(self, coords: Coords) -> float:
-        """Return when the page of a chunk expires, as a time of `time.monotonic`; -inf if the page is not cached.
-
-        What is cached of the chunk must not outlive the page: the attributes of the next page belong to other bytes.
-        """
-        if self.ttl_s == math.inf:
-            return math.inf
-        shard, number, _ = self.format.place(coords)
-        return self._cache.expires((self._id, shard, number))
-
-    def loaded(self, coords: Coords) -> float:
+    def loaded(self, chunk: StoredChunk) -> float:
         """Return when the page of a chunk was loaded, as a time of `time.monotonic`; -inf if pages do not expire."""
-        return -math.inf if self.ttl_s == math.inf else self.expires(coords) - self.ttl_s
+        return -math.inf if self.ttl_s == math.inf else chunk.expires - self.ttl_s
 
     def drop(self, kind: str, number: int) -> None:
         """Invalidate a value of `cached`."""
@@ -382,7 +373,7 @@ class ShardIndices:
             self.stat(shard, blob)  # caches the attributes, which are known now and needed soon
         size, _, version = blob.stat() if local or walks else (MAX_OBJECT, 0, None)
         checksum = index.checksum if isinstance(index, ShardIndex) else None
-        return IndexPage(index.checked(size), blob, version if local else None, checksum)
+        return IndexPage(index.checked(size), blob, version if local else None, checksum, monotonic() + self.ttl_s)
 
     def _root_of(self, shard: int, block: int) -> bytes | None:
         return self._root(shard, self._open(shard), block)

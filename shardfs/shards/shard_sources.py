@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, Stat
     from shardfs.model.collection import Layer, Pair
     from shardfs.model.values import U64, Coords
-    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.shards.chunk_layer import ChunkLayer
     from shardfs.storage.store import DirEntry, Store
 
 
@@ -198,12 +198,15 @@ class StoreShards(ShardSource):
 class NestedShards(ShardSource):
     """Shards that are chunks of an outer layer."""
 
-    def __init__(self, outer: ChunkStore, layer: Layer, decoded: DecodedShards) -> None:
-        self._outer, self._grid, self.layer, self._decoded = outer, outer.format.grid, layer, decoded
+    def __init__(self, outer: ChunkLayer, layer: Layer, decoded: DecodedShards) -> None:
+        self._outer = outer
+        self._grid = outer.format.grid
+        self._decoded = decoded
+        self.layer = layer
 
     @property
     def is_local(self) -> bool:
-        return self._outer.is_local
+        return self._outer.source.is_local
 
     def key(self, shard: int) -> str:
         coords = unravel(shard, self._grid)

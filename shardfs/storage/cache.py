@@ -88,11 +88,6 @@ class ByteLRU:
         self.hits += 1
         return entry[0]
 
-    def expires(self, key: Hashable) -> float:
-        """Return when a value expires, as a time of `time.monotonic`; -inf if it is not cached."""
-        entry = self._entries.get(key) or self._large.get(key)
-        return -math.inf if entry is None else entry.expires
-
     def former(self, key: Hashable) -> Any:
         """Return the value even if it has expired; None if it is not cached."""
         entry = self._entries.get(key) or self._large.get(key)

@@ -16,7 +16,6 @@ from shardfs.vfs.chunk_listing import ChunkListing
 from shardfs.vfs.clipped_blocks import note_clipped, note_edges
 from shardfs.vfs.collection_shards import CollectionShards
 from shardfs.vfs.inodes import ChunkNumbers, TreePosition
-from shardfs.vfs.shown_chunks import ShownChunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,19 +105,25 @@ class ChunkDirs:
         stored: str,
         is_moved: bool = False,
     ) -> None:
-        self.path, self.collection, self.chunks, self.stored = path, collection, chunks, stored
+        self.path = path
+        self.collection = collection
+        self.chunks = chunks
+        self.stored = stored
         self.is_moved = is_moved
-        self.numbers, self._names, self._dims = numbers, collection.names, collection.names.dims
-        self.first, self.directories, self.depth = numbers.first, numbers.directories, numbers.depth
+        self.numbers = numbers
+        self.first = numbers.first
+        self.directories = numbers.directories
+        self.depth = numbers.depth
+        self._names = collection.names
+        self._dims = collection.names.dims
         self.root = numbers.first if self._names.prefix else None
         self.mtime_ns = mtime_ns
         self.description = collection.description
         self.is_former = False
         self.is_frozen = False
         self.shapes = [self]
-        self.shown = ShownChunks(path, collection, chunks, cache, mtime_ns)
         self.shards = CollectionShards(path, collection, chunks, cache, numbers.first, ttl_s)
-        self.listing = ChunkListing(numbers, chunks, self.shown, mtime_ns)
+        self.listing = ChunkListing(numbers, chunks, mtime_ns)
         self._rows: dict[int | None, _Row] = {}
         has_parents = self.depth > 1 or bool(self._names.prefix)
         self._has_rows = type(self._names) is NestedNames and collection.lead is None and has_parents
@@ -153,14 +158,14 @@ class ChunkDirs:
         if len(self._rows) >= ROWS:
             self._rows.clear()
         above = unravel(place.nth, self._dims[:-1])
-        row = _Row(self.numbers.number(place, 0), above, self.chunks.format.row(above))
+        row = _Row(self.numbers.number(place, 0), above, self.chunks.layer.format.row(above))
         self._rows[directory] = row
         return row
 
     def _in_row(self, row: _Row, value: int) -> Attributes:
         first, above, place = row
         coords = (*above, value)
-        return self.shown.attributes(first + value, coords, self.chunks.at(place(value), coords))
+        return self.chunks.attributes(first + value, coords, self.chunks.layer.index.at(place(value), coords))
 
     def find(self, names: Sequence[bytes]) -> Attributes | None:
         """Return a directory or chunk by its path below the dataset's directory; None if the path names neither.
@@ -195,7 +200,7 @@ class ChunkDirs:
         """Return all entries of a directory with at most `most` places; None for any other directory."""
         place = self.numbers.place(directory)
         level = place.level
-        if not self._has_rows or self.shown.filler is not None:
+        if not self._has_rows or self.chunks.filler is not None:
             return None
         if self.depth == 1 or level >= self.depth or self._dims[level] > most:
             return None
@@ -204,10 +209,10 @@ class ChunkDirs:
             first = self.numbers.number(place, 0)
             return [(b"%d" % i, first + i, True, 0, mtime_ns, i + 1) for i in range(dim)]
         first, above, placement = self._rows.get(directory) or self._make_row(directory, place)
-        found = self.chunks.row(placement, dim)
+        found = self.chunks.layer.row(placement, dim)
         if self.collection.transform is not None and found:
             coords = np.array([(*above, i) for i, _, _ in found], np.uint64)
-            sizes = self.shown.sizes(coords, np.array([size for _, size, _ in found], np.int64)).tolist()
+            sizes = self.chunks.sizes(coords, np.array([size for _, size, _ in found], np.int64)).tolist()
             found = [(i, size, mtime) for (i, _, mtime), size in zip(found, sizes, strict=True)]
         return [(b"%d" % i, first + i, False, size, mtime, i + 1) for i, size, mtime in found]
 
@@ -227,18 +232,18 @@ class ChunkDirs:
 
     def chunk_attributes(self, number: int, coords: Coords) -> Attributes:
         """Return the attributes of the chunk at these coordinates with this inode number."""
-        return self.shown.attributes(number, coords, self.chunks.locate(coords))
+        return self.chunks.attributes(number, coords, self.chunks.layer.locate(coords))
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a chunk; fewer than `size` only at its end."""
         if number - self.first < self.directories:
             path = self.directory_path(self.numbers.place(number), shown=True)
             raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", path)
-        return self.shown.read(number, self.numbers.coords(number), offset, size)
+        return self.chunks.read(number, self.numbers.coords(number), offset, size)
 
     def read_chunk(self, coords: Coords, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of the chunk at these coordinates; fewer than `size` only at its end."""
-        return self.shown.read(self.numbers.of_chunk(self.path, coords), coords, offset, size)
+        return self.chunks.read(self.numbers.of_chunk(self.path, coords), coords, offset, size)
 
     # ---- kinds of names ----
 
@@ -323,8 +328,8 @@ class ChunkDirs:
         for tree in tuple(self.shapes):
             inside = [c for c in coords if tree.contains(c)]
             tree.shards.invalidate(inside, moved=moved)
-            for c in inside if tree.shown.is_cached else ():
-                tree.shown.invalidate(tree.numbers.of_chunk(tree.path, c))
+            for c in inside if tree.chunks.is_cached else ():
+                tree.chunks.invalidate(tree.numbers.of_chunk(tree.path, c))
 
     def allow_missing(self, first: int) -> None:
         """Allow that the outermost shards from this number on are absent: see `ShardSource.allow_missing`."""
@@ -334,8 +339,8 @@ class ChunkDirs:
     def resized(self, hooks: KernelHooks, coords: U64, sizes: Sizes) -> None:
         """Invalidate the bytes of chunks of at most these sizes, and what the kernel knows, after they were resized."""
         numbers = self.numbers.of_chunks(self.path, coords)
-        for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True) if self.shown.is_cached else ():
-            self.shown.invalidate(number, size)
+        for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True) if self.chunks.is_cached else ():
+            self.chunks.invalidate(number, size)
         if self.is_former:
             hooks.former_resized(numbers)
         else:
@@ -350,7 +355,7 @@ class ChunkDirs:
 
     def contains(self, coords: Coords) -> bool:
         """Return whether the grid has a chunk at these coordinates."""
-        return all(i < n for i, n in zip(coords, self.chunks.format.grid, strict=False))
+        return all(i < n for i, n in zip(coords, self.chunks.layer.format.grid, strict=False))
 
     @property
     def former_shape(self) -> ChunkDirs | None:
@@ -370,10 +375,9 @@ class ChunkDirs:
         self.is_frozen = True
         for layer in self.shards.layers:
             layer.index.is_frozen = True
-            layer.forget_all()  # also what may be of the other array already
+        self.chunks.forget_all()  # also what may be of the other array already
 
     def move(self, old: str, new: str) -> None:
         """Update the paths after the directory, or one of its parents, was renamed."""
         self.path, self.stored = new + self.path[len(old) :], new + self.stored[len(old) :]
-        self.shown.path = self.path
         self.shards.move(self.path, old, new)

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from shardfs.model.values import U64
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.vfs.inodes import ChunkNumbers, TreePosition
-    from shardfs.vfs.shown_chunks import ShownChunks
 
 LONG_ROW = 1 << 22
 """In a directory with more possible chunks than this, few exist. They are found in the shard indices."""
@@ -31,17 +30,20 @@ as fast, while `ls -l` takes five times as long.
 class ChunkListing:
     """Lists the directories of a collection in batches. `mtime_ns` is the time of subdirectories and filled chunks."""
 
-    def __init__(self, numbers: ChunkNumbers, chunks: ChunkStore, shown: ShownChunks, mtime_ns: int) -> None:
-        self._numbers, self._names, self._dims = numbers, numbers.names, numbers.dims
-        self._chunks, self._shown, self._mtime_ns = chunks, shown, mtime_ns
+    def __init__(self, numbers: ChunkNumbers, chunks: ChunkStore, mtime_ns: int) -> None:
+        self._numbers = numbers
+        self._names = numbers.names
+        self._dims = numbers.dims
+        self._chunks = chunks
+        self._mtime_ns = mtime_ns
 
     def scan(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
         """Yield the entries of a directory that follow `cookie`."""
         if place.level + 1 < self._numbers.depth:
             return self._scan_directories(place, cookie)
         # In rows, the chunks of missing shards are listed, too.
-        in_rows = self._numbers.depth > 1 or self._chunks.source.layer.required > 0
-        if self._shown.filler is not None or (in_rows and self._dims[-1] <= LONG_ROW):
+        in_rows = self._numbers.depth > 1 or self._chunks.layer.source.layer.required > 0
+        if self._chunks.filler is not None or (in_rows and self._dims[-1] <= LONG_ROW):
             return self._scan_row(place, cookie)
         return self._scan_stored(place, cookie)
 
@@ -58,15 +60,15 @@ class ChunkListing:
 
     def _scan_row(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
         """Yield the chunks of one directory; each is looked up."""
-        row = np.array(unravel(place.nth, self._dims[:-1]), np.uint64)
+        row, filler = np.array(unravel(place.nth, self._dims[:-1]), np.uint64), self._chunks.filler
         for last in self._values(-1, cookie):
             values = np.empty((len(last), self._numbers.depth), np.uint64)
             values[:, :-1], values[:, -1] = row, last
             coords = self._names.coords_many(values)
-            exists, stored, mtimes = self._chunks.present(coords)
-            sizes = self._shown.sizes(coords, stored)
-            if self._shown.filler is not None:
-                sizes[~exists], mtimes[~exists] = self._shown.fill_sizes(coords[~exists]), self._mtime_ns
+            exists, stored, mtimes = self._chunks.layer.present(coords)
+            sizes = self._chunks.sizes(coords, stored)
+            if filler is not None:
+                sizes[~exists], mtimes[~exists] = filler.sizes(coords[~exists]), self._mtime_ns
                 exists = np.ones(len(last), np.bool_)
             last = last[exists]
             if len(last):
@@ -76,7 +78,7 @@ class ChunkListing:
     def _scan_stored(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
         """Yield the chunks of one directory from the shard indices, shard by shard."""
         row, listed = np.array(unravel(place.nth, self._dims[:-1]), np.uint64), 0
-        for coords, stored, mtime_ns, cookies in self._chunks.scan(cookie):
+        for coords, stored, mtime_ns, cookies in self._chunks.layer.scan(cookie):
             values = self._names.values(coords)
             if self._numbers.depth > 1:
                 here = (values[:, :-1] == row).all(axis=1)
@@ -84,16 +86,14 @@ class ChunkListing:
                     continue
                 values, coords, stored, cookies = values[here], coords[here], stored[here], cookies[here]
             last = values[:, -1]
-            numbers, sizes = self._numbers.numbers(place, last), self._shown.sizes(coords, stored)
+            numbers, sizes = self._numbers.numbers(place, last), self._chunks.sizes(coords, stored)
             if isinstance(self._names, IdNames):
                 listed += len(coords)
                 names = self._names.names(coords)
                 large = coords[:, 0] >= SMALL_IDS  # without computed inode numbers: listed by name only
                 if large.any():
-                    numbers[large], sizes = (
-                        self._numbers.of_ids(self._shown.path, coords[large]),
-                        np.where(large, -1, sizes),
-                    )
+                    numbers[large] = self._numbers.of_ids(self._chunks.layer.index.path, coords[large])
+                    sizes = np.where(large, -1, sizes)
             else:
                 names = self._names.render(place.level, last)
             found = Batch.of(names, numbers, sizes, mtime_ns, cookies)

@@ -19,7 +19,7 @@ from shardfs.model.file_tree import KernelHooks
 from shardfs.model.grid import IdNames
 from shardfs.model.kinds import is_in
 from shardfs.model.listing import BATCH
-from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.shards.open_chunks import open_chunks
 from shardfs.shards.shard_indices import REPLACED
 from shardfs.vfs.chunk_dirs import ChunkDirs
 from shardfs.vfs.inodes import CREATED, TABLE_END, ChunkNumbers
@@ -93,13 +93,13 @@ class ChunkTrees:
                 self._detached.pop(path, None)
                 return former
             numbers = self._reserve(path, collection, is_first=former is None)
-            chunks = open_chunks(self._store, placed.shards, path, collection, *self._caches)
+            chunks = open_chunks(self._store, placed.shards, shown, collection, *self._caches, mtime_ns)
             tree = ChunkDirs(
                 shown, collection, chunks, chunk_cache, numbers, mtime_ns, ttl_s,
                 stored=path, is_moved=shown != placed.shards,
             )  # fmt: skip
-            chunks.on_resize = partial(tree.resized, self.hooks)
-            tree.shown.on_clipped = partial(tree.found_clipped, self.hooks)
+            chunks.layer.on_resize = partial(tree.resized, self.hooks)
+            chunks.on_clipped = partial(tree.found_clipped, self.hooks)
             self._tree_at[path] = tree
             self._detached.pop(path, None)
             self._trees.append(tree)

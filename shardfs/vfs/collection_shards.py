@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords
-    from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
-    from shardfs.shards.shard_indices import StoredChunk
+    from shardfs.shards.chunk_layer import ChunkBatch, ChunkLayer
+    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.shards.stored_chunk import StoredChunk
     from shardfs.storage.cache import ByteLRU
-
-
-def _layers(chunks: ChunkStore) -> list[ChunkStore]:
-    return [*(_layers(chunks.outer) if chunks.outer is not None else ()), chunks]
 
 
 class CollectionShards:
@@ -32,25 +29,28 @@ class CollectionShards:
 
     Args:
         path: the path of the collection, for messages.
-        chunks: the innermost layer.
         first: the first inode number of the collection, which distinguishes it in the cache.
     """
 
     def __init__(
         self, path: str, collection: Collection, chunks: ChunkStore, cache: ByteLRU, first: int, ttl_s: float
     ) -> None:
-        self.path, self.layers = path, _layers(chunks)
-        self._collection, self._chunks = collection, chunks
-        self._cache, self._first, self._ttl = cache, first, ttl_s
+        self.path = path
+        self.layers = chunks.layer.layers
+        self._collection = collection
+        self._chunks = chunks
+        self._cache = cache
+        self._first = first
+        self._ttl = ttl_s
 
     @property
-    def outermost(self) -> ChunkStore:
+    def outermost(self) -> ChunkLayer:
         """The outermost layer, whose shards are objects of the store."""
         return self.layers[0]
 
     def number_of(self, coords: Coords) -> int:
         """Return the number of the outermost shard of a chunk."""
-        shard = self._chunks.shard_of(coords)
+        shard = self._chunks.layer.shard_of(coords)
         for outer in self.layers[-2::-1]:
             shard = outer.shard_of(unravel(shard, outer.format.grid))
         return shard
@@ -102,7 +102,7 @@ class CollectionShards:
     # ---- stored chunks ----
 
     def stored_in(self, shards: U64) -> Iterator[ChunkBatch]:
-        """Yield all chunks in these outermost shards, ascending. Raise CorruptShardError like `ChunkStore.scan`."""
+        """Yield all chunks in these outermost shards, ascending. Raise CorruptShardError like `ChunkLayer.scan`."""
         for outer in self.layers[:-1]:
             inner = [np.empty(0, np.uint64)]
             for batch in outer.scan(0, shards):
@@ -110,7 +110,7 @@ class CollectionShards:
                     outer.locate(tuple(broken))  # raises the error
                 inner.append(ravel_many(batch.coords, outer.format.grid))
             shards = np.sort(np.concatenate(inner))
-        yield from self._chunks.scan(0, shards)
+        yield from self._chunks.layer.scan(0, shards)
 
     def has(self, coords: Coords) -> bool:
         """Return whether a chunk is stored. Both files of a chunk are stored together."""
@@ -124,41 +124,41 @@ class CollectionShards:
         return None if chunk is None else SliceBlob(chunk.blob, chunk.start, chunk.size)
 
     def _stored(self, coords: Coords) -> StoredChunk | None:
-        return self._chunks.stored(coords if self._collection.lead is None else (*coords[:-1], 0))
+        return self._chunks.layer.stored(coords if self._collection.lead is None else (*coords[:-1], 0))
 
     def _second_file(self, coords: Coords) -> StoredChunk | None:
         with suppress(CorruptShardError):  # a damaged chunk has no second file
-            lead = self._chunks.stored(coords)
+            lead = self._chunks.layer.stored(coords)
             return lead if lead is not None and lead.size else None
         return None
 
     def locate(self, coords: Coords) -> Located | None:
         """Return the location of a chunk; None if the chunk is filled. Raise FileNotFoundError if it does not exist."""
-        if self._collection.filler is not None and self._chunks.locate(coords) is None:
-            return None
-        found, transform = self._chunks.stored(coords), self._collection.transform_of(coords)
+        found, transform = self._chunks.layer.stored(coords), self._collection.transform_of(coords)
         if found is None:
+            if self._collection.filler is not None:
+                return None
             raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
         codecs = (*self._collection.codecs, *([transform.name] if transform is not None else []))
         offset = found.start + max(found.blob.base, 0)
-        return Located(self.path, coords, self._chunks.key_of(coords), offset, found.size, codecs)
+        return Located(self.path, coords, self._chunks.layer.key_of(coords), offset, found.size, codecs)
 
     # ---- changes ----
 
     def invalidate(self, coords: Sequence[Coords], *, moved: bool) -> None:
         """Drop everything cached for the shards of these chunks. `moved`: other chunks of the shards may have moved."""
-        place = self._chunks.format.place
+        place = self._chunks.layer.format.place
         for c in {place(c)[:2]: c for c in coords}.values():
             self._chunks.forget(c)
         for layer in self.layers:
-            layer.forget_existing()
-            if moved and not layer.is_local:
-                layer.forget_all()
+            layer.index.drop("existing", 0)
+        if moved and not self._chunks.is_local:
+            self._chunks.forget_all()
 
     def move(self, path: str, old: str, new: str) -> None:
         """Continue at `path`, after directory `old` of the store was renamed to `new`."""
         self.path = path
         for layer in self.layers:
-            layer.path = path
+            layer.index.path = path
             layer.source.move(old, new)
-            layer.forget_all()  # a lookup under the new name may have cached the absence of the shards
+        self._chunks.forget_all()  # a lookup under the new name may have cached the absence of the shards

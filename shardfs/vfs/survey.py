@@ -44,7 +44,7 @@ class Survey:
     def chunk_at(self, shard: str, offset: int) -> str | None:
         """Return the shown path of the chunk that covers byte `offset` of a shard object; None if no chunk does."""
         for tree in self._directories.collections():
-            if (coords := tree.chunks.covering(shard, offset)) is not None:
+            if (coords := tree.chunks.layer.covering(shard, offset)) is not None:
                 return tree.chunk_path(coords)
         return None
 
@@ -61,8 +61,8 @@ class Survey:
                 data_type=facts.data_type,
                 codecs=tree.collection.codecs,
                 sharding=facts.sharding,
-                grid_chunks=None if tree.by_id else math.prod(tree.chunks.format.grid),
-                **tree.chunks.occupancy()._asdict(),
+                grid_chunks=None if tree.by_id else math.prod(tree.chunks.layer.format.grid),
+                **tree.chunks.layer.occupancy()._asdict(),
             )
 
     def unsharded(self) -> Iterator[tuple[str, str, Facts]]:

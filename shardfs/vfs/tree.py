@@ -184,7 +184,7 @@ class Tree:
         groups: dict[ChunkDirs, list[int]] = {}
         for i, (number, offset, size) in enumerate(requests):
             chunks = self._chunks_of(number) if number >= TABLE_END else None
-            if chunks is not None and chunks.shown.can_read_many:
+            if chunks is not None and chunks.chunks.can_read_many:
                 groups.setdefault(chunks, []).append(i)
                 continue
             try:
@@ -196,7 +196,7 @@ class Tree:
         for chunks, members in groups.items():
             coords = [chunks.numbers.coords(requests[i][0]) for i in members]
             parts = [ByteRange(offset, offset + size) for _, offset, size in (requests[i] for i in members)]
-            for i, data in zip(members, chunks.shown.read_many(coords, parts), strict=True):
+            for i, data in zip(members, chunks.chunks.read_many(coords, parts), strict=True):
                 out[i] = data
         return out
 
@@ -484,9 +484,9 @@ def _note(chunks_of: Callable[[int], ChunkDirs], number: int) -> None:
         tree = chunks_of(number)
         coords = tree.numbers.coords(number)
         with suppress(OSError, ShardfsError):  # the read itself raises the error
-            found = tree.chunks.locate(coords)
-            if found is not None:
-                tree.chunks.fetched_ahead(coords, found)
+            stored = tree.chunks.layer.locate(coords)
+            if stored is not None:
+                tree.chunks.fetched_ahead(coords, stored)
 
 
 def _batches(entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator[Batch]:

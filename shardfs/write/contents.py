@@ -148,7 +148,7 @@ class FileContents:
             return tree.chunk_attributes(tree.numbers.of_chunk(tree.path, coords), coords).size
         size = -1
         if version.data is not None:
-            size = target.tree.shown.shown_size(target.coords, version.data.size)
+            size = target.tree.chunks.shown_size(target.coords, version.data.size)
         return len(self._shown(version, target)) if size < 0 else size
 
     def _shown(self, version: Version, target: Target | None) -> bytes | memoryview:
@@ -158,7 +158,7 @@ class FileContents:
             raise OSError(errno.EIO, "no metadata describes this chunk any more, so its bytes cannot be shown")
         try:
             key, size = ("pending", version.lsn, target.tree.first), data.size
-            return target.tree.shown.show(key, target.coords, lambda: self.pending.read(data, 0, size))
+            return target.tree.chunks.show(key, target.coords, lambda: self.pending.read(data, 0, size))
         except ValueError as e:
             raise OSError(errno.EIO, f"cannot be a chunk of this array: {e}", target.tree.path) from e
 

@@ -121,7 +121,7 @@ class Directories:
 
     def _new(self, tree: ChunkDirs) -> bytearray | None:
         """Return the first bits of a collection. All directories of an array with shards are shown."""
-        hides = tree.directories <= MAX_DIRECTORIES and tree.shown.filler is None and tree.shards.is_empty()
+        hides = tree.directories <= MAX_DIRECTORIES and tree.chunks.filler is None and tree.shards.is_empty()
         return bytearray((tree.directories + 7) // 8) if hides else None
 
     def _is_set(self, tree: ChunkDirs, number: int) -> bool:

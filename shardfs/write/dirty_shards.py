@@ -99,7 +99,7 @@ class DirtyShards:
             shard.first = time.monotonic()
             if not shard.busy:
                 outermost = tree.shards.outermost
-                shard.seems_absent = not outermost.is_local and outermost.index.is_absent(number)
+                shard.seems_absent = not outermost.source.is_local and outermost.index.is_absent(number)
         return shard
 
     def _forget_if_clean(self, shard: DirtyShard) -> None:

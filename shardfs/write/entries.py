@@ -268,9 +268,9 @@ class Entries(Part):
         """Return whether a file is a chunk of zeros as removal leaves it, or a chunk that is shown but not stored."""
         file = self._files.by_number.get(number)
         target = self._base.target_of(number) if file is None else file.target
-        if target is None or target.tree.shown.filler is None:
+        if target is None or target.tree.chunks.filler is None:
             return False
-        if file is None and not target.tree.chunks.locate(target.coords):
+        if file is None and not target.tree.chunks.layer.locate(target.coords):
             return True
         zeros = self._cleared(target)
         return zeros is not None and bytes(self._overlay.read(number, 0, len(zeros[1]) + 1)) == zeros[1]

@@ -170,7 +170,7 @@ class Job(Change):
     def _is_large(self) -> bool:
         """Return whether the stored shard is so large that `FIRST` is only a part of it."""
         with suppress(OSError, CorruptShardError):
-            return self._shard.tree.shards.outermost.stat(self._shard.number).size > FIRST.stop
+            return self._shard.tree.shards.outermost.index.stat(self._shard.number).size > FIRST.stop
         return False
 
     def plan(self, old: Blob | None) -> Plan | None:

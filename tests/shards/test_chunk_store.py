@@ -11,7 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import fsspec
 import pytest
+import zarr
+import zarr.codecs
 
 from shardfs.model.errors import (
     CorruptShardError,
@@ -22,16 +25,20 @@ from shardfs.model.errors import (
     errno_of,
     is_expected,
 )
-from shardfs.shards import chunk_store as chunks_module
-from shardfs.storage.cache import ByteLRU
+from shardfs.shards.shard_indices import ShardIndices
+from shardfs.shards.stored_chunk import StoredChunk
+from shardfs.storage.cache import WINDOW, ByteLRU
 from shardfs.storage.local import LocalBlob, LocalStore
 from shardfs.vfs.inodes import ROOT
-from shardfs.vfs.tree import Tree
+from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
 from tests.suites.walking import entries, read_all
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardfs.model.shard_format import Placement
+    from shardfs.model.values import Coords
 
 OLD = [bytes([n]) * 4 for n in range(1, 5)]
 NEW = [bytes([n]) * 9 for n in range(11, 15)]
@@ -159,15 +166,15 @@ def test_a_shard_that_keeps_changing_is_stale(array: Path, monkeypatch: pytest.M
     tree = _tree(array / "v")
     number = tree.resolve("s").number
     reads = 0
-    real = chunks_module.ChunkStore._read_found
+    real = StoredChunk.read
 
-    def read_found(*args: object) -> bytes:
+    def read(*args: object) -> bytes:
         nonlocal reads
         reads += 1
         write(b"no gzip" + bytes(reads))
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(chunks_module.ChunkStore, "_read_found", read_found)
+    monkeypatch.setattr(StoredChunk, "read", read)
     with pytest.raises(StaleShardError) as e:
         tree.lookup(number, b"0-1_0-1_0-1")
     assert errno_of(e.value) == errno.ESTALE
@@ -268,12 +275,12 @@ def test_who_looks_while_a_shard_is_forgotten_does_not_bring_it_back(
 ) -> None:
     tree = _tree(array)
     chunks = tree.collection("")
-    seen = [chunks.chunks.locate((1, 1))]
+    seen = [chunks.chunks.layer.locate((1, 1))]
     _write(array, NEW)
     real = LocalStore.reopen
 
     def reopen(store: LocalStore, key: str) -> None:
-        seen.append(chunks.chunks.locate((1, 1)))  # and has it open from now on
+        seen.append(chunks.chunks.layer.locate((1, 1)))  # and has it open from now on
         real(store, key)
 
     monkeypatch.setattr(LocalStore, "reopen", reopen)
@@ -300,7 +307,7 @@ def test_a_root_goes_with_the_shard_it_was_read_from(tmp_path: Path, monkeypatch
         return blob
 
     monkeypatch.setattr(LocalStore, "open", opened)
-    assert chunks.chunks.read((1, 0, 0)) == b"B" * 100
+    assert chunks.chunks.stored_bytes((1, 0, 0)) == b"B" * 100
 
 
 def test_evicted_descriptors_are_opened_again(array: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,3 +372,50 @@ def test_every_error_has_an_errno(error: BaseException, number: int) -> None:
 def test_an_error_tells_where() -> None:
     assert str(CorruptShardError("a/b", "a/b/c/0", "why", 3)) == "a/b: a/b/c/0, slot 3: why"
     assert str(CorruptShardError("", "info", "why")) == "/: info: why"
+
+
+SMALL, LARGE = 16, WINDOW + 5
+"""Bytes of a chunk; parts of large ones are cached in several windows."""
+
+LAYOUTS = {"unchanged": {}, "decoded": {"layout": "zarr2", "chunk_codec": "raw"}, "filled": {"layout": "precomputed"}}
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("spent", [None, 1 << 20])
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_read_locates_its_chunk_once(
+    tmp_path: Path, layout: str, remote: bool, spent: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two chunks is stored. Each part is read from a new tree, and then again."""
+    array = zarr.create_array(
+        tmp_path, shape=(2 * size, 1, 1), shards=(2 * size, 1, 1), chunks=(size, 1, 1), dtype="uint8", fill_value=5,
+        compressors=zarr.codecs.GzipCodec(level=1) if layout == "decoded" else None,
+    )  # fmt: skip
+    array[:size] = 7
+    source = str(tmp_path)
+    if remote:
+        source = f"memory://{tmp_path.name}"
+        fsspec.filesystem("memory").put(f"{tmp_path}/", f"/{tmp_path.name}/", recursive=True)
+    locates: list[Coords] = []
+    real = ShardIndices.at
+
+    def at(index: ShardIndices, placement: Placement, coords: Coords) -> StoredChunk | None:
+        locates.append(coords)
+        return real(index, placement, coords)
+
+    monkeypatch.setattr(ShardIndices, "at", at)
+    for offset, length in [(0, size), (0, 1 << 62), (3, 4), (size - 5, 5), (size - 1, 9), (size, 9)]:
+        tree = open_tree(source, **LAYOUTS[layout], chunk_cache_bytes=4 * LARGE, spent_bytes=spent)  # type: ignore[arg-type]
+        (chunks,) = tree.collections()
+        for coords, value in [((0, 0, 0), b"\7"), ((1, 0, 0), b"\5" if layout == "filled" else None)] * 2:
+            number = chunks.numbers.of_chunk(chunks.path, coords)
+            locates.clear()
+            if value is None:
+                with pytest.raises(FileNotFoundError):
+                    tree.read(number, offset, length)
+            else:
+                assert bytes(tree.read(number, offset, length)) == value * len(
+                    range(offset, min(offset + length, size))
+                )
+            assert locates in ([], [coords]), (offset, length)

@@ -161,7 +161,7 @@ def test_of_values_larger_than_the_cache_the_last_one_is_kept() -> None:
     assert (lru.peek("bigger"), lru.former("bigger")) == (None, 3)
     assert lru.get("bigger", lambda: (4, 6000, math.inf)) == 4
     lru.drop("bigger")
-    assert (lru.peek("small"), lru.former("bigger"), lru.expires("bigger")) == (1, None, -math.inf)
+    assert (lru.peek("small"), lru.former("bigger")) == (1, None)
 
 
 def test_values_expire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,9 +106,6 @@ class Index:
     def __init__(self, store: Store) -> None:
         self.format, self.missing = Format(store), set[int]()
 
-    def loaded(self, coords: Coords) -> float:
-        return -math.inf
-
     def page(self, shard: int, number: int) -> IndexPage:
         starts = np.arange(PER_SHARD, dtype=np.uint64)
         return IndexPage(ShardIndex(None, starts, starts), BytesBlob(b"", Store()), None)
@@ -136,7 +133,7 @@ class Reader:
         where = whole = self.store.locate(coords).where
         if part is not None:
             where = ByteRange(where.start + part.start, min(where.start + part.stop, where.stop))
-        data = self.ahead.read(coords, whole, where)
+        data = self.ahead.read(coords, whole, where, -math.inf)
         if data is None:
             self.own += 1
             data = self.store.read([whole])[0][where.start - whole.start : where.stop - whole.start]

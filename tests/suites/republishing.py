@@ -44,7 +44,7 @@ def republish(source: Path, target: Path, seed: int = 0) -> int:
 
 
 def _coords(chunks: ChunkDirs) -> list[Coords]:
-    return [tuple(c) for batch in chunks.chunks.scan(0) for c in batch.coords.tolist()]
+    return [tuple(c) for batch in chunks.chunks.layer.scan(0) for c in batch.coords.tolist()]
 
 
 def _rounds(collection: Collection, found: Chunks, random: Random) -> list[tuple[Chunks, set[Coords]]]:

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.formats.zarr3 import ZARR3
-from shardfs.shards.mesh_fragments import open_chunks
+from shardfs.shards.open_chunks import open_chunks
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.remote import FsspecStore
 from shardfs.vfs.inodes import ROOT
@@ -127,31 +127,31 @@ CHUNKS = [bytes([n]) * 4 for n in range(1, 5)]
 def test_an_array(location: handmade.Location) -> None:
     sparse = [CHUNKS[0], None, CHUNKS[2], CHUNKS[3]]
     fs, chunks = _chunks(_array({"c/0/0": handmade.zarr_shard(sparse, location=location)}, location))
-    assert chunks.read((0, 0)) == CHUNKS[0]
+    assert chunks.stored_bytes((0, 0)) == CHUNKS[0]
     assert len(fs.pop()) == 2, "cold: the index and the chunk"
-    assert chunks.read((1, 1)) == CHUNKS[3]
+    assert chunks.stored_bytes((1, 1)) == CHUNKS[3]
     assert len(fs.pop()) == 1, "warm: the chunk"
-    assert chunks.read((0, 1)) is None
+    assert chunks.stored_bytes((0, 1)) is None
     assert fs.pop() == [], "missing under a warm index"
-    assert chunks.read((0, 2)) is None
+    assert chunks.stored_bytes((0, 2)) is None
     assert len(fs.pop()) == 1, "a missing shard"
-    assert chunks.read((1, 3)) is None
+    assert chunks.stored_bytes((1, 3)) is None
     assert fs.pop() == [], "which is remembered"
 
 
 @pytest.mark.parametrize("deflate", [False, True])
 def test_a_volume(deflate: bool) -> None:
     fs, chunks = _chunks(_volume(deflate), "s")
-    assert chunks.read((0, 0, 0)) == bytes(4)
+    assert chunks.stored_bytes((0, 0, 0)) == bytes(4)
     assert len(fs.pop()) == 3, "cold: shard index, minishard index, chunk"
-    assert chunks.read((1, 0, 0)) == b"\1\1\1\1"
+    assert chunks.stored_bytes((1, 0, 0)) == b"\1\1\1\1"
     assert len(fs.pop()) == 1, "warm: the chunk"
-    assert chunks.read((0, 1, 0)) == b"\2\2\2\2"
+    assert chunks.stored_bytes((0, 1, 0)) == b"\2\2\2\2"
     assert len(fs.pop()) == 2, "another minishard: its index and the chunk"
     missing = [(0, 0, 1), (1, 0, 1), (0, 1, 1), (1, 1, 1)]
-    assert chunks.read(missing[0]) is None
+    assert chunks.stored_bytes(missing[0]) is None
     assert len(fs.pop()) == 2, "a missing shard: neither .shard nor the obsolete .index"
-    assert [chunks.read(c) for c in missing] == [None] * 4
+    assert [chunks.stored_bytes(c) for c in missing] == [None] * 4
     assert fs.pop() == [], "which is remembered, for all of its minishards"
 
 
@@ -160,13 +160,13 @@ def test_nested_shards() -> None:
     document = handmade.zarr_metadata([8], [4], [2], codecs=inner_codec)
     shard = handmade.zarr_shard([handmade.zarr_shard([b"a", b"b"]), handmade.zarr_shard([b"c", None])])
     fs, chunks = _chunks({"zarr.json": json.dumps(document).encode(), "c/0": shard})
-    assert chunks.read((0,)) == b"a"
+    assert chunks.stored_bytes((0,)) == b"a"
     assert len(fs.pop()) == 3, "two indices and the chunk"
-    assert chunks.read((1,)) == b"b"
+    assert chunks.stored_bytes((1,)) == b"b"
     assert len(fs.pop()) == 1
-    assert chunks.read((2,)) == b"c"
+    assert chunks.stored_bytes((2,)) == b"c"
     assert len(fs.pop()) == 2
-    assert [chunks.read((n,)) for n in (3, 4, 5)] == [None] * 3
+    assert [chunks.stored_bytes((n,)) for n in (3, 4, 5)] == [None] * 3
     assert len(fs.pop()) == 1, "the outer shard that is missing"
 
 

@@ -74,11 +74,11 @@ def waste(path: Path) -> int:
     for found in tree.collections():
         outermost, collection = found.shards.outermost, found.collection
         first: dict[int, tuple[int, ...]] = {}
-        for batch in found.chunks.scan(0):
+        for batch in found.chunks.layer.scan(0):
             for coords in batch.coords.tolist():
                 first.setdefault(rewriting.shard_of(collection, tuple(coords)), tuple(coords))
         for shard, coords in first.items():
-            data = found.chunks.read(coords)
+            data = found.chunks.stored_bytes(coords)
             assert data is not None
             for changed in (data[::-1], data):
                 make = partial(_with, collection, shard, {coords: Put(changed)})

@@ -438,7 +438,7 @@ def test_readers_find_old_or_new_at_every_call(cached: bool, place: Place) -> No
 
         def look() -> None:
             for key in {*OLD, *NEW}:
-                data = chunks.chunks.decoded((key,), bytes)  # noqa: B023 - called at once
+                data = chunks.chunks.stored_bytes((key,))  # noqa: B023 - called at once
                 assert data in (OLD.get(key), NEW.get(key)), (name, key)  # noqa: B023
 
         if cached:
@@ -469,7 +469,7 @@ def test_verify_looks_again_at_what_changes_meanwhile(place: Place) -> None:
     (chunks,) = open_tree(str(place.top / "s")).collections()
     counted: list[int] = []
     verifier = ShardVerifier(chunks, seen=lambda coords, _: counted.append(len(coords)))
-    source = chunks.chunks.source
+    source = chunks.chunks.layer.source
     stored, turns = source.stored, list[int]()
 
     def opened(shard: int) -> Blob:

@@ -368,7 +368,7 @@ def _units(tree: Tree, chunks: Any, case: Case) -> list[list[tuple[Coords, bytes
     """Chunks that are sound, with both files of each that is two."""
     found: dict[Coords, list[Coords]] = {}
     with suppress(CorruptShardError):
-        for batch in chunks.chunks.scan(0):
+        for batch in chunks.chunks.layer.scan(0):
             for c in map(tuple, batch.coords.tolist()):
                 found.setdefault(c if chunks.collection.lead is None else c[:1], []).append(c)
     units = ([(c, case.good.get(chunks.chunk_path(c), MISSING)) for c in unit] for unit in found.values())

@@ -1,31 +1,25 @@
-"""`open_chunks` selects the `ChunkStore` of a collection; variants for mesh fragments and for unsharded objects."""
+"""`LeadLayer`: chunks with bytes before them that are files of their own, such as mesh fragments."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shardfs.codecs.zlib_streams import MAX_STORED
-from shardfs.model.blobs import Stat
 from shardfs.model.errors import CorruptShardError
-from shardfs.shards.byte_layouts.unsharded import Unsharded
-from shardfs.shards.chunk_store import ChunkBatch, ChunkStore
-from shardfs.shards.shard_indices import DAMAGE_TTL_S, ShardIndices, StoredChunk
-from shardfs.shards.shard_sources import NestedShards, StoreShards
-from shardfs.shards.wrapping import DecodedShards
+from shardfs.shards.chunk_layer import ChunkBatch, ChunkLayer
+from shardfs.shards.shard_indices import DAMAGE_TTL_S, ShardIndices
+from shardfs.shards.stored_chunk import StoredChunk
 from shardfs.storage.blob_views import BytesBlob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.model.collection import Collection, Layer, Lead, ShardSource
+    from shardfs.model.collection import Lead
     from shardfs.model.shard_format import Index
-    from shardfs.model.values import U64, Bool, Coords, Sizes, Version
+    from shardfs.model.values import U64, Coords, Version
     from shardfs.storage.byte_budget import ByteBudget
-    from shardfs.storage.cache import ByteLRU
-    from shardfs.storage.store import Store
 
 
 class _Manifest(NamedTuple):
@@ -44,7 +38,7 @@ def _origin(found: StoredChunk) -> tuple[int, int, Version]:
     return found.start, found.size, found.blob.stat().version if found.blob.fd >= 0 else None
 
 
-class LeadChunks(ChunkStore):
+class LeadLayer(ChunkLayer):
     """Chunks that are two files each: the second is the bytes right before the first in the shard (`Lead`).
 
     Args:
@@ -56,9 +50,8 @@ class LeadChunks(ChunkStore):
     def __init__(self, lead: Lead, index: ShardIndices, decoding: ByteBudget) -> None:
         super().__init__(index)
         self._decoding = decoding
-        index.on_reload = self._report_all
-        self._lead, format = lead, index.format
-        root = format.root_request(format.blocks - 1)
+        self._lead = lead
+        root = index.format.root_request(index.format.blocks - 1)
         self._floor = 0 if root is None else root.stop  # the end of the index's root, before which no chunk can be
 
     def locate(self, coords: Coords) -> StoredChunk | None:
@@ -67,10 +60,10 @@ class LeadChunks(ChunkStore):
             return found
         manifest = self._manifest(coords, found)
         if coords[-1] == 0:
-            return StoredChunk(BytesBlob(manifest.data, found.blob), 0, len(manifest.data))
+            return StoredChunk(BytesBlob(manifest.data, found.blob), 0, len(manifest.data), None, found.expires)
         if isinstance(manifest.lead, str):
             raise self._damage_of(coords, manifest.lead)
-        return StoredChunk(found.blob, found.start - manifest.lead, manifest.lead)
+        return StoredChunk(found.blob, found.start - manifest.lead, manifest.lead, None, found.expires)
 
     def _manifest(self, coords: Coords, found: StoredChunk) -> _Manifest:
         def load() -> tuple[_Manifest, int, float]:
@@ -88,7 +81,7 @@ class LeadChunks(ChunkStore):
             if found.size > MAX_STORED:
                 raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
             with self._decoding.taken(found.size + (0 if transform is None else transform.work(coords, found.size))):
-                data = self._read_found(found, None)
+                data = found.read()
                 data = data if transform is None else bytes(transform.show(coords, data))
         except ValueError as e:
             raise self._damage_of(coords, str(e)) from e
@@ -131,7 +124,7 @@ class LeadChunks(ChunkStore):
         super().forget(coords)
         self.index.drop("lead", coords[0])
 
-    def _report_all(self, shard: int, number: int, before: Index, after: Index) -> None:
+    def _report_resized(self, shard: int, number: int, before: Index, after: Index) -> None:
         """Report both files of all chunks of the page: only a chunk contains the size of its second file."""
         coords, valid = self.format.coords(shard, number, before.arrays().all_slots())
         coords = np.repeat(coords[valid], 2, axis=0)
@@ -140,7 +133,7 @@ class LeadChunks(ChunkStore):
 
     def _damage_of(self, coords: Coords, why: str) -> CorruptShardError:
         shard, _, slot = self.format.place(coords)
-        return CorruptShardError(self.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
+        return CorruptShardError(self.index.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
 
     def scan(self, cookie: int, only: U64 | None = None) -> Iterator[ChunkBatch]:
         """Yield both files of each chunk, one after the other.
@@ -159,54 +152,3 @@ class LeadChunks(ChunkStore):
             cookies[::2] -= np.uint64(1)
             yield ChunkBatch(coords[skip:], sizes[skip:], batch.mtime_ns, cookies[skip:])
             skip = 0
-
-
-class ObjectChunks(ChunkStore):
-    """Chunks of a remote store that are objects of their own.
-
-    One listing returns all chunks of a directory. Without it, each lookup would cost a request.
-    """
-
-    source: StoreShards
-
-    def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
-        keys = [self.format.key(shard).rpartition("/") for shard in self.format.place_many(coords).shard.tolist()]
-        parents = {parent for parent, _, _ in keys}
-        if len(parents) != 1 or parents == {""}:  # the root directory may contain any number of other chunks
-            return super().present(coords)
-        listed = self.source.listed(*parents)
-        names = [name for _, _, name in keys]
-        unknown = Stat(-1, 0, None)
-        stats = [listed.get(name) or unknown for name in names]
-        exists = np.array([name in listed for name in names], np.bool_)
-        sizes = np.array([stat.size for stat in stats], np.int64)
-        return exists, sizes, np.array([stat.mtime_ns for stat in stats], np.int64)
-
-
-def open_chunks(
-    store: Store,
-    directory: str,
-    path: str,
-    collection: Collection,
-    index_cache: ByteLRU,
-    chunk_cache: ByteLRU,
-    index_ttl_s: float = math.inf,
-) -> ChunkStore:
-    """Return the innermost chunks of a collection whose outermost shards are in `directory` of the store."""
-    layers, lead, decoded = collection.layers, collection.lead, DecodedShards(chunk_cache)
-
-    def index_of(layer: Layer, source: ShardSource) -> ShardIndices:
-        pool = store.read_ahead if store.remote else None
-        return ShardIndices(path, layer.format, source, index_cache, index_ttl_s, pool)
-
-    source: ShardSource = StoreShards(store, directory, layers[0], decoded)
-    index = index_of(layers[0], source)
-    if isinstance(layers[0].format, Unsharded) and store.remote:
-        return ObjectChunks(index)
-    chunks = ChunkStore(index) if lead is None else LeadChunks(lead, index, chunk_cache.decoding)
-    for layer in layers[1:]:
-        source = NestedShards(chunks, layer, decoded)
-        chunks = ChunkStore(index_of(layer, source), chunks)
-    if store.read_ahead is not None:
-        chunks.read_ahead(store.read_ahead)
-    return chunks
