@@ -585,7 +585,7 @@ def test_readers_and_writers_give_the_same_reason_for_a_broken_entry(tmp_path: P
         tree = _tree(case(tmp_path / name).path)
         for chunks in (each for each in tree.collections() if each.collection.lead is None):
             for cell in _broken_cells(chunks):
-                read = _error(partial(chunks.chunks.locate, cell))
+                read = _error(partial(chunks.chunks.layer.locate, cell))
                 if read is None or read.slot is None:  # the whole page is damaged
                     continue
                 blob = chunks.shards.outermost.source.stored(chunks.shards.number_of(cell))
@@ -598,7 +598,7 @@ def test_readers_and_writers_give_the_same_reason_for_a_broken_entry(tmp_path: P
 
 def _broken_cells(chunks: Any) -> list[Coords]:
     with suppress(CorruptShardError):
-        return [tuple(c) for batch in chunks.chunks.scan(0) for c in batch.coords[batch.sizes < 0].tolist()]
+        return [tuple(c) for batch in chunks.chunks.layer.scan(0) for c in batch.coords[batch.sizes < 0].tolist()]
     return []
 
 
