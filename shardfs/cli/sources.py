@@ -15,7 +15,7 @@ from shardfs.cli.printing import echo
 from shardfs.config import layers
 from shardfs.config.parsers import absolute
 from shardfs.model import redact
-from shardfs.model.errors import NotADatasetError, ShardfsError
+from shardfs.model.errors import NOT_FOUND, NotADatasetError, ShardfsError
 
 if TYPE_CHECKING:
     from shardfs.config.options import Options
@@ -100,7 +100,7 @@ def is_source(name: str, options: Options) -> bool:
         return True
     try:
         opened(name, options)
-    except (NotADatasetError, OSError):
+    except (NotADatasetError, *NOT_FOUND):
         return False
     except ShardfsError:  # a damaged dataset, or one that the layout cannot express
         return True

@@ -20,7 +20,7 @@ from shardfs.config import loading
 from shardfs.daemon.opening import check, open_source, open_to_write
 from shardfs.fsspec_fs.files import WrittenFile, make_directories, place, remove_tree
 from shardfs.model.attributes import Attributes
-from shardfs.model.errors import ShardfsError
+from shardfs.model.errors import NOT_FOUND, ShardfsError
 from shardfs.vfs.tree import Tree
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return _info(path, self.tree.resolve(path))
 
     def exists(self, path: str, **kwargs: Any) -> bool:
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(*NOT_FOUND):
             self.info(path)
             return True
         return False

@@ -17,7 +17,7 @@ from shardfs.jobs.finished import fingerprint
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.changes import Change
-from shardfs.model.errors import UnsupportedError
+from shardfs.model.errors import NOT_FOUND, UnsupportedError
 from shardfs.model.redact import public_name
 from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
@@ -188,7 +188,7 @@ class JobTarget(NamedTuple):
 
     def is_stored(self, key: str) -> bool:
         """Whether the target has this object."""
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(*NOT_FOUND):
             self.store.entry(key)
             return True
         return False
@@ -205,7 +205,7 @@ class JobTarget(NamedTuple):
     def _version(self) -> Version | None:
         """The version of one document of the job; None if the target does not have it."""
         key = min((key for key in self.state.plan or {} if not key.endswith("/")), default="")
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(*NOT_FOUND):
             self.store.reopen(key)
             stat = self.store.entry(key).stat
             return None if stat is None else stat.version
@@ -216,7 +216,7 @@ class JobTarget(NamedTuple):
         try:
             blob = self.store.open(key)
             return bytes(bytes_of([ByteRange(0, blob.stat().size)], blob))
-        except (FileNotFoundError, NotADirectoryError):
+        except NOT_FOUND:
             return None
 
     def note_task(self, task: str, objects: int, last: str) -> None:

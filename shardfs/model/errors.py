@@ -49,6 +49,10 @@ class DanglingLinkError(OSError):
     """
 
 
+NOT_FOUND = (FileNotFoundError, NotADirectoryError)
+"""The errors which say that a file certainly does not exist. After any other OSError, that is unknown."""
+
+
 class MayAppearError(FileNotFoundError):
     """A file that does not exist now and may exist at any time, without a call that creates this name."""
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat
-from shardfs.model.errors import DanglingLinkError
+from shardfs.model.errors import NOT_FOUND, DanglingLinkError
 from shardfs.storage import descriptors
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.cache import nothing
@@ -154,7 +154,7 @@ class LocalStore:
         only = os.O_PATH | flags & os.O_NOFOLLOW
         try:
             fd = descriptors.open(self.path(key), flags if harmless else only)
-        except FileNotFoundError:
+        except NOT_FOUND:
             self._require_absent(key)
             raise
         try:
@@ -280,7 +280,7 @@ class LocalStore:
     def _entries(self, key: str) -> Iterator[os.DirEntry[str]]:
         try:
             fd = self.descriptor(key, os.O_RDONLY | os.O_DIRECTORY)
-        except (FileNotFoundError, NotADirectoryError, DanglingLinkError):  # the listing above has the link
+        except (*NOT_FOUND, DanglingLinkError):  # the listing above has the link
             return
         try:
             self._waiting()

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from shardfs.model.errors import BusyError
+from shardfs.model.errors import NOT_FOUND, BusyError
 from shardfs.model.own_places import is_closed
 from shardfs.storage.regular_files import parse_object, read_regular
 
@@ -180,7 +180,7 @@ class UnfinishedJob(NamedTuple):
         """
         try:
             info = os.lstat(os.path.join(root, STATE))
-        except OSError:
+        except NOT_FOUND:
             return None
         return cls._read(root, (info.st_ino, info.st_mtime_ns))
 

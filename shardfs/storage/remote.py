@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import uuid
 from contextlib import contextmanager, suppress
@@ -11,7 +12,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
-from shardfs.model.errors import ShardfsError, errno_of
+from shardfs.model.errors import NOT_FOUND, ShardfsError, errno_of
 from shardfs.storage.cache import nothing
 from shardfs.storage.range_client import Answer, UnsuitedError, replaced
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
@@ -212,7 +213,7 @@ class FsspecStore:
         path = self.path(key)
         try:
             listed = self.ask("list", path, self.fs.ls, path, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
+        except NOT_FOUND:
             return
         directories = {info["name"].rstrip("/") for info in listed if info.get("type") == "directory"}
         for info in listed:
@@ -256,12 +257,13 @@ class FsspecStore:
             with store_errors(self.root):
                 answers = self._ask_for_documents(self.root, paths, 0)
             for name, path, answer in zip(asked, paths, answers, strict=True):
-                self._denied[name] = False
+                is_denied = False
                 try:
-                    with suppress(FileNotFoundError), store_errors(path):
+                    with suppress(*NOT_FOUND), store_errors(path):
                         _bytes_or_raise(answer)
                 except PermissionError:
-                    self._denied[name] = True
+                    is_denied = True
+                self._denied[name] = is_denied
         return {name for name, is_denied in self._denied.items() if is_denied}
 
     def require_ranges(self, keys: Iterable[str]) -> None:
@@ -283,6 +285,9 @@ def store_errors(path: str) -> Iterator[None]:
     except (OSError, ShardfsError) as e:
         if isinstance(e, StoreTimeout) and e.filename is None:
             e.filename = path
+        if isinstance(e, PermissionError) and e.filename is None:
+            why = e.strerror or str(e) or os.strerror(errno.EACCES)
+            raise PermissionError(errno.EACCES, why, path) from e.__cause__ or e
         if isinstance(e, TimeoutError) or errno_of(e) == errno.EIO or not is_transient(e):
             raise
         raise OSError(errno.EIO, f"{type(e).__name__}: {e}", path) from e

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardfs.model.byte_ranges import coalesce
+from shardfs.model.errors import NOT_FOUND
 
 if TYPE_CHECKING:
     import os
@@ -121,11 +122,11 @@ def absent_documents(name: str, path: str) -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError):
+    except NOT_FOUND:
         pass
     except IsADirectoryError as e:
-        if "." in name:
-            raise IsADirectoryError(errno.EISDIR, "is a directory; a metadata document was expected", path) from e
+        if "." in name:  # not EISDIR, which zarr-python takes for a missing document or chunk
+            raise OSError(errno.EIO, "is a directory; a metadata document was expected", path) from e
 
 
 PACKAGES = {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from urllib.parse import quote
 
 from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.errors import NOT_FOUND
 from shardfs.storage.blob_views import absolute
 from shardfs.storage.range_client import Answer, UnsuitedError, replaced
 from shardfs.storage.remote import FsspecStore, answer_or_raise, range_header, stat_of_info, store_errors
@@ -168,7 +169,7 @@ class WebStore(FsspecStore):
         self._waiting()
         url = self.path(key).rstrip("/") + "/"
         names: dict[str, bool] = {}
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(*NOT_FOUND):
             names = self.ask("list", url, self._listing, url)
         entries = [DirEntry(name, directory, None) for name, directory in names.items() if not name.startswith(OWN)]
         self._lists |= bool(entries)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.model.attributes import Attributes
 from shardfs.model.dataset import Consolidation, Problem
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import NOT_FOUND, CorruptShardError, message
 from shardfs.model.kinds import NameKind, is_in, is_scratch
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.store import DirEntry
@@ -155,7 +155,7 @@ class StoreDirectories:
             return Attributes(known.number, True, 0, 0)
         try:
             entry = self._files.entry(path, inherited)
-        except (FileNotFoundError, NotADirectoryError):
+        except NOT_FOUND:
             # A volume's directory may have no shard yet. Some stores have objects only, and no directories.
             if name not in content.below and not (self._store.blind and self._datasets.is_described(path, inherited)):
                 # In a file shown as a directory, the store raises NotADirectoryError, which would be wrong here.
@@ -346,7 +346,7 @@ class StoreDirectories:
                 continue
             if directory is self.root and isinstance(found, OSError):
                 raise found
-            why = f"{found.key}: {found.why}" if isinstance(found, CorruptShardError) else found.strerror or str(found)
+            why = f"{found.key}: {found.why}" if isinstance(found, CorruptShardError) else message(found)
             self._datasets.report(Problem(directory.path, why, damaged=True))
             yield directory, None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shardfs.model.attributes import Attributes, Extent
 from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import NOT_FOUND, CorruptShardError, message
 from shardfs.storage.cache import ByteLRU, WindowCache
 from shardfs.vfs.inodes import TreePosition, number_of
 from shardfs.vfs.nodes import NOTHING_INHERITED, DirectoryNode, DocumentNode, FileNode, Inherited, Node, NodeTable
@@ -111,18 +111,19 @@ class StoredFiles:
     def dataset_in_file(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
         """Return the dataset that a single file contains; None if it contains none. Damage is reported.
 
-        Raise OSError if a remote store fails: what the file contains is unknown, and the next call asks again.
+        Raise OSError if the file cannot be read: what it contains is unknown, and the next call reads it again.
         """
         for f in candidates:
             try:
                 found = f.open_file(path, self.store.open(path))
-            except (ValueError, OSError, CorruptShardError) as e:
-                refused = isinstance(e, ValueError | CorruptShardError | FileNotFoundError | PermissionError)
-                unknown = self.store.remote and not refused
-                self._datasets.report(Problem(path, str(e), damaged=unknown))
-                if unknown:
-                    raise
+            except NOT_FOUND:
                 continue
+            except (ValueError, CorruptShardError) as e:
+                self._datasets.report(Problem(path, str(e)))
+                continue
+            except OSError as e:
+                self._datasets.report(Problem(path, message(e), damaged=True))
+                raise
             if found is not None:
                 return found
         return None

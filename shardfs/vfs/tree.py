@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.model.attributes import Attributes
 from shardfs.model.blobs import ByteRange
-from shardfs.model.errors import CorruptShardError, ShardfsError, is_expected
+from shardfs.model.errors import NOT_FOUND, CorruptShardError, ShardfsError, is_expected
 from shardfs.model.listing import BATCH, REST, Batch
 from shardfs.shards.shard_indices import REPLACED
 from shardfs.storage import retry
@@ -418,7 +418,7 @@ class Tree:
         """Return whether a path, which need not exist, is inside an array, where shardfs looks for no datasets."""
         while path:
             path = path.rpartition("/")[0]
-            with suppress(OSError, CorruptShardError):
+            with suppress(*NOT_FOUND, CorruptShardError):
                 return self.directories.content(self.resolve(path).number).passed.closed
         return False
 

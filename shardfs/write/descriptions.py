@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.changes import Change
-from shardfs.model.errors import CorruptShardError, ShardfsError
+from shardfs.model.errors import NOT_FOUND, CorruptShardError, ShardfsError
 from shardfs.model.kinds import NameKind
 from shardfs.write.contents import MAX_DOCUMENT, Part
 from shardfs.write.documents import UnseenChangeError
@@ -103,7 +103,7 @@ class Descriptions(Part):
         """Return the documents that a layout could generate with a new one, and that the mount does not show yet."""
         absent = []
         for at, other in self._documents.generated_with(directory, name):
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(*NOT_FOUND):
                 if self._overlay.find(at, other) is None:
                     absent.append((at, other))
         return absent

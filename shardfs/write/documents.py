@@ -19,7 +19,7 @@ from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.model.blobs import whole
 from shardfs.model.changes import Change, Removal
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import NOT_FOUND, CorruptShardError
 from shardfs.write.files import join
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
 from shardfs.write.repeated_documents import update_repetitions
@@ -206,7 +206,7 @@ class Documents:
         try:
             number = self._base.resolve(path).number
             return bytes(self._base.read(number, 0, MAX_DOCUMENT_BYTES))
-        except (FileNotFoundError, NotADirectoryError):
+        except NOT_FOUND:
             return None
 
     def unseen(self, document: Document, stored: Mapping[str, bytes], data: bytes | None) -> str:
@@ -233,7 +233,7 @@ class Documents:
             return self.seen.latest(path)
         try:
             return self.shown(path)
-        except (OSError, CorruptShardError):  # a write may repair it
+        except CorruptShardError:  # a write may repair it
             return theirs
 
     def _is_generated(self, document: Document) -> bool:
@@ -244,7 +244,7 @@ class Documents:
         """Return whether the directory shows a dataset that is one file, whose documents are made from its header."""
         if not any(f.may_hold(directory.rpartition("/")[2]) for f in formats()):
             return False
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(*NOT_FOUND):
             return not self._base.store.entry(directory).directory
         return False
 

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from shardfs.model.errors import NOT_FOUND
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
@@ -311,5 +312,5 @@ class Entries(Part):
         disk = self._writer.disk
         if disk is not None and number < CREATED and not self._base.is_virtual(number):
             # documents describe it, but the store does not have it yet, or it is a file that is shown as a directory
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(*NOT_FOUND):
                 disk.sync_directory(path)

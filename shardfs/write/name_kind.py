@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardfs.formats.create_rules import NONE, Rule, Sharding
 from shardfs.formats.registry import format_of, formats, sources
 from shardfs.formats.translate import Translation, creation
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import NOT_FOUND, CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
 from shardfs.write.files import join
 
@@ -70,7 +70,7 @@ def document_at(base: Tree, directory: str, name: str) -> Document | None:
     if base.datasets.view is not None:
         try:
             shown = base.shown_by(join(directory, name))
-        except (FileNotFoundError, NotADirectoryError):
+        except NOT_FOUND:
             shown = None
         if shown is None:
             return None
@@ -125,7 +125,7 @@ class ExpectedDatasets:
         view, layout = datasets.view, datasets.layout
         if view is None or layout is None or name not in datasets.layout_documents or self._base.is_closed(directory):
             return None
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(*NOT_FOUND):
             if self._base.shown_by(join(directory, name)) is not None:
                 return None
         format = self._format_of_new(directory)
@@ -145,7 +145,7 @@ class ExpectedDatasets:
     def _format_above(self, directory: str) -> str:
         while directory:
             directory = directory.rpartition("/")[0]
-            with suppress(OSError, CorruptShardError):
+            with suppress(CorruptShardError):
                 documents = self._base.stored_documents(directory)
                 found = (f.open(directory, documents) for f in self._base.datasets.formats)
                 if (dataset := next(filter(None, found), None)) is not None:
@@ -204,7 +204,7 @@ class ExpectedDatasets:
                 return bool(documents)
             found = (f.open(path, documents) for f in datasets.formats)
             return any(dataset.collections or dataset.unsharded for dataset in found if dataset is not None)
-        except (OSError, CorruptShardError):
+        except CorruptShardError:
             return False
 
     def remember(self, document: Document, stored: Mapping[str, bytes]) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import NOT_FOUND, CorruptShardError
 from shardfs.model.kinds import OWN, NameKind, is_scratch
 from shardfs.storage.cache import nothing
 from shardfs.vfs.chunk_dirs import NameMeaning
@@ -119,7 +119,7 @@ class Names:
         number = self._base_numbers.get(path)
         if number is not None:
             return number
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(*NOT_FOUND):
             entry = self.base.resolve(path)
             if entry.directory:  # a missing directory is not recorded, because it may appear at any time
                 keep(self._base_numbers, path, entry.number)

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,11 @@ def n5(root: Path, *, sharded: bool) -> str:
 def dangling(document: Path) -> None:
     document.unlink()
     document.symlink_to("../.git/annex/objects/KEY")
+
+
+def through_a_file(document: Path) -> None:
+    document.unlink()
+    document.symlink_to("../../zarr.json/lost" if (document.parents[1] / "zarr.json").exists() else "../x")
 
 
 def loop(document: Path) -> None:
@@ -152,6 +158,35 @@ def test_a_reader_of_a_mount_gets_an_error_instead_of_an_absent_array(
         assert caught.value.errno in (errno.EIO, errno.ELOOP)
 
 
+def test_no_client_reads_fill_values_for_chunks_of_an_array_whose_document_cannot_be_read(tmp_path: Path) -> None:
+    """Consolidated metadata describes the array all the same."""
+    broken: Callable[[Path], None]
+    for broken in (*BROKEN, through_a_file):
+        source = tmp_path / broken.__name__
+        zarr3(source, sharded=True)
+        zarr.consolidate_metadata(source)
+        broken(source / "b" / "zarr.json")
+        store = zarr.storage.FsspecStore.from_url(f"shardfs::file://{source}")
+        array: Any = zarr.open_group(store, mode="r", use_consolidated=True)["b"]
+        with pytest.raises(OSError, match="b"):
+            array[:]
+
+
+def test_a_dataset_in_a_file_that_cannot_be_read_is_no_plain_file(place: Path) -> None:
+    """Blosc2 has the document in the file."""
+    pytest.importorskip("msgpack")
+    zarr3(place / "source", sharded=True)
+    (place / "source" / "c.b2nd").write_bytes(b"...")
+    run("verify", place / "source")  # loads modules, which may be root's alone
+    (place / "source" / "c.b2nd").chmod(0)
+    with ordinary_user():
+        reports = [run("verify", place / "source"), run("info", place / "source" / "c.b2nd")]
+    assert [code for code, _ in reports] == [7, 3]
+    for _, text in reports:
+        assert "c.b2nd" in text
+        assert "Permission denied" in text
+
+
 def test_a_directory_of_chunks_that_is_a_dangling_link_is_not_empty(tmp_path: Path) -> None:
     zarr3(tmp_path / "source", sharded=True)
     (tmp_path / "source" / "b" / "c").rename(tmp_path / "elsewhere")
@@ -166,6 +201,23 @@ def test_directories_with_common_names_are_no_documents(tmp_path: Path) -> None:
     os.makedirs(tmp_path / "source" / "info")
     os.makedirs(tmp_path / "source" / "a" / "meta" / "storage")
     assert run("verify", tmp_path / "source")[0] == 0
+
+
+# ---- writing
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_nothing_is_written_over_it_or_beside_it(broken: Callable[[Path], None], tmp_path: Path) -> None:
+    document = tmp_path / "source" / "b" / zarr3(tmp_path / "source", sharded=True)
+    raw = document.read_bytes()
+    broken(document)
+    before = files(tmp_path / "source")
+    options = {"journal": str(tmp_path / "journals"), "create": "zarr3"}
+    fs = ShardFileSystem(str(tmp_path / "source"), rw=True, write_options=options, skip_instance_cache=True)
+    for path, data in (("b/zarr.json", raw), ("b/c/0/0", b"chunk"), ("b/.zattrs", b"{}"), ("b/d/zarr.json", raw)):
+        assert errno_of(partial(fs.pipe_file, path, data)) in (errno.EIO, errno.ELOOP), path
+    assert fs.close() == []
+    assert files(tmp_path / "source") == before
 
 
 # ---- no permission
@@ -275,19 +327,31 @@ def test_a_document_that_a_server_denies_is_an_error(tmp_path: Path) -> None:
 
 PATIENCE = ("-o", "store_timeout=3,store_retries=0")
 
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "403": ({"kind": "status", "status": 403}, "zarr.json"),
+    "500": ({"kind": "status", "status": 500}, "500"),
+    "silence": ({"kind": "hang"}, "does not answer within 3 s"),
+}
+"""Answers of a server, and what the error message has."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["pack", "unpack", "verify"])
-def test_a_document_for_which_a_server_gives_no_answer_is_an_error(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_document_for_which_a_server_gives_no_answer_is_an_error(fault: str, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    zarr3(tmp_path / "source", sharded=command != "pack")
-    with serving(tmp_path / "source", 0) as store:
-        store.fail({"path": "/b/zarr.json", "kind": "hang"})
-        places = [store.url, tmp_path / "target"] if command != "verify" else [store.url]
-        code, text = run(command, *PATIENCE, *places)
-    assert code == CODES[command], text
-    assert "does not answer within 3 s" in text
-    assert not any(Path(name).name == "zarr.json" for name in files(tmp_path / "target"))
+    answer, why = FAULTS[fault]
+    for command in ("pack", "unpack", "verify"):
+        source, target = tmp_path / command / "source", tmp_path / command / "target"
+        source.parent.mkdir()
+        zarr3(source, sharded=command != "pack")
+        with serving(source, 0) as store:
+            store.fail({"path": "/b/zarr.json", **answer})
+            code, text = run(command, *PATIENCE, store.url, *[target] * (command != "verify"))
+            assert code == CODES[command], text
+            assert why in text
+            assert not any(Path(name).name == "zarr.json" for name in files(target))
+            if command == "verify":
+                assert run("ls", *PATIENCE, store.url, "b")[0] == run("info", *PATIENCE, f"{store.url}/b")[0] == 3
 
 
 @pytest.mark.fuse

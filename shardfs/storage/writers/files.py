@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.blobs import ByteRange, FilePart
+from shardfs.model.errors import NOT_FOUND
 from shardfs.model.kinds import is_in
 from shardfs.model.write_plan import piece_size
 from shardfs.storage import descriptors, syscalls
@@ -73,7 +74,7 @@ class SourceDirectories:
         directory = place.key.rpartition("/")[0]
         if not place.key:
             return True  # the source is a file
-        with suppress(FileNotFoundError, NotADirectoryError), self._store.opened(directory, DIRECTORY) as at:
+        with suppress(*NOT_FOUND), self._store.opened(directory, DIRECTORY) as at:
             if os.path.samestat(os.fstat(at), os.fstat(place.at)):
                 return True
         for name in list(self._durable):  # a copy: other threads add names meanwhile
@@ -121,7 +122,7 @@ class SourceDirectories:
 
 def _identity(path: str) -> tuple[int, int] | None:
     """Return the device and inode number of a directory; None if there is none at this path."""
-    with suppress(FileNotFoundError, NotADirectoryError):
+    with suppress(*NOT_FOUND):
         info = os.stat(os.path.join(path, ""))
         return info.st_dev, info.st_ino
     return None
