@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from shardfs.model.changes import Begun, Change
+from shardfs.model.changes import Change
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from shardfs.config.options import Options
     from shardfs.model.blobs import Blob, Plan, Stat
+    from shardfs.model.changes import Begun
     from shardfs.model.collection import Collection
     from shardfs.model.shard_format import Put
     from shardfs.model.values import Coords
@@ -76,12 +77,10 @@ class ShardReplacer:
 
     def __init__(self, writer: Writer, journal: Journal) -> None:
         self._writer, self._backlog = writer, Backlog(journal)
-        if n := len(self._backlog.pending.versions):
+        if n := len(self._backlog.versions):
             why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
             raise OSError(errno.EBUSY, why, str(journal.directory))
-        for begun in self._backlog.pending.begun.values():
-            writer.recover(Begun.from_json(begun))
-        writer.recovered()
+        self._backlog.finish_begun(writer)
 
     @classmethod
     @contextmanager

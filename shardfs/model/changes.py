@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from shardfs.model.blobs import Blob, ByteRange, Plan
+from shardfs.model.blobs import Blob, ByteRange, Plan, whole
 from shardfs.model.write_plan import pieces_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from shardfs.model.blobs import ByteRequest, Content
 
@@ -89,6 +89,17 @@ class Whole(Change):
 
     def plan(self, old: Blob | None) -> Plan:
         return pieces_of(self.content)
+
+
+@dataclass
+class Rewrite(Change):
+    """Give a small object the content that `content` returns for its present one; None: there is none, or remove it."""
+
+    content: Callable[[bytes | None], bytes | None]
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        content = self.content(None if old is None else whole(old))
+        return None if content is None else [content]
 
 
 @dataclass

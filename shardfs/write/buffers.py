@@ -45,15 +45,13 @@ class Buffer:
         most: maximum size of the file in bytes. Beyond it, calls raise OSError (EFBIG).
     """
 
-    def __init__(self, budget: Budget, most: int, data: bytes = b"") -> None:
+    def __init__(self, budget: Budget, most: int) -> None:
         self._budget = budget
         self._most = most
         self._memory = bytearray()
         self._fd = -1
         self._size = 0
         self.edition = 0  # increases with each change
-        if data:
-            self.write(0, data)
 
     @property
     def size(self) -> int:

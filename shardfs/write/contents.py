@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardfs.model.attributes import Attributes
@@ -35,19 +36,19 @@ PIECE = 8 << 20
 """Bytes copied at a time."""
 
 
+@dataclass(eq=False)
 class FileContents:
     """Reads changed files from where their bytes are: a buffer, the journal, the disk or the tree. Thread-safe.
 
     Args:
         writer: of the source. If that is a directory of this machine, its files' sizes, modes and times are shown.
-        budget: memory limit of the buffers of files open for writing.
+        _budget: memory limit of the buffers of files open for writing.
     """
 
-    def __init__(self, names: Names, pending: WriteBuffer, writer: Writer, budget: Budget) -> None:
-        self.names = names
-        self.pending = pending
-        self.writer = writer
-        self._budget = budget
+    names: Names
+    pending: WriteBuffer
+    writer: Writer
+    _budget: Budget
 
     def attributes(self, file: WritableFile) -> Attributes:
         """Return the attributes of a file. Raise OSError (ESTALE) if its bytes are gone."""
@@ -120,7 +121,7 @@ class FileContents:
             try:
                 if version.stored:
                     return memoryview(self._shown(version, target))[offset : offset + size]
-                return self.pending.read(version.data, offset, size)
+                return self.pending.journal.read(version.data, offset, size)
             except OSError as e:
                 if e.errno != errno.ESTALE:
                     raise
@@ -157,8 +158,8 @@ class FileContents:
         if target is None or data is None:
             raise OSError(errno.EIO, "no metadata describes this chunk any more, so its bytes cannot be shown")
         try:
-            key, size = ("pending", version.lsn, target.tree.first), data.size
-            return target.tree.chunks.show(key, target.coords, lambda: self.pending.read(data, 0, size))
+            key = "pending", version.lsn, target.tree.first
+            return target.tree.chunks.show(key, target.coords, lambda: self.pending.journal.read(data))
         except ValueError as e:
             raise OSError(errno.EIO, f"cannot be a chunk of this array: {e}", target.tree.path) from e
 
@@ -196,14 +197,19 @@ class FileContents:
             self.load(file)
 
 
+@dataclass(eq=False)
 class Part:
-    """A part of the writable tree, with what all parts share: names, files, their bytes, the journal and the source."""
+    """A part of the writable tree, with what all parts share: names, files, their bytes, the journal and the source.
 
-    def __init__(self, contents: FileContents) -> None:
-        self._contents = contents
-        self._names = contents.names
-        self._documents = contents.names.documents
-        self._files = contents.names.files
-        self._base = contents.names.base
-        self._pending = contents.pending
-        self._writer = contents.writer
+    The fields of a part are the other parts that it calls.
+    """
+
+    _contents: FileContents
+
+    def __post_init__(self) -> None:
+        self._names = self._contents.names
+        self._documents = self._names.documents
+        self._files = self._names.files
+        self._base = self._names.base
+        self._pending = self._contents.pending
+        self._writer = self._contents.writer

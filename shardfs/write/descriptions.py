@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
-    from shardfs.write.contents import FileContents
     from shardfs.write.journaled import CompressedKind
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
@@ -35,26 +34,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Descriptions(Part):
     """Writes documents, and updates the names that they describe. Thread-safe."""
 
-    def __init__(
-        self,
-        contents: FileContents,
-        overlay: Overlay,
-        open_files: OpenFiles,
-        compressed: CompressedKind,
-    ) -> None:
-        super().__init__(contents)
-        self._overlay = overlay
-        self._open_files = open_files
-        self._compressed = compressed
+    _overlay: Overlay
+    _open_files: OpenFiles
+    _compressed: CompressedKind
 
     def publish_chosen(self) -> None:
         """Publish the documents chosen with `shardfs recover --ours`."""
-        for path, version in self._pending.versions().items():
+        for path, version in list(self._pending.backlog.versions.items()):
             if version.is_document and not version.conflict and version.data is not None:
-                self._publish_chosen(path, version, self._pending.read(version.data, 0, MAX_DOCUMENT))
+                self._publish_chosen(path, version, self._pending.journal.read(version.data, 0, MAX_DOCUMENT))
 
     def _publish_chosen(self, path: str, version: Version, data: bytes) -> None:
         directory, _, name = path.rpartition("/")
@@ -180,14 +172,16 @@ class Descriptions(Part):
             self._show_anew(file.path, file, file.frozen)
 
     def _show_anew(self, path: str, old: WritableFile | None, data: bytes | None) -> None:
-        """Show the bytes `data` at a path; None shows no file. The caller holds the lock.
+        """Show the bytes `data` at a path; None shows what the source has, even if it was hidden. The caller locks.
 
         The file gets a new inode number, because the kernel may have cached size and bytes of the old file.
         """
         if old is not None:
             old.discard()
             self._files.unname(old)
-        if data is not None:
+        if data is None:
+            self._files.reveal(*split(path))
+        else:
             new = self._files.new(*split(path), NameKind.DOCUMENT)
             new.freeze(data)
             if old is not None:
@@ -206,13 +200,12 @@ class Descriptions(Part):
                     continue
                 meaning = self._names.classify_name(parent, name)
                 path = join(parent, name)
-                known = self._pending.target(path) if file is None else file.target
+                known = self._pending.shards.target(path) if file is None else file.target
                 if meaning.target is None and known is not None and known.tree in former:
                     continue  # outside of the new shape, but still readable and deletable
                 if file is not None and file.dirty and _is_reformed(file.target, meaning.target):
                     continue  # the program that closes the file gets the error
-                self._pending.retarget(path, meaning.target)
-                if self._pending.is_obsolete(path) or _is_reformed(known, meaning.target):
+                if self._pending.retarget(path, meaning.target) or _is_reformed(known, meaning.target):
                     gone.append((parent, name, file))
                     continue
                 if file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
@@ -224,7 +217,7 @@ class Descriptions(Part):
                 if file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
                     strays.append(file)
             for parent, name, file in gone:
-                self._show_replaced(parent, name, file)
+                self._show_anew(join(parent, name), file, None)  # the source's chunk, not a version for a former array
         if reshaped:
             self._names.hooks.reshaped(np.array(reshaped, np.uint64))
         for file in strays:
@@ -242,7 +235,7 @@ class Descriptions(Part):
             data = None if file.version is None else file.version.data
             try:
                 if data is not None:
-                    self._compressed.write(file, path, self._pending.read(data, 0, data.size))
+                    self._compressed.write(file, path, self._pending.journal.read(data))
             except (OSError, CorruptShardError) as e:
                 log.warning("%s: cannot be a compressed chunk, so it stays in the journal: %s", path, e)
                 continue
@@ -252,14 +245,6 @@ class Descriptions(Part):
                     self._files.unname(file)
                     self._names.invalidate(*split(path))
 
-    def _show_replaced(self, directory: str, name: bytes, file: WritableFile | None) -> None:
-        """Show the source's chunk instead of a version for a former array. The caller holds the lock."""
-        if file is None:
-            self._files.reveal(directory, name)
-            self._names.invalidate(directory, name)
-        else:
-            self._show_anew(join(directory, os.fsdecode(name)), file, None)
-
     def describes(self, name: bytes) -> bool:
         """Return whether a passed-through file with this name changes what other names in its directory are."""
         text = os.fsdecode(name)
@@ -268,7 +253,7 @@ class Descriptions(Part):
     def _pass_through(self, file: WritableFile) -> None:
         """Write a file to the store under its own name: it was kept as a chunk of a future array, but is no chunk."""
         path = file.path
-        version = None if path is None else self._pending.backlog.get(path)
+        version = None if path is None else self._pending.backlog.versions.get(path)
         if path is None or (version is not None and version.conflict):
             return
         try:
@@ -301,7 +286,8 @@ class Descriptions(Part):
         """
         for parent, name, file in list(self._files.below("")):
             path = join(parent, name)
-            if file is None or file.kind not in (NameKind.ORPHAN, NameKind.SCRATCH) or not self._pending.holds(path):
+            is_kept = file is not None and file.kind in (NameKind.ORPHAN, NameKind.SCRATCH)
+            if file is None or not is_kept or path not in self._pending.backlog.versions:
                 continue
             with suppress(OSError, CorruptShardError):
                 if self._names.is_plain_in_source(path):

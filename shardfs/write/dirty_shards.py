@@ -72,7 +72,7 @@ class DirtyShards:
         with self._lock:
             before = self._at.pop(path, None)
             shard = None
-            if target is not None and self._backlog.get(path) is not None:
+            if target is not None and self._backlog.versions.get(path) is not None:
                 shard = self._at[path] = self._shard(target)
             if before is not None and before is not shard:
                 before.targets.pop(path, None)
@@ -109,6 +109,12 @@ class DirtyShards:
     def at(self, path: str) -> DirtyShard | None:
         """Return the shard of a pending chunk; None if the path has no pending version, or is no chunk."""
         return self._at.get(path)
+
+    def target(self, path: str) -> Target | None:
+        """Return the chunk that the pending version of a path replaces; None if there is none."""
+        with self._lock:
+            shard = self._at.get(path)
+            return None if shard is None else shard.targets[path]
 
     def paths(self, path: str = "") -> list[str]:
         """Return the pending chunks at and below a path."""
@@ -165,7 +171,7 @@ class DirtyShards:
         for path, target in shard.targets.items():
             if len(out) == MOST_CHUNKS:
                 break
-            version = self._backlog.pending.versions[path]
+            version = self._backlog.versions[path]
             empty = version.data is not None and version.data.size == 0 and not target.tree.by_id
             if not empty and not version.conflict and path not in shard.unfit and (shard.due or not self.is_held(path)):
                 out[path] = target, version
@@ -195,7 +201,7 @@ class DirtyShards:
             shard.retry_at = 0.0
             shard.unfit.update(unfit)
             for path in paths:
-                if self._backlog.get(path) is None:
+                if self._backlog.versions.get(path) is None:
                     shard.targets.pop(path, None)
                     self.assign(path, None)  # a new document may have assigned it to another shard meanwhile
 
@@ -226,7 +232,7 @@ class DirtyShards:
         wanted = {}
         with self._lock:
             for shard in self._shards.values():
-                lsns = {name: self._backlog.pending.versions[name].lsn for name in shard.targets if is_in(name, path)}
+                lsns = {name: self._backlog.versions[name].lsn for name in shard.targets if is_in(name, path)}
                 if lsns:
                     wanted[shard] = lsns
                     shard.due = True
@@ -266,7 +272,7 @@ class DirtyShards:
         """Return the chunks at and below a path that cannot be published, and why: unfit ones, then conflicts."""
         with self._lock:
             unfit = [(name, errno.EINVAL, why) for shard in self for name, why in shard.unfit.items()]
-            versions = self._backlog.pending.versions.items()
+            versions = self._backlog.versions.items()
             conflicts = [(name, errno.ESTALE, version.conflict) for name, version in versions if version.conflict]
         return [(name, OSError(number, why, name)) for name, number, why in unfit + conflicts if is_in(name, path)]
 

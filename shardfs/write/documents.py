@@ -9,7 +9,8 @@ import os
 import posixpath
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
+from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import Rule
@@ -17,19 +18,16 @@ from shardfs.formats.documents import MAX_DOCUMENT_BYTES, parse_written
 from shardfs.formats.json_text import REMOVED
 from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
-from shardfs.model.blobs import whole
-from shardfs.model.changes import Change, Removal
+from shardfs.model.changes import Removal, Rewrite
 from shardfs.model.errors import NOT_FOUND, CorruptShardError
-from shardfs.write.files import join
+from shardfs.write.files import join, keep, upwards
 from shardfs.write.name_kind import MAX_ABOVE, Document, ExpectedDatasets, document_at, is_document
-from shardfs.write.repeated_documents import update_repetitions
 from shardfs.write.seen import Seen, same_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardfs.formats.format import Format
-    from shardfs.model.blobs import Blob, Plan
     from shardfs.storage.writers import Writer
     from shardfs.vfs.tree import Tree
 
@@ -37,9 +35,6 @@ log = logging.getLogger(__name__)
 
 NOTHING = b"{}"
 """A document without members."""
-
-MAX_COMPARED = 65_536
-"""Maximum number of documents with a remembered result of the last comparison against the source."""
 
 
 MAX_FORMS = 1_024
@@ -138,16 +133,11 @@ class Documents:
 
         These are the other documents of the dataset, and those of the groups above.
         """
-        names, at = self._base.datasets.layout_documents, directory
-        if not names or document_at(self._base, directory, name) is not None:
-            return
-        while True:
-            for other in names:
+        names = self._base.datasets.layout_documents
+        if names and document_at(self._base, directory, name) is None:
+            for at, other in product(upwards(directory), names):
                 if (at, other) != (directory, name):
                     yield at, os.fsencode(other)
-            if not at:
-                return
-            at = at.rpartition("/")[0]
 
     def _note_written(self, edit: _Edit, data: bytes) -> bytes:
         """Record what the mount shows after an edit: `data`, or another form of it. Return this form.
@@ -168,16 +158,15 @@ class Documents:
             if name != written and (path := join(directory, name)) in self.seen:
                 self.seen.changed(path, form.shown(directory, before, name), form.shown(directory, after, name))
         if isinstance(form, Translation):
-            if len(self._forms) >= MAX_FORMS:
-                self._forms.clear()
-            self._forms[directory] = {**self._forms.get(directory, {}), written: WrittenForm(data, shown)}
+            forms = {**self._forms.get(directory, {}), written: WrittenForm(data, shown)}
+            keep(self._forms, directory, forms, MAX_FORMS)
         return shown
 
     def _put(self, edit: _Edit) -> None:
         """Replace the documents of the edit in the store. If a document has changed meanwhile, redo the edit on it."""
         for below in edit.made:
             if edit.made[below] != edit.stored.get(below):
-                self._writer.update(join(edit.document.directory, below), _Replacement(edit, below))
+                self._writer.update(join(edit.document.directory, below), Rewrite(partial(edit.content, below)))
 
     def is_changed(self, directory: str, name: str, shown: bytes | None) -> bool:
         """Return whether another program has given the source a version that the mount does not show.
@@ -192,9 +181,7 @@ class Documents:
             return False
         stored = self.stored(document)
         found = hash(frozenset(stored.items()))
-        if len(self._compared) >= MAX_COMPARED:
-            self._compared.clear()
-        self._compared[document.path] = found, now
+        keep(self._compared, document.path, (found, now))
         form, directory, name = document
         if found == known:
             return False
@@ -355,11 +342,11 @@ class Documents:
             return self._remove_shown(document, document.form)
 
         with self._base.datasets.forms.removing(document.path):
-            self._writer.update(document.path, _Deletion(self, document))
+            self._writer.update(document.path, Rewrite(partial(self._before_deletion, document)))
         self.seen.wrote(document.path, None)
         return set()
 
-    def before_deletion(self, document: Document, raw: bytes | None) -> None:
+    def _before_deletion(self, document: Document, raw: bytes | None) -> None:
         """Remember the sharding that a document has, whose stored bytes are `raw`. Raise as `require_known`."""
         stored = {n: other for n, other in self.stored(document).items() if n != document.name}
         stored |= {} if raw is None else {document.name: raw}
@@ -404,7 +391,7 @@ class _Edit:
         stored: the documents in the source that the edit needs, by path below the directory.
         made: the documents to store, by path below the directory.
 
-    `look` redoes the edit if the source has changed.
+    `content` redoes the edit if the source has changed.
     """
 
     def __init__(self, documents: Documents, document: Document, data: bytes, *, decided: bool) -> None:
@@ -413,12 +400,16 @@ class _Edit:
         self.stored = documents.stored(document, data)
         self._make()
 
-    def look(self, below: str, found: bytes | None) -> None:
-        """Note the stored document; redo the edit if it has changed. Raise as `Documents.write`."""
-        if found != self.stored.get(below):
+    def content(self, below: str, stored: bytes | None) -> bytes | None:
+        """Return what replaces the stored document at `below`. If that has changed, redo the edit.
+
+        Raise as `Documents.write`.
+        """
+        if stored != self.stored.get(below):
             self.stored = {n: raw for n, raw in self.stored.items() if n != below}
-            self.stored |= {} if found is None else {below: found}
+            self.stored |= {} if stored is None else {below: stored}
             self._make()
+        return self.made.get(below, self.stored.get(below))
 
     def _make(self) -> None:
         why = "" if self._decided else self._documents.unseen(self.document, self.stored, self._data)
@@ -429,33 +420,42 @@ class _Edit:
             log.warning("%s: %s; the document written here replaces it (conflict=ours)", self.document.path, why)
 
 
-@dataclass
-class _Replacement(Change):
-    """Replace one document of an edit, at `below`. If it has changed in the source meanwhile, redo the edit."""
-
-    edit: _Edit
-    below: str
-
-    def plan(self, old: Blob | None) -> Plan | None:
-        self.edit.look(self.below, None if old is None else whole(old))
-        content = self.edit.made.get(self.below, self.edit.stored.get(self.below))
-        return None if content is None else [content]
-
-
-@dataclass
-class _Deletion(Change):
-    """Remove a document unless another program has changed it."""
-
-    documents: Documents
-    document: Document
-
-    def plan(self, old: Blob | None) -> None:
-        self.documents.before_deletion(self.document, None if old is None else whole(old))
-
-
 def _has_members(data: bytes) -> bool:
     """Return whether the bytes are a document with contents, not a probe of a name by some program."""
     try:
         return bool(parse_written("", data))
     except ValueError:
         return False
+
+
+def update_repetitions(
+    base: Tree, writer: Writer, document: Document, made: bytes | None, *, through_layout: bool
+) -> set[str]:
+    """Update documents of parent groups that repeat this document, such as consolidated metadata.
+
+    Return the directories of those changed. Such a group may have repeated the document before the array was sharded.
+    Programs that know only a layout never write these groups' documents, so that copies of any document are updated,
+    added, or (None) removed for them.
+    """
+    changed = set()
+    for above in islice(upwards(document.directory), 1, None):
+        repeated = partial(_repeated, document, made, above, through_layout)
+        raw = base.stored_documents(above).get(document.name)
+        with suppress(ValueError):  # the document above is invalid, so there is nothing to update
+            if raw is not None and repeated(raw) != raw:
+                writer.update(join(above, document.name), Rewrite(repeated))
+                changed.add(above)
+    return changed
+
+
+def _repeated(
+    document: Document, made: bytes | None, above: str, through_layout: bool, raw: bytes | None
+) -> bytes | None:
+    """Return the document of the group `above`, whose bytes are `raw`, with the new copy of another document."""
+    form, directory, name = document
+    below = join(directory.removeprefix(above).lstrip("/"), name)
+    if raw is not None and through_layout:
+        return form.with_copy(raw, below, made)
+    if raw is None or made is None or below not in form.references(above, name, raw):
+        return raw
+    return form.edit(above, {name: raw, below: made}, name, raw)[name]

@@ -61,12 +61,12 @@ def uncompressed(path: str, data: bytes) -> bytes:
         return decompressed(data, compression(path))
 
 
-def stored_bytes(target: Target | None, data: bytes) -> bytes | None:
-    """Return the stored bytes of a whole file, as `encode` does."""
+def to_journal(target: Target | None, data: bytes) -> tuple[bytes, bool]:
+    """Return the bytes of a whole file for the journal, and whether they are stored bytes, as `encode` does."""
     if target is None or target.transform is None or not data:
-        return None
+        return data, False
     with _refusing(_chunk(target)):
-        return target.transform.store(target.coords, data)
+        return target.transform.store(target.coords, data), True
 
 
 def cleared(target: Target) -> tuple[bytes, bytes] | None:

@@ -7,6 +7,7 @@ import os
 import stat
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import NOT_FOUND
@@ -22,7 +23,6 @@ from shardfs.write.open_files import require_changeable
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
-    from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.directories import Directories
     from shardfs.write.kinds import Kinds
@@ -31,26 +31,16 @@ if TYPE_CHECKING:
     from shardfs.write.overlay import Overlay
 
 
+@dataclass(eq=False)
 class Entries(Part):
     """Creates and removes names. Thread-safe."""
 
-    def __init__(
-        self,
-        contents: FileContents,
-        overlay: Overlay,
-        directories: Directories,
-        open_files: OpenFiles,
-        descriptions: Descriptions,
-        kinds: Kinds,
-        metadata: FileMetadata,
-    ) -> None:
-        super().__init__(contents)
-        self._overlay = overlay
-        self._directories = directories
-        self._open_files = open_files
-        self._descriptions = descriptions
-        self._kinds = kinds
-        self._metadata = metadata
+    _overlay: Overlay
+    _directories: Directories
+    _open_files: OpenFiles
+    _descriptions: Descriptions
+    _kinds: Kinds
+    _metadata: FileMetadata
 
     def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
         """Return the directory and the attributes of an entry to be changed. Raise FileNotFoundError without one."""
@@ -128,14 +118,14 @@ class Entries(Part):
             return False
         stored, shown = zeros
         path = join(directory, name)
-        self._pending.look(path, target)
+        look = self._pending.look(path, target)
         with self._names.lock:
             old = self._files.at(path)
             if old is not None:
                 self._files.unname(old)
             file = self._files.new(directory, name, NameKind.CHUNK, target)
             file.set_status(size=len(shown), mtime_ns=time.time_ns())
-            self._kinds.journaled.put(file, path, stored, stored=not target.is_verbatim)
+            self._kinds.journaled.put(file, look, stored, stored=not target.is_verbatim)
         return True
 
     def _cleared(self, target: Target) -> tuple[bytes, bytes] | None:

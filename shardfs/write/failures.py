@@ -10,9 +10,11 @@ import errno
 import logging
 import threading
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import is_in
+from shardfs.write.files import upwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,14 +51,8 @@ class Failures:
 
     def _newest(self, path: str) -> tuple[int, OSError, str] | None:
         """Return the newest error of `path` and of the directories above it: its number, the error and its path."""
-        found = None
-        while True:
-            known = self._errors.get(path)
-            if known is not None and (found is None or known[0] > found[0]):
-                found = (*known, path)
-            if not path:
-                return found
-            path = path.rpartition("/")[0]
+        errors = [(*self._errors[at], at) for at in upwards(path) if at in self._errors]
+        return max(errors, default=None, key=itemgetter(0))
 
     def seen(self, path: str) -> int:
         """Return the number that a new handle passes to `since`.

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +18,11 @@ from shardfs.vfs.inodes import TABLE_END
 from shardfs.write.contents import Part
 from shardfs.write.files import join, shown_mode, split, stale
 from shardfs.write.name_kind import FOREIGN
+from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
     from shardfs.vfs.chunk_dirs import NameMeaning
-    from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.files import WritableFile
     from shardfs.write.kinds import Kinds
@@ -29,22 +30,14 @@ if TYPE_CHECKING:
     from shardfs.write.overlay import Overlay
 
 
+@dataclass(eq=False)
 class FileCalls(Part):
     """Opens, writes and closes files. Thread-safe."""
 
-    def __init__(
-        self,
-        contents: FileContents,
-        overlay: Overlay,
-        open_files: OpenFiles,
-        descriptions: Descriptions,
-        kinds: Kinds,
-    ) -> None:
-        super().__init__(contents)
-        self._overlay = overlay
-        self._open_files = open_files
-        self._descriptions = descriptions
-        self._kinds = kinds
+    _overlay: Overlay
+    _open_files: OpenFiles
+    _descriptions: Descriptions
+    _kinds: Kinds
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         """Create a file, or open an existing one. Return its attributes and a handle."""
@@ -192,7 +185,7 @@ class FileCalls(Part):
     def _commit(self, file: WritableFile, handle: int, path: str | None) -> None:
         """Save the data of a file. Raise OSError for this version, or an earlier one that the handle has not got."""
         if file.dirty:
-            if not self._kinds[file.kind].is_quick(file):
+            if file.kind not in JOURNALED or not self._pending.is_quick(file.target, file.size()):
                 self._names.waiting()
             self._kinds.commit(file)
         self._raise_errors(handle, path)
@@ -231,10 +224,9 @@ class FileCalls(Part):
             self._names.waiting()
         with self._names.lock:
             opened = self._open_files.handles.pop(handle)
-            file = opened.file
-            if file is None:
-                self._open_files.remove_reader(opened.number)
-                return
+        file = opened.file
+        if file is None:
+            return
         try:
             while opened.writes and not file.stop_writing():
                 try:

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from threading import RLock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardfs.model.kinds import NameKind, compression, is_in
 from shardfs.vfs.inodes import CREATED
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 MAX_SETTLED = 65_536
 """Maximum number of files whose inode number, times and mode are kept although the source shows the same contents."""
+
+MAX_KEPT = 65_536
+"""Default maximum of the entries of a table that is cleared when it is full."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Writeback(NamedTuple):
@@ -162,10 +168,10 @@ class WritableFile:
         with self._lock:
             self.lookups = max(self.lookups + change, 0)
 
-    def add_handles(self, count: int = 1, *, writes: bool = False) -> None:
-        """Count handles, and a writer if the handle `writes`."""
+    def add_handle(self, *, writes: bool = False) -> None:
+        """Count a handle, and a writer if the handle `writes`."""
         with self._lock:
-            self.handles += count
+            self.handles += 1
             self.writers += writes
 
     def stop_writing(self) -> bool:
@@ -307,6 +313,13 @@ class WritableFile:
             self.stored = stored
 
 
+def keep(table: dict[K, V], key: K, value: V, most: int = MAX_KEPT) -> None:
+    """Add an entry to a table; clear the table first if it has `most` entries."""
+    if len(table) >= most:
+        table.clear()
+    table[key] = value
+
+
 def shown_mode(mode: int, directory: bool = False) -> int:
     """Return the mode for `Attributes`: 0 for the usual 0644 (directories 0755), else file type and bits."""
     usual, kind = (0o755, stat.S_IFDIR) if directory else (0o644, stat.S_IFREG)
@@ -324,6 +337,14 @@ def split(path: str) -> tuple[str, bytes]:
     """Return directory and name of a path."""
     directory, _, name = path.rpartition("/")
     return directory, os.fsencode(name)
+
+
+def upwards(path: str) -> Iterator[str]:
+    """Yield a path and the directories above it. The last one is "", the root."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+    yield ""
 
 
 def stale(number: int) -> OSError:
@@ -391,7 +412,9 @@ class Files:
         self.let_go(file)
 
     def rename(self, file: WritableFile, parent: str, name: bytes) -> None:
-        """Move a file to another name, in place of any file with that name."""
+        """Move a file to another name. A file with that name loses its name."""
+        if (replaced := self.at(join(parent, name))) is not None:
+            self.unname(replaced)
         if file.path is not None:
             self._free_name(*split(file.path), file)
         self.name(file, parent, name)

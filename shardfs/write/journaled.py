@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardfs.model.kinds import NameKind, compression
 from shardfs.write.contents import Part
-from shardfs.write.encoding import encode, stored_bytes, uncompressed
+from shardfs.write.encoding import encode, to_journal, uncompressed
 from shardfs.write.files import split
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
     from shardfs.vfs.chunk_dirs import Target
-    from shardfs.write.contents import FileContents
     from shardfs.write.encoding import Encoded
     from shardfs.write.files import WritableFile, Writeback
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
+    from shardfs.write.writeback import Look
 
 
 class FileKind(Part):
@@ -33,10 +34,6 @@ class FileKind(Part):
 
     kind: NameKind
     is_journaled = False
-
-    def is_quick(self, file: WritableFile) -> bool:
-        """Return whether committing a file, if it is dirty, needs no more than a quick journal write."""
-        return False
 
     def commit(self, file: WritableFile) -> None:
         """Save a dirty file."""
@@ -72,7 +69,7 @@ class FileKind(Part):
     def require_movable(self, path: str) -> None:
         """Raise OSError if the file at a path cannot be renamed to a name of another kind."""
 
-    def drop(self, path: str, target: Target | None) -> bool:
+    def drop(self, look: Look) -> bool:
         """Drop the pending version of a path, with the lock held. Return whether the source still shows the name."""
         return False
 
@@ -82,9 +79,9 @@ class FileKind(Part):
     def remove(self, path: str, target: Target | None) -> None:
         """Remove a name. Open handles keep the bytes of the file."""
         self._pending.refused.forget(path)
-        self._pending.look(path, target)
+        look = self._pending.look(path, target)
         with self._names.lock:
-            is_in_source = self.drop(path, target)
+            is_in_source = self.drop(look)
             if (file := self._files.at(path)) is not None:
                 self._files.unname(file)
             if is_in_source:
@@ -98,34 +95,35 @@ class JournaledKind(FileKind):
 
     is_journaled = True
 
-    def is_quick(self, file: WritableFile) -> bool:
-        return not file.dirty or (file.buffer is not None and self._pending.is_quick(file.target, file.buffer.size))
-
     def commit(self, file: WritableFile) -> None:
         unsaved = file.unsaved()
         if unsaved is None:
             return
-        encoded = encode(file.target, unsaved[0])
-        self._pending.make_room(unsaved[0].size if encoded is None else len(encoded.stored))
+        target, (buffer, path) = file.target, unsaved
+        encoded = None if target is None or target.is_verbatim else encode(target, buffer)
+        self._pending.make_room(buffer.size if encoded is None else len(encoded.stored))
         with self._names.gate.shared():  # keeps the shard in place until the record is written
-            self._pending.look(unsaved[1], file.target)
+            look = self._pending.look(path, target)
             with self._names.lock:
                 unsaved = file.unsaved()
                 if unsaved is None or file.kind not in JOURNALED:  # saved or renamed by another thread meanwhile
                     return
                 buffer, path = unsaved
+                if (look.path, look.target) != (path, file.target):  # another thread has renamed it meanwhile
+                    look = self._pending.look(path, file.target)
                 if encoded is not None and not encoded.is_of(file.target, buffer):
                     encoded = encode(file.target, buffer)  # another thread has written meanwhile
                 if encoded is None:
-                    self.put(file, path, buffer.content())
+                    self.put(file, look, buffer.content())
                 else:
-                    self.put(file, path, encoded.stored, stored=True)
+                    self.put(file, look, encoded.stored, stored=True)
                     self.show(file, encoded)
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
-        stored = stored_bytes(file.target, data)
+        content, stored = to_journal(file.target, data)
+        look = self._pending.look(path, file.target)
         with self._names.lock:
-            self.put(file, path, data if stored is None else stored, stored=stored is not None)
+            self.put(file, look, content, stored=stored)
             self._files.name(file, *split(path))
 
     def require_own_name(self, path: str, target: Target | None) -> None:
@@ -133,13 +131,13 @@ class JournaledKind(FileKind):
             shards = target.tree.shards
             self._writer.require_own_name(shards.key(shards.number_of(target.coords)))
 
-    def drop(self, path: str, target: Target | None) -> bool:
-        return self._pending.remove(path, target)
+    def drop(self, look: Look) -> bool:
+        return self._pending.remove(look)
 
-    def put(self, file: WritableFile, path: str, data: Bytes, *, stored: bool = False) -> None:
+    def put(self, file: WritableFile, look: Look, data: Bytes, *, stored: bool = False) -> None:
         """Add a version of a file to the journal. The caller holds the lock."""
-        scratch, when, mode = file.kind is NameKind.SCRATCH, file.mtime_ns, file.mode
-        file.commit(self._pending.put(path, data, file.target, when, mode, scratch=scratch, stored=stored))
+        is_scratch = file.kind is NameKind.SCRATCH
+        file.commit(self._pending.put(look, data, file.mtime_ns, file.mode, scratch=is_scratch, stored=stored))
 
     def show(self, file: WritableFile, encoded: Encoded) -> None:
         """Show the bytes of a chunk as they will be shown once it is in its shard. The caller holds the lock."""
@@ -147,15 +145,14 @@ class JournaledKind(FileKind):
             self._names.hooks.invalidate_content(file.number)
 
 
+@dataclass(eq=False)
 class CompressedKind(FileKind):
     """Chunks that a program compresses itself: a file `X.gz` is the chunk `X` from its close on."""
 
     kind = NameKind.COMPRESSED
 
-    def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles) -> None:
-        super().__init__(contents)
-        self._overlay = overlay
-        self._open_files = open_files
+    _overlay: Overlay
+    _open_files: OpenFiles
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
         """Write the bytes `data` of a file at `path`, decompressed, as a new version of the chunk.
@@ -172,17 +169,14 @@ class CompressedKind(FileKind):
             target = self._open_files.classify_to_write(directory, name).target
             if target is None:
                 raise OSError(errno.EINVAL, "no metadata describes this chunk any more", plain)
-            stored = stored_bytes(target, content)
+            content, stored = to_journal(target, content)
             present = self._overlay.find(directory, name)
             if present is not None:
                 self._open_files.adopt(present.number)
-            self._pending.look(plain, target)
+            look = self._pending.look(plain, target)
             with self._names.lock:
                 chunk = self._files.at(plain) or self._files.new(directory, name, NameKind.CHUNK, target)
-                version = self._pending.move(
-                    path, plain, target, None, content if stored is None else stored, file.mtime_ns, file.mode,
-                    stored=stored is not None,
-                )  # fmt: skip
+                version = self._pending.move(path, look, None, content, file.mtime_ns, file.mode, stored=stored)
                 chunk.commit(version, dirty=True)
                 chunk.set_status(size=-1, mtime_ns=file.mtime_ns, mode=file.mode)
                 if not chunk.writers:

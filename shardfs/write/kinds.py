@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import CorruptShardError, ShardfsError, errno_of, message
@@ -13,26 +14,26 @@ from shardfs.write.contents import Part
 from shardfs.write.files import split
 from shardfs.write.journaled import FileKind, JournaledKind
 from shardfs.write.name_kind import is_document
+from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from shardfs.vfs.chunk_dirs import Target
-    from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.files import WritableFile, Writeback
     from shardfs.write.journaled import CompressedKind
     from shardfs.write.pending import Version
+    from shardfs.write.writeback import Look
 
 
+@dataclass(eq=False)
 class PlainKind(FileKind):
     """Files that the store has under the same path. Those of a local store are open on the disk, and never dirty."""
 
     kind = NameKind.PLAIN
 
-    def __init__(self, contents: FileContents, descriptions: Descriptions) -> None:
-        super().__init__(contents)
-        self._descriptions = descriptions
+    _descriptions: Descriptions
 
     def write(self, file: WritableFile, path: str, data: bytes, frozen: bytes | None = None) -> None:
         self._writer.put(path, data)
@@ -82,7 +83,7 @@ class DocumentKind(PlainKind):
         directory, _, name = path.rpartition("/")
         self._documents.require_known(directory, name)
 
-    def drop(self, path: str, target: Target | None) -> bool:
+    def drop(self, look: Look) -> bool:
         return True
 
     def leave(self, path: str) -> None:
@@ -91,22 +92,22 @@ class DocumentKind(PlainKind):
             self._descriptions.describe_anew(changed)
 
 
+@dataclass(eq=False)
 class Kinds(Part):
     """The kinds of files that can be written, and what files of all kinds have in common. Thread-safe."""
 
-    def __init__(self, contents: FileContents, compressed: CompressedKind, descriptions: Descriptions) -> None:
-        super().__init__(contents)
-        self.journaled = JournaledKind(contents)
-        self.compressed = compressed
+    compressed: CompressedKind
+    _descriptions: Descriptions
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.journaled = JournaledKind(self._contents)
         self._kinds: dict[NameKind, FileKind] = {
-            NameKind.CHUNK: self.journaled,
-            NameKind.ORPHAN: self.journaled,
-            NameKind.SCRATCH: self.journaled,
-            NameKind.COMPRESSED: compressed,
-            NameKind.DOCUMENT: DocumentKind(contents, descriptions),
-            NameKind.PLAIN: PlainKind(contents, descriptions),
+            **dict.fromkeys(JOURNALED, self.journaled),
+            NameKind.COMPRESSED: self.compressed,
+            NameKind.DOCUMENT: DocumentKind(self._contents, self._descriptions),
+            NameKind.PLAIN: PlainKind(self._contents, self._descriptions),
         }
-        self._descriptions = descriptions
 
     def __getitem__(self, kind: NameKind) -> FileKind:
         return self._kinds[kind]
@@ -165,7 +166,7 @@ class Kinds(Part):
                 self._names.hooks.invalidate_content(file.number)
                 if not self._was_there(file, path):
                     self._files.unname(file)
-                    if self._pending.holds(path):  # a removal
+                    if path in self._pending.backlog.versions:  # a removal
                         self._files.hide(*split(path))
                     self._names.invalidate(*split(path))
 
@@ -173,7 +174,7 @@ class Kinds(Part):
         """Return whether the file existed before the refused write, or may have existed in a damaged shard."""
         if file.version is not None or file.frozen is not None or file.is_original:
             return True
-        if self._pending.holds(path):  # removed, although its shard still has it
+        if path in self._pending.backlog.versions:  # removed, although its shard still has it
             return False
         target = file.target
         try:

@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.model.kinds import NameKind
@@ -15,14 +16,12 @@ from shardfs.storage import descriptors, syscalls
 from shardfs.storage.regular_files import open_regular
 from shardfs.vfs.inodes import ROOT
 from shardfs.write.contents import Part
-from shardfs.write.files import shown_mode, split
-from shardfs.write.names import keep
+from shardfs.write.files import keep, shown_mode, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardfs.storage.writers.local_directory import LocalDirectory
-    from shardfs.write.contents import FileContents
     from shardfs.write.kinds import Kinds
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
@@ -41,14 +40,13 @@ class _DiskFile(NamedTuple):
     path: str
 
 
+@dataclass(eq=False)
 class FileMetadata(Part):
     """Reads and sets mode, times and extended attributes. Thread-safe."""
 
-    def __init__(self, contents: FileContents, overlay: Overlay, open_files: OpenFiles, kinds: Kinds) -> None:
-        super().__init__(contents)
-        self._overlay = overlay
-        self._open_files = open_files
-        self._kinds = kinds
+    _overlay: Overlay
+    _open_files: OpenFiles
+    _kinds: Kinds
 
     # ---- mode and times ----
 

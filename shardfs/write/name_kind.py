@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardfs.formats.create_rules import NONE, Rule, Sharding
@@ -11,7 +12,7 @@ from shardfs.formats.registry import format_of, formats, sources
 from shardfs.formats.translate import Translation, creation
 from shardfs.model.errors import NOT_FOUND, CorruptShardError
 from shardfs.model.kinds import NameKind, is_scratch
-from shardfs.write.files import join
+from shardfs.write.files import join, upwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -143,11 +144,10 @@ class ExpectedDatasets:
         return next(formats, "") or self._format_above(directory)
 
     def _format_above(self, directory: str) -> str:
-        while directory:
-            directory = directory.rpartition("/")[0]
+        for above in islice(upwards(directory), 1, None):
             with suppress(CorruptShardError):
-                documents = self._base.stored_documents(directory)
-                found = (f.open(directory, documents) for f in self._base.datasets.formats)
+                documents = self._base.stored_documents(above)
+                found = (f.open(above, documents) for f in self._base.datasets.formats)
                 if (dataset := next(filter(None, found), None)) is not None:
                     return dataset.format
         return ""
@@ -168,30 +168,20 @@ class ExpectedDatasets:
 
     def _may_be_chunk(self, directory: str, name: str) -> bool:
         """Return whether a name may be a chunk of an array whose document is not written yet."""
-        path, above = join(directory, name), directory
-        for _ in range(MAX_ABOVE):
+        path, layout = join(directory, name), self._base.datasets.layout
+        for above in islice(upwards(directory), MAX_ABOVE):
             below = path[len(above) :].lstrip("/")
-            layout = self._base.datasets.layout
-            if any((layout or f).chunk_like(below) for f, _ in self._shardings(above)) and not self._is_described(
-                above
-            ):
+            is_like = any((layout or f).chunk_like(below) for f, _ in self._shardings(above))
+            if is_like and not self._is_described(above):
                 return not self._base.is_closed(above) and not self._is_in_foreign(directory)
-            if not above:
-                return False
-            above = above.rpartition("/")[0]
         return False
 
     def _is_deleted(self, directory: str) -> bool:
         """Return whether the directory is, or is below, that of a dataset whose document is deleted."""
-        while directory and directory not in self._deleted:
-            directory = directory.rpartition("/")[0]
-        return directory in self._deleted
+        return any(at in self._deleted for at in upwards(directory))
 
     def _is_in_foreign(self, directory: str) -> bool:
-        above = [directory]
-        while above[-1] and len(above) < MAX_ABOVE:
-            above.append(above[-1].rpartition("/")[0])
-        return any(self._base.store.documents(path, [FOREIGN], 1) for path in above)
+        return any(self._base.store.documents(at, [FOREIGN], 1) for at in islice(upwards(directory), MAX_ABOVE))
 
     def _is_described(self, path: str) -> bool:
         """Return whether documents describe a directory.

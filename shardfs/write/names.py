@@ -7,14 +7,14 @@ import os
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from shardfs.model.errors import NOT_FOUND, CorruptShardError
 from shardfs.model.kinds import OWN, NameKind, is_scratch
 from shardfs.storage.cache import nothing
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED, ROOT
-from shardfs.write.files import Files, split
+from shardfs.write.files import Files, keep, split
 from shardfs.write.rw_lock import RWLock
 
 if TYPE_CHECKING:
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from shardfs.write.files import WritableFile
 
 JOURNALED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.SCRATCH)  # a tuple: hashing an enum member is a Python call
-
-KNOWN_PATHS = 65_536
-"""Maximum entries of each table that is cleared when it is full."""
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Names:
@@ -202,10 +196,7 @@ class Names:
             return NameMeaning(NameKind.PLAIN)
         if meaning.kind is not NameKind.PLAIN:
             return meaning
-        return NameMeaning(self._kind_by_documents(directory, os.fsdecode(name)))
-
-    def _kind_by_documents(self, directory: str, name: str) -> NameKind:
-        return self.documents.expected.kind(directory, name)
+        return NameMeaning(self.documents.expected.kind(directory, os.fsdecode(name)))
 
     def _kind_in_made(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name in a directory that exists only on the mount."""
@@ -216,7 +207,7 @@ class Names:
             return NameKind.SCRATCH
         first = self.base.classify_name(number, os.fsencode(below[0])).kind
         if first is NameKind.PLAIN:  # an object store has no directories
-            return self._kind_by_documents(directory, name)
+            return self.documents.expected.kind(directory, name)
         return NameKind.SCRATCH if first is NameKind.SCRATCH or is_scratch(name) else NameKind.ORPHAN
 
     def _nearest(self, path: str) -> tuple[str, int]:
@@ -244,10 +235,3 @@ class Names:
         with suppress(CorruptShardError):
             return number is not None and self.base.has_chunks(number)
         return False
-
-
-def keep(table: dict[K, V], key: K, value: V) -> None:
-    """Add an entry to a table; clear the table first if it is full."""
-    if len(table) >= KNOWN_PATHS:
-        table.clear()
-    table[key] = value

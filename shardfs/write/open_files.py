@@ -17,7 +17,6 @@ from shardfs.write.overlay import MAX_NAME
 
 if TYPE_CHECKING:
     from shardfs.storage.writers.local_directory import LocalDirectory
-    from shardfs.write.contents import FileContents
     from shardfs.write.files import WritableFile
 
 
@@ -36,11 +35,10 @@ class Handle(NamedTuple):
 class OpenFiles(Part):
     """The handles of a mount. Thread-safe. `names.lock` guards them."""
 
-    def __init__(self, contents: FileContents) -> None:
-        super().__init__(contents)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.handles: dict[int, Handle] = {}
         self._next_handle = count(1)
-        self._readers: dict[int, int] = {}  # by inode number of the tree: handles open for reading
 
     # ---- handles ----
 
@@ -61,7 +59,7 @@ class OpenFiles(Part):
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         seen = self._pending.failures.seen(file.saved_path or "")
         self.handles[handle] = Handle(file.number, file, writes, seen)
-        file.add_handles(writes=writes)
+        file.add_handle(writes=writes)
         return handle
 
     def add_reader(self, number: int) -> int:
@@ -76,7 +74,6 @@ class OpenFiles(Part):
             self._require_shown(number)
             handle = next(self._next_handle)
             self.handles[handle] = Handle(number, None, False, 0)
-            self._readers[number] = self._readers.get(number, 0) + 1
         return handle
 
     def add_known(self, number: int, flags: int) -> tuple[WritableFile, int]:
@@ -87,12 +84,6 @@ class OpenFiles(Part):
             with self._names.lock:
                 if file.kind is not NameKind.PLAIN or file.fd >= 0 or not self._writer.local:
                     return file, self.add(file, flags)
-
-    def remove_reader(self, number: int) -> None:
-        """Count one handle less that only reads a file of the tree. The caller holds the lock."""
-        count_left = self._readers.pop(number) - 1
-        if count_left:
-            self._readers[number] = count_left
 
     # ---- files ----
 
@@ -176,14 +167,14 @@ class OpenFiles(Part):
         With `replaced`, another file gets the name. A process that has looked up the old file may then be about to open
         it, so a passed-through file is kept open for it, too.
         """
-        file = self._files.by_number.get(number)
-        if number in self._readers:  # also if the file was renamed since
+        file, reader = self._files.by_number.get(number), Handle(number, None, False, 0)
+        if reader in list(self.handles.values()):  # also if the file was renamed since
             file = self.adopt(number, None)
             with self._names.lock:  # handles refer to it by the inode number of the tree
-                file.add_handles(self._readers.pop(number, 0))
                 for handle, opened in list(self.handles.items()):
-                    if opened.number == number and opened.file is None:
+                    if opened == reader:
                         self.handles[handle] = opened._replace(file=file)
+                        file.add_handle()
         if file is None:
             return
         if file.kind is NameKind.PLAIN and self._writer.local:

@@ -157,7 +157,6 @@ def open_writable(
             journal,
             publishing=publishing,
             rules=create_rules.parse(found.create or ""),
-            dirty_bytes=found.dirty_limit,
             replace_links=found.linked_shards == "replace",
             layout=found.shown_as,
             waiting=waiting,

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,18 +14,16 @@ import numpy as np
 from shardfs.model.attributes import Attributes
 from shardfs.model.errors import CorruptShardError, MayAppearError
 from shardfs.model.kinds import COMPRESSIONS, OWN, NameKind, is_scratch
-from shardfs.model.listing import REST
+from shardfs.model.listing import REST, Batch
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
-from shardfs.write.batches import asked_singly, batch_of, without
 from shardfs.write.contents import Part
-from shardfs.write.files import join, shown_mode, split, stale
+from shardfs.write.files import join, shown_mode, split, stale, upwards
 from shardfs.write.names import JOURNALED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.model.listing import Batch, EntryRow
-    from shardfs.write.contents import FileContents
+    from shardfs.model.listing import EntryRow
     from shardfs.write.directories import Directories
     from shardfs.write.files import WritableFile
 
@@ -34,24 +33,25 @@ OVERLAID = 1 << 61
 """Added to cookies of the tree, so that they follow the cookies of changed entries."""
 
 
+@dataclass(eq=False)
 class Overlay(Part):
     """The read side of a mount with changes. Thread-safe. It has the methods of `Tree`, which are documented there."""
 
-    def __init__(self, contents: FileContents, directories: Directories) -> None:
-        super().__init__(contents)
-        self._directories = directories
-        self._disk = contents.writer.disk
+    _directories: Directories
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._disk = self._writer.disk
         self.cut: set[str] = set()  # arrays that had another shape before
 
     def recover(self) -> None:
         """Show the versions in the journal, unless another array has replaced that of the chunk."""
-        for path, version in sorted(self._pending.versions().items(), key=lambda item: item[1].lsn):
+        for path, version in sorted(self._pending.backlog.versions.items(), key=lambda item: item[1].lsn):
             if version.is_document:
                 continue
             parent, name = split(path)
             meaning = self._names.classify_name(parent, name)
-            self._pending.retarget(path, meaning.target)
-            if self._pending.is_obsolete(path):
+            if self._pending.retarget(path, meaning.target):
                 continue
             if version.data is None:
                 if meaning.target is not None:
@@ -149,10 +149,8 @@ class Overlay(Part):
 
     def _outside(self, directory: str, name: bytes) -> Attributes | None:
         """Return a chunk outside of an array whose shape was cut; it can still be read and deleted. None for others."""
-        array = directory if self.cut else ""
-        while array and array not in self.cut:
-            array = array.rpartition("/")[0]
-        if array not in self.cut:
+        array = next((at for at in upwards(directory) if at in self.cut), None)
+        if array is None:
             return None
         names = [os.fsencode(part) for part in join(directory, name)[len(array) :].strip("/").split("/")]
         with suppress(OSError, CorruptShardError):
@@ -246,7 +244,7 @@ class Overlay(Part):
         if file is None:
             out = self._base.xattrs(number) if number < CREATED else {}
             if not out and self._base.is_array(number):
-                out["user.shardfs.dirty"] = b"%d" % self._pending.count(self._names.path_of(number))
+                out["user.shardfs.dirty"] = b"%d" % len(self._pending.shards.paths(self._names.path_of(number)))
             return out
         out = {"user.shardfs.state": _state(file)}
         if file.version is not None:
@@ -285,7 +283,7 @@ class Overlay(Part):
             if file is not None and (found := self._listed(path, name, file)) is not None:
                 changed.append((name, found))
         if cookie < len(changed):
-            yield batch_of(changed, cookie)
+            yield Batch.of_entries(changed[cookie:], cookie)
         base = self._names.base_number(path)
         if base is None:
             return
@@ -294,11 +292,11 @@ class Overlay(Part):
             others = batch.cookies >= np.uint64(REST)
             if self._disk is not None and others.any():  # files on a disk have a mode each
                 batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
-            batch = without(batch, names, has_scratch=has_scratch, local=self._disk is not None)
+            batch = _without(batch, names, has_scratch=has_scratch, local=self._disk is not None)
             shown = self._directories.only_shown(batch, base, path)
             if len(shown.names):
                 if self._names.modes or self._names.times:
-                    shown = asked_singly(shown, {*self._names.modes, *self._names.times})
+                    shown = _asked_singly(shown, {*self._names.modes, *self._names.times})
                 yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
 
     def _listed(self, directory: str, name: bytes, file: WritableFile) -> Attributes | None:
@@ -325,3 +323,29 @@ def _state(file: WritableFile) -> bytes:
     if file.dirty:
         return b"open"
     return b"published" if file.version is None else b"journaled"
+
+
+def _asked_singly(batch: Batch, numbers: set[int]) -> Batch:
+    """Return the batch without the sizes of these inode numbers.
+
+    A listing cannot carry a mode or a time that was set on the mount. Size -1 makes the caller fetch the attributes of
+    the entry.
+    """
+    found = np.isin(batch.numbers, np.array([*numbers], np.uint64))
+    return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
+
+
+def _without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scratch: bool, local: bool) -> Batch:
+    """Return the batch without hidden entries.
+
+    Hidden entries are the given names, the names of shardfs's own files and, with `has_scratch`, temporary files of
+    other programs in the source. In a remote source, directories with such names are hidden as well.
+    """
+    listed = batch.names.tolist()
+    keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
+    if has_scratch:
+        kept = batch.directories if local else np.zeros(len(listed), np.bool_)
+        others = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~kept).tolist()
+        for i in others:
+            keep[i] &= not is_scratch(os.fsdecode(listed[i]))
+    return batch if keep.all() else batch.only(keep)

@@ -5,7 +5,7 @@ Only this module knows the meaning of records. Both the live mount and recovery 
 
     PUT       path, mtime_ns, mode, scratch, base: a new version of a file; the data are the whole file.
               stored: the data are the bytes that a shard stores, not those that the mount shows (also in MOVE).
-              form: the `Collection.form` of the chunk's array; absent without one (also in DEL and MOVE).
+              form: the `Collection.form` of the chunk's array; absent or "" without one (also in DEL and MOVE).
               layout: the layout of the mount, as options; absent for the native layout (also in DEL and MOVE).
               conflict: like `why` of CONFLICT. document: the file is a metadata document; if the user decides the
               conflict for the local version, the document is written to the source directly
@@ -35,6 +35,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from shardfs.model.changes import Begun
 from shardfs.write.journal import Position, Record, RecordKind
 from shardfs.write.stored import ANYTHING, NOT_NOTED, Stored, version_from_json
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardfs.model.blobs import Bytes
-    from shardfs.model.changes import Begun
     from shardfs.model.values import Version as StoredVersion
+    from shardfs.storage.writers import Writer
     from shardfs.write.journal import Journal
 
 
@@ -83,7 +84,7 @@ class Version(NamedTuple):
     stored: bool
     layout: str
     form: str
-    obsolete: bool
+    obsolete: bool = False
 
 
 class Pending:
@@ -153,56 +154,49 @@ class Pending:
             self._uses.pop(lsn, None)
             self._free.append(lsn)
 
-    def _base(self, path: str, meta: dict[str, Any]) -> Stored:
+    def _add(self, lsn: int, path: str, meta: dict[str, Any], data: Position | None, records: tuple[int, ...]) -> None:
+        """Add the version of a path that a record describes."""
         if "base" in meta:
-            return Stored.from_json(meta["base"])
-        old = self.versions.get(path)
-        return NOT_NOTED if old is None else old.base
+            base = Stored.from_json(meta["base"])
+        else:
+            base = self.versions[path].base if path in self.versions else NOT_NOTED
+        version = Version(
+            lsn, data, base, meta.get("mtime_ns", 0), meta.get("mode", 0), bool(meta.get("scratch")),
+            str(meta.get("conflict", "")), records, bool(meta.get("document")), bool(meta.get("stored")),
+            str(meta.get("layout", "")), str(meta.get("form", "")),
+        )  # fmt: skip
+        self._set(path, version)
 
     # -------------------------------------------------------------------------------------------------- records
 
     def _put(self, record: Record) -> None:
-        meta, path = record.meta, record.meta["path"]
-        version = Version(
-            record.lsn, record.data, self._base(path, meta), meta.get("mtime_ns", 0),
-            meta.get("mode", 0), bool(meta.get("scratch")), str(meta.get("conflict", "")), (record.lsn,),
-            bool(meta.get("document")), bool(meta.get("stored")), str(meta.get("layout", "")),
-            str(meta.get("form", "")), False,
-        )  # fmt: skip
-        self._set(path, version)
+        self._add(record.lsn, record.meta["path"], record.meta, record.data, (record.lsn,))
 
     def _move(self, record: Record) -> None:
-        meta, lsn = record.meta, record.lsn
-        source, path = meta.get("from", ""), meta["to"]
-        old = self.versions.get(source) if source else self._version(meta.get("lsn", 0))
-        if record.data is None and (old is None or old.lsn != meta.get("lsn") or old.data is None):
-            # The moved version is missing: it may have been published and its segment unlinked. A later DONE then
-            # clears `lost`. Else data are lost, and the previous version of the target path stays.
-            if source in self.lost:
-                self._set(source, None)
-            self.lost[path] = lsn
-            return
-        records = (*old.records, lsn) if old and record.data is None else (lsn,)
-        version = Version(
-            lsn, record.data or (old.data if old else None), self._base(path, meta),
-            meta.get("mtime_ns", old.mtime_ns if old else 0), meta.get("mode", old.mode if old else 0),
-            bool(meta.get("scratch")), "", records, bool(meta.get("document")),
-            old.stored if old and record.data is None else bool(meta.get("stored")), str(meta.get("layout", "")),
-            str(meta.get("form", "")), False,
-        )  # fmt: skip
-        self._set(path, version)
-        if source and source != path:
+        lsn, data = record.lsn, record.data
+        records: tuple[int, ...] = (lsn,)
+        source, path = record.meta["from"], record.meta["to"]
+        old = self.versions.get(source)
+        meta = record.meta if old is None else {"mtime_ns": old.mtime_ns, "mode": old.mode, **record.meta}
+        if data is None:
+            if old is None or old.lsn != meta.get("lsn") or old.data is None:
+                # The moved version is missing: it may have been published and its segment unlinked. A later DONE then
+                # clears `lost`. Else data are lost, and the previous version of the target path stays.
+                if source in self.lost:
+                    self._set(source, None)
+                self.lost[path] = lsn
+                return
+            data = old.data
+            records = (*old.records, lsn)
+            meta["stored"] = old.stored
+        self._add(lsn, path, meta, data, records)
+        if source != path:
             tombstone = None
             if meta.get("gone"):
                 base = old.base if old else Stored.from_json(meta.get("from_base", ()))
-                form = old.form if old else ""
-                tombstone = Version(
-                    lsn, None, base, version.mtime_ns, 0, False, "", (lsn,), False, False, version.layout, form, False
-                )  # fmt: skip
+                when, layout, form = meta.get("mtime_ns", 0), str(meta.get("layout", "")), old.form if old else ""
+                tombstone = Version(lsn, None, base, when, 0, False, "", (lsn,), False, False, layout, form)
             self._set(source, tombstone)
-
-    def _version(self, lsn: int) -> Version | None:
-        return next((version for version in self.versions.values() if version.lsn == lsn), None)
 
     def _begin(self, record: Record) -> None:
         self.begun[record.lsn] = record.meta
@@ -278,6 +272,7 @@ class Backlog:
     `layout` are the options that say how the mount shows the source; they are recorded with each version.
 
     Attributes:
+        versions: the pending versions by path, those of `pending`. One entry can be read without the lock.
         lock: the only slow operation under it is a copy to the page cache.
         changed: the condition of this lock. Its threads are notified when versions or the state of their shards change.
         replaced: the number of shards that were replaced.
@@ -288,6 +283,7 @@ class Backlog:
     def __init__(self, journal: Journal, layout: str = "") -> None:
         self.journal = journal
         self.pending = Pending()
+        self.versions = self.pending.versions
         self.replaced = 0
         self._last_replaced = [0] * HASHES  # by a hash of the key: `replaced` when such a shard was replaced last
         self.written_bytes = 0
@@ -297,15 +293,6 @@ class Backlog:
         self._noted = {"layout": layout} if layout else {}
         for record in journal.recovered:
             journal.release(self.pending.apply(record))
-
-    def get(self, path: str) -> Version | None:
-        """Return the pending version of a path; None if there is none."""
-        return self.pending.versions.get(path)
-
-    def versions(self) -> dict[str, Version]:
-        """Return all pending versions by path."""
-        with self.lock:
-            return dict(self.pending.versions)
 
     def has_replaced(self, key: str, since: int) -> bool:
         """Return whether a shard was perhaps replaced after `replaced` was `since`."""
@@ -317,22 +304,19 @@ class Backlog:
 
     # ---- versions
 
-    def add(
-        self, kind: RecordKind, path: str, meta: dict[str, Any], data: Bytes | None = None, **more: bool | str
-    ) -> Version:
-        """Add a version of a path by a PUT, DEL or MOVE, and return it. `more`: members omitted if they are false."""
+    def add(self, kind: RecordKind, path: str, meta: dict[str, Any], data: Bytes | None = None) -> Version:
+        """Add a version of a path by a PUT, DEL or MOVE, and return it."""
         with self.lock:
             began = time.monotonic()
-            present = {name: value for name, value in more.items() if value}
-            record = self._append(kind, meta | present | self._noted, data)
+            record = self._append(kind, meta | self._noted, data)
             self.took_s = time.monotonic() - began
             self.written_bytes += 0 if record.data is None else record.data.size
-            return self.pending.versions[path]
+            return self.versions[path]
 
     def drop(self, path: str) -> None:
         """Discard the version of a path, if there is one."""
         with self.lock:
-            if (version := self.get(path)) is not None:
+            if (version := self.versions.get(path)) is not None:
                 self._append(RecordKind.DROP, {"path": path, "lsn": version.lsn})
 
     def decide(self, path: str, lsn: int, why: str, *, obsolete: bool = False) -> None:
@@ -344,10 +328,17 @@ class Backlog:
     def _append(self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None) -> Record:
         """Append a record to the journal, and apply it. Release the records that are not needed any more."""
         record = self.journal.append(kind, meta, data, reserve=data is None)
-        self.journal.release(self.pending.apply(record))
+        if unneeded := self.pending.apply(record):
+            self.journal.release(unneeded)
         return record
 
     # ---- publishing
+
+    def finish_begun(self, writer: Writer) -> None:
+        """Finish or undo the replacements of shards that a crash has interrupted."""
+        for begun in self.pending.begun.values():
+            writer.recover(Begun.from_json(begun))
+        writer.recovered()
 
     def begin(self, note: Begun, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES) -> None:
         """Record on disk that a shard is about to be replaced. See BEGIN for the arguments."""
@@ -363,7 +354,6 @@ class Backlog:
         with self.lock:
             self.replaced += 1
             self._last_replaced[hash(key) % HASHES] = self.replaced
-            versions = self.pending.versions
-            kept = [path for path in waiting if versions[path].base.relies_on(before)]
+            kept = [path for path in waiting if self.versions[path].base.relies_on(before)]
             meta = {"key": key, "lsns": list(lsns), "entries": dict(entries)}
             self._append(RecordKind.DONE, {**meta, "before": before, "after": after, "kept": kept})

@@ -136,7 +136,7 @@ class Publisher:
         `obsolete`: the version was written for an array of another form.
         """
         with self._changed:
-            version = self._backlog.get(path)
+            version = self._backlog.versions.get(path)
             if version is not None and not version.obsolete:
                 self._backlog.decide(path, version.lsn, why, obsolete=obsolete)
                 self.counts["conflicts"] += 1
@@ -169,7 +169,7 @@ class Publisher:
         self.published(done)
 
     def _is_pending(self, path: str, version: Version) -> bool:
-        now = self._backlog.get(path)
+        now = self._backlog.versions.get(path)
         return now is not None and now.lsn == version.lsn
 
     def _failed(self, shard: DirtyShard, failure: BaseException) -> None:

@@ -263,7 +263,7 @@ class Job(Change):
         This publish replaces that version.
         """
         with self._backlog.lock:
-            versions, targets = self._backlog.pending.versions, dict(self._shard.targets)
+            versions, targets = self._backlog.versions, dict(self._shard.targets)
             relying = {path for path in targets if versions[path].base.relies_on(self.before)}
         return self._digests(old, {path: targets[path] for path in relying - self.outcome.done.keys()})
 

@@ -155,23 +155,15 @@ def _is_journal(path: Path) -> bool:
 
 def look(directory: str | Path) -> Left:
     """Read and verify a whole journal, and return its content. Works while a mount writes to it; changes nothing."""
+    directory = Path(directory)
     with Journal.peek(directory) as peek:
         pending = Pending(peek.recovered)
         entries = [_entry(path, version) for path, version in sorted(pending.versions.items())]
         unfinished = [str(meta.get("key", "")) for meta in pending.begun.values()]
         nbytes = sum(file.end for file in peek.files.values())
         problems, damaged = peek.problems + pending.losses(), [*peek.damaged_paths, *pending.lost]
-        return Left(
-            peek.directory,
-            peek.source,
-            pending.layout or "",
-            peek.owner,
-            entries,
-            unfinished,
-            problems,
-            damaged,
-            nbytes,
-        )
+        layout = pending.layout or ""
+        return Left(directory, peek.source, layout, peek.owner, entries, unfinished, problems, damaged, nbytes)
 
 
 def look_if_there(directory: str | Path) -> Left | None:
@@ -246,7 +238,9 @@ def _write_file(journal: Journal | Reading, position: Position, out: Path, path:
 
 @contextmanager
 def opened(directory: str | Path) -> Iterator[Backlog]:
-    """Lock and open the journal of any source for changes."""
+    """Lock and open the journal of any source for changes. Raise FileNotFoundError if there is none."""
+    if not _is_journal(Path(directory)):
+        raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
     journal = Journal.open(directory, None, limit_bytes=MAINTENANCE_BYTES, commit_s=0)
     clean = False
     try:
@@ -258,11 +252,6 @@ def opened(directory: str | Path) -> Iterator[Backlog]:
         journal.close(clean=clean)
 
 
-def _require_journal(directory: str | Path) -> None:
-    if not _is_journal(Path(directory)):
-        raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
-
-
 def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str] = ()) -> None:
     """Decide conflicts: the next mount publishes `ours` over any other version, and `theirs` are discarded here.
 
@@ -270,14 +259,13 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
     path has no conflict, or OSError (EINVAL) if a conflict is in both lists, or if the array of a path in `ours` now
     stores its chunks in another form.
     """
-    _require_journal(directory)
     with opened(directory) as backlog:
         chosen, discarded = (
             {p for given in paths for p in _conflicts(backlog.pending, given)} for paths in (ours, theirs)
         )
         for path in chosen & discarded:
             raise OSError(errno.EINVAL, "this conflict cannot be decided both for --ours and for --theirs", path)
-        versions = backlog.versions()
+        versions = dict(backlog.versions)
         for path in chosen:
             if versions[path].obsolete:
                 text = (
@@ -307,7 +295,6 @@ def salvage(directory: str | Path) -> list[str]:
 
     Return a description of each loss.
     """
-    _require_journal(directory)
     with opened(directory) as backlog:
         backlog.journal.renew()
         return backlog.journal.problems + backlog.pending.losses()
@@ -344,7 +331,7 @@ def park_scratch(backlog: Backlog) -> list[str]:
     The files are kept for seven days in the `LOST` directory of the journal.
     """
     parked, lost = [], backlog.journal.directory / LOST
-    for path, version in backlog.versions().items():
+    for path, version in list(backlog.versions.items()):
         if not version.scratch:
             continue
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
     from shardfs.vfs.chunk_dirs import NameMeaning, Target
     from shardfs.write.buffers import Buffer
-    from shardfs.write.contents import FileContents
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.encoding import Encoded
     from shardfs.write.entries import Entries
@@ -27,26 +27,18 @@ if TYPE_CHECKING:
     from shardfs.write.kinds import Kinds
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
+    from shardfs.write.writeback import Look
 
 
+@dataclass(eq=False)
 class Renames(Part):
     """Renames files and directories, and moves their bytes between journal, shard, document and store. Thread-safe."""
 
-    def __init__(
-        self,
-        contents: FileContents,
-        overlay: Overlay,
-        open_files: OpenFiles,
-        descriptions: Descriptions,
-        kinds: Kinds,
-        entries: Entries,
-    ) -> None:
-        super().__init__(contents)
-        self._overlay = overlay
-        self._open_files = open_files
-        self._descriptions = descriptions
-        self._kinds = kinds
-        self._entries = entries
+    _overlay: Overlay
+    _open_files: OpenFiles
+    _descriptions: Descriptions
+    _kinds: Kinds
+    _entries: Entries
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
         """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.
@@ -122,8 +114,8 @@ class Renames(Part):
         (source, name), (directory, new_name) = split(old), split(new)
         if replaced is not None:
             meaning = self._entries.classify(directory, new_name, replaced)
-        kind, target = file.kind, file.target
-        self._kinds[kind].require_own_name(old, target)
+        kind, target, old_kind = file.kind, file.target, self._kinds[file.kind]
+        old_kind.require_own_name(old, target)
         kinds = {meaning.kind, kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
             if replaced is not None:
@@ -131,7 +123,12 @@ class Renames(Part):
             if kinds == {NameKind.PLAIN}:
                 self._rename_plain(file, old, new)
             else:
-                self._replace(file, old, new, meaning)
+                old_kind.require_movable(old)
+                if self._kinds[meaning.kind].is_journaled:
+                    self._move_to_journal(file, old, new, meaning)
+                else:
+                    self._move_to_store(file, old, new, meaning)
+                old_kind.leave(old)
                 if target is not None:
                     self._entries.clear(source, name)
         if kinds == {NameKind.PLAIN}:
@@ -143,26 +140,9 @@ class Renames(Part):
         self._descriptions.make_stored_directory(new.rpartition("/")[0])
         self._writer.rename(old, new)
         with self._names.lock:
-            self._move_name(file, new)
+            self._files.rename(file, *split(new))
         for path in (old, new):
             self._base.changed(path)
-
-    def _move_name(self, file: WritableFile, new: str) -> None:
-        """Give a file another name, in place of any file with that name. The caller holds the lock."""
-        replaced = self._files.at(new)
-        if replaced is not None:
-            self._files.unname(replaced)
-        self._files.rename(file, *split(new))
-
-    def _replace(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
-        """Rename a file whose bytes move between the journal, a shard, a document and the store."""
-        old_kind = self._kinds[file.kind]
-        old_kind.require_movable(old)
-        if self._kinds[meaning.kind].is_journaled:
-            self._move_to_journal(file, old, new, meaning)
-        else:
-            self._move_to_store(file, old, new, meaning)
-        old_kind.leave(old)
 
     def _move_to_journal(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
         old_kind, carried = self._kinds[file.kind], _carried(file, meaning)
@@ -172,10 +152,10 @@ class Renames(Part):
         encoded = encode(meaning.target, carried or self._contents.load(file)) if converts else None
         is_kept = carried is not None or file.version is not None or converts
         whole = None if is_kept else self._contents.whole(file)
-        self._pending.look(new, meaning.target)
+        look = self._pending.look(new, meaning.target)
         with self._names.lock:
-            self._move_version(file, old, new, meaning, whole, encoded)
-            hides = self._pending.holds(old) if old_kind.is_journaled else old_kind.drop(old, None)  # a tombstone
+            self._move_version(file, old, look, meaning, whole, encoded)
+            hides = old in self._pending.backlog.versions or file.kind is NameKind.DOCUMENT  # the first: a tombstone
             self._take_name(file, old, new, meaning, hides=hides)
 
     def _move_to_store(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
@@ -183,8 +163,9 @@ class Renames(Part):
         if old_kind.is_journaled:
             self._kinds.commit(file)
         self._write_through(file, new, self._contents.whole(file), meaning)
+        look = self._pending.look(old, file.target)
         with self._names.lock:
-            hides = old_kind.drop(old, file.target)
+            hides = old_kind.drop(look)
             file.publish(None)
             self._take_name(file, old, new, meaning, hides=hides)
         if meaning.kind is NameKind.COMPRESSED:
@@ -192,7 +173,7 @@ class Renames(Part):
 
     def _take_name(self, file: WritableFile, old: str, new: str, meaning: NameMeaning, *, hides: bool) -> None:
         """Give a file its new name and kind, with the lock held. `hides`: the tree has a file of the old name."""
-        self._move_name(file, new)
+        self._files.rename(file, *split(new))
         file.become(meaning.kind, meaning.target)
         if meaning.kind is not NameKind.DOCUMENT:
             file.freeze(None)
@@ -202,7 +183,7 @@ class Renames(Part):
         self._descriptions.show_stored(file)
 
     def _move_version(
-        self, file: WritableFile, old: str, new: str, meaning: NameMeaning, whole: bytes | None,
+        self, file: WritableFile, old: str, look: Look, meaning: NameMeaning, whole: bytes | None,
         encoded: Encoded | None,
     ) -> None:  # fmt: skip
         """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
@@ -223,7 +204,7 @@ class Renames(Part):
         if data is None and file.version is None and old_target is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
         version = self._pending.move(
-            old, new, meaning.target, old_target, data, file.mtime_ns, file.mode,
+            old, look, old_target, data, file.mtime_ns, file.mode,
             scratch=meaning.kind is NameKind.SCRATCH, stored=encoded is not None,
         )  # fmt: skip
         file.commit(version, dirty=carried is None)
@@ -264,7 +245,7 @@ class Renames(Part):
         self._pending.flush(old)
         with self._names.gate.alone():  # a concurrent close waits, then uses the new path
             self._pending.flush(old)
-            if any(path.startswith(f"{old}/") for path in self._pending.versions()):
+            if any(path.startswith(f"{old}/") for path in list(self._pending.backlog.versions)):
                 raise OSError(errno.EBUSY, "writes in the directory could not be published; see `shardfs status`", old)
             self._writer.rename(old, new)
             self._names.move_below(old, new)

@@ -28,6 +28,7 @@ from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names
 from shardfs.write.open_files import OpenFiles
 from shardfs.write.overlay import Overlay
+from shardfs.write.publishing import Publishing
 from shardfs.write.renames import Renames
 from shardfs.write.writeback import WriteBuffer
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from shardfs.storage.writers import Writer
     from shardfs.vfs.tree import Tree
     from shardfs.write.journal import Journal
-    from shardfs.write.publishing import Publishing
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +76,8 @@ class WriteTree:
         self.hooks, self.store, self.retry, self.caches = names.hooks, base.store, base.retry, base.caches
         self.note = None
 
-        self.lookup, self.attributes, self.resolve, self.number = (
-            view.lookup,
-            view.attributes,
-            view.resolve,
-            view.number,
-        )
+        self.lookup, self.attributes = view.lookup, view.attributes
+        self.resolve, self.number = view.resolve, view.number
         self.chunk_number, self.is_chunk = view.chunk_number, view.is_chunk
         self.shown_path, self.remember, self.forget = names.shown_path, names.remember, names.forget
         self.read, self.read_many, self.scan = view.read, view.read_many, view.scan
@@ -127,7 +123,6 @@ def open_write_tree(
     *,
     publishing: Publishing | None = None,
     rules: Rules | None = None,
-    dirty_bytes: int = 256 << 20,
     replace_links: bool = False,
     layout: str = "",
     waiting: Callable[[], None] = nothing,
@@ -135,21 +130,21 @@ def open_write_tree(
     """Return a writable tree on top of a read-only one. The versions in the journal are pending.
 
     Args:
-        dirty_bytes: memory limit of files open for writing.
+        publishing: when and how shards are published; its `dirty_bytes` also limit the memory of open files.
         replace_links: passed to `LocalWriter`.
         layout: passed to `WriteBuffer`.
         rules: passed to `ExpectedDatasets`.
 
     Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """
+    publishing = publishing or Publishing()
     writer = open_writer(base.store, replace_links=replace_links, journal=journal.directory)
     try:
         pending = WriteBuffer(journal, writer, base.datasets.forms.now, publishing, waiting, layout)
     except BaseException:
         writer.close()
         raise
-    wins = publishing is not None and publishing.conflict == "ours"
     expected = ExpectedDatasets(base, rules or Rules())
-    documents = Documents(base, writer, expected, wins=wins)
-    budget = Budget(dirty_bytes, lambda: syscalls.open_unnamed(str(journal.directory)))
+    documents = Documents(base, writer, expected, wins=publishing.conflict == "ours")
+    budget = Budget(publishing.dirty_bytes, lambda: syscalls.open_unnamed(str(journal.directory)))
     return WriteTree(base, writer, pending, documents, budget, waiting)

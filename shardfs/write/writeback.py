@@ -8,13 +8,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardfs.model.changes import Begun
 from shardfs.model.kinds import is_in, is_scratch
 from shardfs.shards import rewriting
 from shardfs.storage.blob_views import READ_ONLY_PAIR
@@ -25,18 +23,18 @@ from shardfs.write.failures import Failures, Refused
 from shardfs.write.journal import RecordKind
 from shardfs.write.pending import Backlog
 from shardfs.write.publisher import FULL, OBSOLETE, Publisher
-from shardfs.write.publishing import Publishing
 from shardfs.write.recover import park_scratch
 from shardfs.write.stored import NOTHING, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from shardfs.model.blobs import Bytes
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
-    from shardfs.write.journal import Journal, Position
+    from shardfs.write.journal import Journal
     from shardfs.write.pending import Version
+    from shardfs.write.publishing import Publishing
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +57,11 @@ EMPTY = "is an empty file, which readers take for damage: write or remove it"
 
 
 class Look(NamedTuple):
-    """What was stored for the chunk at a path, when `version` was pending and `Backlog.replaced` was `replaced`."""
+    """What a new version of a path is written over, from before the lock is taken.
+
+    `target` is the chunk at the path, if any, and `base` what was stored for it when `version` was pending and
+    `Backlog.replaced` was `replaced`.
+    """
 
     path: str
     target: Target | None
@@ -72,7 +74,8 @@ class WriteBuffer:
     """The pending versions of a mount, and the threads that publish them. Thread-safe.
 
     Args:
-        journal: an open journal. Its recovered records become pending versions.
+        journal: an open journal, whose recovered records become the pending versions. It is read from: ESTALE tells
+            that a version is not pending any more.
         writer: writes to the store.
         form_now: returns the present form of an array (`Forms.now`).
         settings: when and how shards are published.
@@ -84,12 +87,12 @@ class WriteBuffer:
 
     def __init__(
         self, journal: Journal, writer: Writer, form_now: Callable[[ChunkDirs], str | None],
-        settings: Publishing | None = None, waiting: Callable[[], None] = nothing, layout: str = "",
+        settings: Publishing, waiting: Callable[[], None] = nothing, layout: str = "",
     ) -> None:  # fmt: skip
-        self.settings = settings or Publishing()
+        self.settings = settings
         self.backlog = Backlog(journal, layout)
         self.backlog.pending.require_layout(layout)
-        self._journal = journal
+        self.journal = journal
         self._writer = writer
         self._waiting = waiting
         self._lock = self.backlog.lock
@@ -98,7 +101,6 @@ class WriteBuffer:
         self.refused = Refused(self.failures)
         self.publisher = Publisher(self.backlog, self.shards, writer, self.failures, form_now)
         self._closed = False
-        self._looked = threading.local()  # `base`: the last `Look` of a thread
         self._unwritable: set[str] = set()  # arrays whose reason was logged
         pending = self.backlog.pending
         self._damaged = [*journal.damaged_paths, *pending.lost]
@@ -106,9 +108,7 @@ class WriteBuffer:
             log.warning("%s", loss)
             journal.problems.append(loss)
         park_scratch(self.backlog)
-        for begun in pending.begun.values():
-            writer.recover(Begun.from_json(begun))
-        writer.recovered()
+        self.backlog.finish_begun(writer)
 
     def attach(self, published: Callable[[Mapping[str, Version]], None], is_held: Callable[[str], bool]) -> None:
         """Start publishing. See `Publisher.published` and `DirtyShards.is_held`."""
@@ -117,24 +117,6 @@ class WriteBuffer:
         self.publisher.start()
 
     # ---- pending versions ----
-
-    def versions(self) -> dict[str, Version]:
-        """Return all pending versions by path. A deleted file has `data` None."""
-        return self.backlog.versions()
-
-    def holds(self, path: str) -> bool:
-        """Return whether a version is pending for a path."""
-        return self.backlog.get(path) is not None
-
-    def read(self, data: Position, offset: int, size: int) -> bytes:
-        """Return bytes of a pending version. Raise OSError (ESTALE) if it is not pending any more."""
-        return self._journal.read(data, offset, size)
-
-    def target(self, path: str) -> Target | None:
-        """Return the chunk that the pending version of a path replaces; None if there is none."""
-        with self._lock:
-            shard = self.shards.at(path)
-            return None if shard is None else shard.targets[path]
 
     def is_stored(self, path: str, target: Target | None) -> bool:
         """Return whether the chunk's shard has the chunk, or a publish of the chunk is in progress."""
@@ -146,26 +128,32 @@ class WriteBuffer:
         return target.tree.shards.has(target.coords)
 
     def put(
-        self, path: str, data: Bytes, target: Target | None, mtime_ns: int, mode: int, *, scratch: bool = False,
-        stored: bool = False,
-    ) -> Version:  # fmt: skip
+        self, look: Look, data: Bytes, mtime_ns: int, mode: int, *, scratch: bool = False, stored: bool = False
+    ) -> Version:
         """Add a new version of a whole file. When this returns, the version survives a crash of this process.
 
         `stored`: `data` are the bytes that the shard is to have, and the mount shows others.
         """
-        with self._based(path, target) as base:
-            meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": base.to_json()}
-            version = self.backlog.add(RecordKind.PUT, path, meta, data, stored=stored, form=_form(target))
-            self.refused.forget(path)
-            self.shards.assign(path, target)
-            return version
+        base = self._hold(look)
+        try:
+            meta = {"path": look.path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": base.to_json()}
+            return self._add(RecordKind.PUT, look, meta | {"stored": stored}, data)
+        finally:
+            self._lock.release()
+
+    def _add(self, kind: RecordKind, look: Look, meta: dict[str, Any], data: Bytes | None) -> Version:
+        """Add a version of the path of a look, and assign it to its shard. The caller holds the lock."""
+        version = self.backlog.add(kind, look.path, meta | {"form": _form(look.target)}, data)
+        self.refused.forget(look.path)
+        self.shards.assign(look.path, look.target)
+        return version
 
     def keep(self, path: str, data: bytes, why: str, mtime_ns: int, mode: int) -> None:
         """Keep a metadata document as a conflict until a user decides, because another program has changed it too."""
         self.make_room(len(data))
-        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode}
+        meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "document": True, "conflict": why}
         with self._lock:
-            self.backlog.add(RecordKind.PUT, path, meta, data, document=True, conflict=why)
+            self.backlog.add(RecordKind.PUT, path, meta, data)
             self.publisher.counts["conflicts"] += 1
         self.failures.failed(path, OSError(errno.ESTALE, why, path))
 
@@ -175,120 +163,102 @@ class WriteBuffer:
             self.backlog.drop(path)
             self.shards.assign(path, None)
 
-    def remove(self, path: str, target: Target | None) -> bool:
+    def remove(self, look: Look) -> bool:
         """Remove a file: its pending version, and its chunk in the shard. Return whether the shard has the chunk."""
-        self.is_stored(path, target)  # loads the index before the lock is taken
-        with self._based(path, target) as base:
-            is_stored = self.is_stored(path, target)
-            if not is_stored:
-                self.drop(path)
-                return False
-            meta = {"path": path, "base": base.to_json()}
-            self.backlog.add(RecordKind.DEL, path, meta, form=_form(target))
-            self.shards.assign(path, target)
-            return True
+        self.is_stored(look.path, look.target)  # loads the index before the lock is taken
+        base = self._hold(look)
+        try:
+            if self.is_stored(look.path, look.target):
+                self._add(RecordKind.DEL, look, {"path": look.path, "base": base.to_json()}, None)
+                return True
+            self.drop(look.path)
+            return False
+        finally:
+            self._lock.release()
 
     def move(
-        self, old: str, new: str, target: Target | None, had: Target | None, data: Bytes | None, mtime_ns: int,
-        mode: int, *, scratch: bool = False, stored: bool = False,
+        self, old: str, look: Look, had: Target | None, data: Bytes | None, mtime_ns: int, mode: int, *,
+        scratch: bool = False, stored: bool = False,
     ) -> Version:  # fmt: skip
-        """Rename a file and return its version.
+        """Rename a file to the path of `look`, and return its version.
 
         Args:
-            target: the chunk that the new name stands for, if any.
             had: the chunk that the old name stands for, if any. It is deleted from its shard.
             data: the whole file, if no version is pending for the old name. Else its bytes are read from the shard if
                 the version was published after the caller looked.
             stored: as for `put`.
         """
         self.is_stored(old, had)  # loads the index before the lock is taken
-        with self._based(new, target) as base:
-            gone = had if self.is_stored(old, had) else None
-            if data is None and had is not None and not self.holds(old):
+        base = self._hold(look)
+        try:
+            gone, pending = had if self.is_stored(old, had) else None, self.backlog.versions.get(old)
+            if data is None and had is not None and pending is None:
                 gone = had
                 data = bytes(had.tree.read_chunk(had.coords, 0, EVERYTHING))
-            known = self.backlog.get(old)
-            meta: dict[str, Any] = {"from": old, "to": new, "gone": gone is not None, "base": base.to_json()}
-            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch}
-            if data is None and known is not None:
-                meta["lsn"] = known.lsn
-            elif gone is not None and known is None:
-                meta["from_base"] = self._base(old, gone).to_json()
-            version = self.backlog.add(RecordKind.MOVE, new, meta, data, stored=stored, form=_form(target))
-            self.refused.forget(new)
+            meta: dict[str, Any] = {"from": old, "to": look.path, "gone": gone is not None, "base": base.to_json()}
+            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "stored": stored}
+            if data is None and pending is not None:
+                meta["lsn"] = pending.lsn
+            elif gone is not None and pending is None:
+                meta["from_base"] = self.look(old, gone).base.to_json()
+            version = self._add(RecordKind.MOVE, look, meta, data)
             self.shards.assign(old, gone)
-            self.shards.assign(new, target)
             return version
+        finally:
+            self._lock.release()
 
-    def retarget(self, path: str, target: Target | None) -> None:
+    def retarget(self, path: str, target: Target | None) -> bool:
         """Assign the pending version of a path to the shard of `target`; None: to no shard for now.
 
-        A version that was written for an array of another form becomes a conflict.
+        A version that was written for an array of another form becomes a conflict. Return whether it is one.
         """
         with self._lock:
-            version = self.backlog.get(path)
+            version = self.backlog.versions.get(path)
             if version is not None and target is not None:
-                form = version.form or _form(self.target(path))
+                form = version.form or _form(self.shards.target(path))
                 if form not in ("", _form(target)):
                     self.publisher.refuse(path, OBSOLETE, obsolete=True)
             self.shards.assign(path, target)
+            return path in self.backlog.versions and self.backlog.versions[path].obsolete
 
-    def is_obsolete(self, path: str) -> bool:
-        """Return whether the pending version of a path was written for an array that another one has replaced."""
-        version = self.backlog.get(path)
-        return version is not None and version.obsolete
-
-    @contextmanager
-    def _based(self, path: str, target: Target | None) -> Iterator[Stored]:
-        """Hold the lock, and give what is stored for the chunk that a new version of the path replaces.
-
-        The shard is read before the lock is taken. No chunk is stored under a name that is none of a chunk.
-        """
-        looked = self._looked.__dict__.pop("base", None)
-        while True:
-            if looked is None or looked.path != path or looked.target != target:
-                looked = self._look(path, target)
-            with self._lock:
-                if self._is_present(looked):
-                    yield looked.base
-                    return
-            looked = None
-
-    def look(self, path: str, target: Target | None) -> None:
-        """Load the index entry of a chunk, and read the chunk in a local store.
-
-        A change of the path by this thread, under the caller's lock, then need not wait.
-        """
-        self._looked.base = self._look(path, target)
-
-    def _look(self, path: str, target: Target | None) -> Look:
-        replaced, version = self.backlog.replaced, self.backlog.get(path)
-        return Look(path, target, version, replaced, self._base(path, target))
-
-    def _is_present(self, looked: Look) -> bool:
-        """Return whether neither the path was written nor its shard replaced since a look."""
-        if self.backlog.get(looked.path) != looked.version:
-            return False
-        if looked.target is None or self.backlog.replaced == looked.replaced:
-            return True
-        shards = looked.target.tree.shards
-        return not self.backlog.has_replaced(shards.key(shards.number_of(looked.target.coords)), looked.replaced)
-
-    def _base(self, path: str, target: Target | None) -> Stored:
+    def look(self, path: str, target: Target | None) -> Look:
         """Return what a new version of a path is written over. A remote store is asked about chunks only.
 
-        The bytes of a remote chunk are not read: a program that replaces chunks need not load them
-        (docs/durability.md). Raise CorruptShardError if the bytes of a local chunk are not there.
+        Loads the chunk's index entry, so that a change under the caller's lock need not wait. Reads the chunk in a
+        local store; a program that replaces remote chunks need not load them (docs/durability.md). Raise
+        CorruptShardError if the bytes of a local chunk are not there.
         """
-        known = self.backlog.get(path)
-        if known is not None and not known.obsolete:
-            return known.base
-        if target is not None:
-            return Stored.of(target, read=self._writer.local)
+        replaced, version = self.backlog.replaced, self.backlog.versions.get(path)
+        if version is not None and not version.obsolete:
+            base = version.base
+        else:
+            base = self._stored(path) if target is None else Stored.of(target, read=self._writer.local)
+        return Look(path, target, version, replaced, base)
+
+    def _stored(self, path: str) -> Stored:
+        """Return what the source has at the path of a file that is no chunk."""
         if (disk := self._writer.disk) is not None and not is_scratch(path.rpartition("/")[2]):
             with suppress(OSError):
                 return NOTHING._replace(version=stat_of(disk.stat(path)).version)
         return NOTHING
+
+    def _hold(self, look: Look) -> Stored:
+        """Take the lock, and return what a new version of the path is written over now. Looks again if necessary."""
+        while True:
+            with self._lock:
+                if self._is_present(look):
+                    self._lock.acquire()  # once more, for the caller
+                    return look.base
+            look = self.look(look.path, look.target)
+
+    def _is_present(self, look: Look) -> bool:
+        """Return whether neither the path was written nor its shard replaced since a look."""
+        if self.backlog.versions.get(look.path) != look.version:
+            return False
+        if look.target is None or self.backlog.replaced == look.replaced:
+            return True
+        shards = look.target.tree.shards
+        return not self.backlog.has_replaced(shards.key(shards.number_of(look.target.coords)), look.replaced)
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.
@@ -324,20 +294,20 @@ class WriteBuffer:
         The caller then need not call `waiting`, because switching to another thread would cost as much.
         """
         return (
-            (target is None or target.is_verbatim)
-            and size <= QUICK_BYTES
+            size <= QUICK_BYTES
             and self.backlog.took_s <= QUICK_S
             and self.settings.close == "journal"
+            and (target is None or target.is_verbatim)
         )
 
     def sync(self) -> None:
         """Sync the journal. When this returns, all pending versions survive a power failure."""
         self._waiting()
-        self._journal.sync()
+        self.journal.sync()
 
     def statvfs(self) -> os.statvfs_result:
         """Return the statistics of the journal's file system."""
-        return os.statvfs(self._journal.directory)
+        return os.statvfs(self.journal.directory)
 
     # ---- room ----
 
@@ -376,10 +346,6 @@ class WriteBuffer:
 
     # ---- status ----
 
-    def count(self, path: str) -> int:
-        """Return the number of pending chunks at and below a path."""
-        return len(self.shards.paths(path))
-
     def failure(self, path: str) -> BaseException | None:
         """Return the error that prevents publishing a path; None if there is none."""
         with self._lock:
@@ -388,7 +354,7 @@ class WriteBuffer:
                 return shard.failure
             if shard is not None and path in shard.unfit:
                 return OSError(errno.EINVAL, shard.unfit[path])
-            version = self.backlog.get(path)
+            version = self.backlog.versions.get(path)
             if version is not None and version.conflict:
                 return OSError(errno.ESTALE, version.conflict)
             is_empty = version is not None and version.data is not None and not version.data.size
@@ -397,12 +363,12 @@ class WriteBuffer:
 
     def left(self) -> list[str]:
         """Return the paths of all unpublished versions, except temporary files of programs."""
-        return [path for path, version in self.versions().items() if not version.scratch]
+        return [path for path, version in list(self.backlog.versions.items()) if not version.scratch]
 
     def state(self) -> dict[str, Any]:
         """Return counters, orphans and errors for `status.json`."""
         with self._lock:
-            versions = self.versions()
+            versions = self.backlog.versions
             chunks = self.shards.paths()
             others = versions.keys() - chunks
             orphans = [p for p, v in versions.items() if p in others and not (v.scratch or v.is_document)]
@@ -417,11 +383,11 @@ class WriteBuffer:
                 "dirty_shards": len([s for s in self.shards if s.targets]),
                 "orphans": len(orphans),
                 "orphan_paths": orphans[:NAMED],
-                "journal": str(self._journal.directory),
-                "journal_bytes": self._journal.nbytes,
-                "journal_limit": self._journal.limit_bytes,
-                "problems": list(self._journal.problems),
-                "read_only": self._journal.read_only,
+                "journal": str(self.journal.directory),
+                "journal_bytes": self.journal.nbytes,
+                "journal_limit": self.journal.limit_bytes,
+                "problems": list(self.journal.problems),
+                "read_only": self.journal.read_only,
                 "failing": len(failing),
                 "errors": dict(islice(failing.items(), NAMED)),
                 "refused": len(self.refused),
@@ -441,14 +407,14 @@ class WriteBuffer:
         self._closed = True
         left = self.left()
         self._writer.close()  # the lock in the store names the journal, which may be removed now
-        self._journal.close(clean=not left)
+        self.journal.close(clean=not left)
         return left
 
     def _is_synced(self) -> bool:
         """Sync the journal; return whether that succeeded. An error may be the one that reports a restored journal."""
         for _ in range(2):
             with suppress(OSError):
-                self._journal.sync()
+                self.journal.sync()
                 return True
         return False
 

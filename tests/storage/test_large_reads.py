@@ -52,7 +52,8 @@ def test_the_plan_of_an_object(file: Path) -> None:
 
 
 def test_a_buffer_on_the_disk(file: Path) -> None:
-    buffer = Buffer(Budget(0, lambda: os.open(file, os.O_RDWR)), 1 << 20, DATA)
+    buffer = Buffer(Budget(0, lambda: os.open(file, os.O_RDWR)), 1 << 20)
+    buffer.write(0, DATA)
     assert buffer.read(0, 4000) == DATA
     buffer.close()
 

@@ -140,14 +140,14 @@ BUGS = [
     bug(
         "the name of a new segment is not synced",
         "Segment._begin",
-        "        syscalls.fsync_directory(str(directory))\n",
+        "        syscalls.fsync_directory(os.path.dirname(path))\n",
         "",
         POWER,
     ),
     # ---- recovery
     bug(
         "what had begun is not cleared up",
-        "WriteBuffer.__init__",
+        "Backlog.finish_begun",
         "            writer.recover(Begun.from_json(begun))\n",
         "            pass\n",
         "tests/write/test_conflicts.py",
@@ -251,7 +251,7 @@ BUGS = [
     bug(
         "a chunk that was written again while it was published is forgotten",
         "DirtyShards.published",
-        "                if self._backlog.get(path) is None:\n",
+        "                if self._backlog.versions.get(path) is None:\n",
         "                if True:\n",
         MANY,
     ),

@@ -181,7 +181,7 @@ def test_fragments_are_verified_before_they_are_published(tmp_path: Path) -> Non
     before = (path / "0.shard").read_bytes()
     with _writable(path, tmp_path / "journal", 0.1) as files:
         files.write("0", b"o" * 12)
-        data = files.tree.pending.versions()["0"].data
+        data = files.tree.pending.backlog.versions["0"].data
         assert data is not None
         (segment,) = (tmp_path / "journal").glob("*.wal")
         with segment.open("r+b") as file:

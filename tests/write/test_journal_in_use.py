@@ -61,7 +61,7 @@ def test_a_chunk_may_be_published_while_it_is_renamed(
         def late(*args: Any, **kwargs: Any) -> object:
             publishing.start()
             end = time.monotonic() + 20
-            while pending.holds(target.path(0)) and time.monotonic() < end:
+            while target.path(0) in pending.backlog.versions and time.monotonic() < end:
                 time.sleep(0.001)
             return move(*args, **kwargs)
 

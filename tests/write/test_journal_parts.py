@@ -11,11 +11,11 @@ from google_crc32c import value as crc32c
 
 from shardfs.write.journal import Position, RecordKind, cleaning
 from shardfs.write.journal.appender import Appender
-from shardfs.write.journal.contents import Contents
-from shardfs.write.journal.leader import Leader
+from shardfs.write.journal.log import Leader
 from shardfs.write.journal.places import take
 from shardfs.write.journal.reading import read
-from shardfs.write.journal.records import HAS_DATA, RecordHead, encode_meta
+from shardfs.write.journal.records import HAS_DATA, encode_meta
+from shardfs.write.journal.segments import Contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ def parts(tmp_path: Path) -> Iterator[tuple[Contents, Appender]]:
     contents.close()
 
 
-def append(appender: Appender, path: str, data: bytes) -> RecordHead:
+def append(appender: Appender, path: str, data: bytes) -> tuple[int, Position]:
     return appender.write(RecordKind.PUT, HAS_DATA, encode_meta({"path": path}), data, crc32c(data))
 
 
@@ -65,24 +65,24 @@ def test_after_an_error_another_thread_can_lead() -> None:
 
 def test_a_copied_record_is_found_at_its_first_position(parts: tuple[Contents, Appender]) -> None:
     contents, appender = parts
-    head = append(appender, "a", b"1" * 5000)
-    appender.copy(head.lsn, contents.live[head.lsn])
-    segment, part = contents.part(Position(head.segment, head.data_start, head.data_size, head.data_crc))
-    assert part.start > head.data_start
+    lsn, position = append(appender, "a", b"1" * 5000)
+    appender.copy(lsn, contents.live[lsn])
+    segment, part = contents.part(position)
+    assert part.start > position.start
     assert os.pread(part.fd, part.size, part.start) == b"1" * 5000
-    assert (segment.live, list(contents.live)) == (1, [head.lsn])
+    assert (segment.live, list(contents.live)) == (1, [lsn])
 
 
 def test_segments_without_live_records_are_freed(parts: tuple[Contents, Appender]) -> None:
     contents, appender = parts
-    heads = [append(appender, str(i), bytes(50_000)) for i in range(3)]
+    lsns = [append(appender, str(i), bytes(50_000))[0] for i in range(3)]
     assert len(contents.segments) == 3
-    contents.forget(heads[0].lsn)
+    contents.forget(lsns[0])
     cleaning.free(contents, appender)
     assert [segment.live for segment in contents.segments.values()] == [1, 1]
     assert appender.durable == appender.sequence
-    contents.forget(heads[1].lsn)
-    contents.forget(heads[2].lsn)
+    contents.forget(lsns[1])
+    contents.forget(lsns[2])
     assert cleaning.is_mostly_dead(contents, appender, 64 << 10, hard=False)
     cleaning.renew(contents, appender)
     (last,) = contents.segments

@@ -141,7 +141,7 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
     x.put("c/3/3", b"abcd")
     x.publish()
     writers[0].join()
-    assert pending.versions()["a/c/3/3"].base.digests == (digest_of(MemoryBlob(b"abcd")),)
+    assert pending.backlog.versions["a/c/3/3"].base.digests == (digest_of(MemoryBlob(b"abcd")),)
     x.publish()
 
 

@@ -117,7 +117,7 @@ def test_chunks_of_the_former_array_are_conflicts(change: str, layout: str, stor
         create(tmp_path / "store/a", change, theirs)
         refused(files)
         assert natively(tmp_path / "store/a") == (theirs or [0] * 8)
-        versions = files.tree.pending.versions()
+        versions = files.tree.pending.backlog.versions
         assert len(versions) == 2
         assert all(version.obsolete for version in versions.values())
     with engines.mounted(tmp_path / "store", tmp_path / "journal", layout) as files:

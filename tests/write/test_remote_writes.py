@@ -358,7 +358,7 @@ def test_damaged_bytes_of_the_journal_are_not_published(name: str, server: Serve
     with opened(server, tmp_path) as fs:
         fs.pipe_file(target.path(0), target.shown(100))
         before = dict(server.objects)
-        data = pending_of(fs).versions()[target.path(0)].data
+        data = pending_of(fs).backlog.versions[target.path(0)].data
         assert data is not None
         (segment,) = (tmp_path / "journals").rglob("*.wal")
         with segment.open("r+b") as file:

@@ -257,10 +257,12 @@ def test_a_close_meets_another_call_at_each_of_its_steps(call: str, tmp_path: Pa
                 "truncate": (target.shown(token)[:4], target.shown(1)),
                 "unlink": (None, target.shown(1)),
             }[call]
-            versions = tree.pending.versions()
+            versions = tree.pending.backlog.versions
             data = [version and version.data for version in map(versions.get, (path, other))]
             assert (files.read(path), files.read(other)) == left, f"step {step}"
-            assert tuple(part and tree.pending.read(part, 0, part.size) for part in data) == left, f"step {step}"
+            assert tuple(part and tree.pending.journal.read(part, 0, part.size) for part in data) == left, (
+                f"step {step}"
+            )
         assert step > 100
 
 
@@ -285,9 +287,9 @@ def test_a_close_reads_a_stored_chunk_again_if_its_own_shard_was_replaced(
             return of(target, read=read)
 
         monkeypatch.setattr(Stored, "of", staticmethod(counted))
-        pending.look(path, chunk)
+        look = pending.look(path, chunk)
         pending.backlog.done(own if replaced == "its own" else other)
-        pending.put(path, target.shown(2), chunk, 0, 0)
+        pending.put(look, target.shown(2), 0, 0)
         assert len(looks) == (2 if replaced == "its own" else 1)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.storage.remote import store_errors
 from shardfs.storage.writers.objects import Objects, ObjectVersion, Requests, Upload
-from shardfs.storage.writers.races import Changed
+from shardfs.storage.writers.writer import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.storage.remote import generation_tag
 from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Requests, Upload, age_s
-from shardfs.storage.writers.races import Changed
+from shardfs.storage.writers.writer import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

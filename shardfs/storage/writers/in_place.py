@@ -56,7 +56,7 @@ def growth_of(plan: Plan, old: LocalBlob, unit: int) -> Growth | None:
     """
     size = old.stat().size
     head, tail = plan[0], plan[1:]
-    if not unit or not isinstance(head, bytes) or len(head) % unit or not 0 < len(head) <= size:
+    if not isinstance(head, bytes) or len(head) % unit or not 0 < len(head) <= size:
         return None
     if len(head) < size:
         if not tail or tail[0] != ByteRange(len(head), size):

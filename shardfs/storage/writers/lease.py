@@ -22,7 +22,7 @@ from shardfs.model.errors import BusyError, message
 from shardfs.storage.source_locks import LOCK, MAX_RECORD, SOURCE_LOCK, boot_id, busy, describe, owner_in, read_owner
 from shardfs.storage.writers.objects import PAUSE_S, ObjectVersion, put_once, remove_once
 from shardfs.storage.writers.planned_blob import PlannedBlob
-from shardfs.storage.writers.races import Changed
+from shardfs.storage.writers.writer import Changed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,9 +21,8 @@ from shardfs.storage.writers.files import SourceDirectories, TemporaryFiles, fil
 from shardfs.storage.writers.local_directory import LocalDirectory
 from shardfs.storage.writers.lock_file import locked
 from shardfs.storage.writers.names import temporary_name
-from shardfs.storage.writers.races import Changed, repeated
 from shardfs.storage.writers.replace import settle, switch, synced, written
-from shardfs.storage.writers.writer import Writer
+from shardfs.storage.writers.writer import Changed, Writer, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,8 +124,8 @@ class LocalWriter(Writer):
         plan = change.plan(old)
         if is_same(plan, None if old is None else old.stat().size):
             return synced(place, old)
-        if old is not None and plan is not None and not linked:
-            growth = in_place.growth_of(plan, old, change.in_place)
+        if old is not None and plan is not None and not linked and (unit := change.in_place):
+            growth = in_place.growth_of(plan, old, unit)
             if growth is not None:
                 return self._changed(place, old, growth, change)
         note = Begun(place.key, base, temporary_name())

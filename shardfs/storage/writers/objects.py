@@ -27,8 +27,7 @@ from shardfs.storage.retry import RetryPolicy, http_status
 from shardfs.storage.store import read_merged
 from shardfs.storage.writers.names import is_temporary, require_inside
 from shardfs.storage.writers.planned_blob import PlannedBlob
-from shardfs.storage.writers.races import Changed, repeated
-from shardfs.storage.writers.writer import Writer
+from shardfs.storage.writers.writer import Changed, Writer, repeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -19,7 +19,7 @@ from shardfs.storage.writers.objects import (
     is_abandoned,
     require_version,
 )
-from shardfs.storage.writers.races import Changed
+from shardfs.storage.writers.writer import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

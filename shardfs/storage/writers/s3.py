@@ -25,7 +25,7 @@ from shardfs.storage.writers import objects
 from shardfs.storage.writers.names import temporary_name
 from shardfs.storage.writers.objects import MARK, Objects, ObjectVersion, Requests, Upload
 from shardfs.storage.writers.planned_blob import PlannedBlob, part_of
-from shardfs.storage.writers.races import Changed
+from shardfs.storage.writers.writer import Changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

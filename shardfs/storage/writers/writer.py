@@ -1,14 +1,17 @@
-"""The interface of all writers."""
+"""The interface of all writers, and updates that they repeat because another writer was faster."""
 
 from __future__ import annotations
 
+import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, cast
 
 from shardfs.model.changes import Whole
+from shardfs.model.errors import StaleShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardfs.model.blobs import Content, Stat
     from shardfs.model.changes import Begun, Change
@@ -97,3 +100,24 @@ class Writer(NewObjects, Protocol):
     def require_own_name(self, key: str) -> None:
         """Raise OSError (EROFS) if `key` is below a symbolic link to a directory, so that its file has another name."""
         return
+
+
+class Changed(Exception):
+    """Another writer changed the object after it was read. The attempt to change it had no effect."""
+
+
+def repeated(key: str, race_s: float, attempt: Callable[[], Stat | None], pause_s: float = 0.0) -> Stat | None:
+    """Return the result of `attempt`, which is called again while it raises Changed.
+
+    Raise StaleShardError after `race_s` seconds. A random pause of at most `pause_s` seconds follows each attempt, so
+    that two writers do not collide again.
+    """
+    deadline = time.monotonic() + race_s
+    while True:
+        try:
+            return attempt()
+        except Changed:
+            if time.monotonic() > deadline:
+                why = f"other writers kept replacing it for {race_s:g} s; try again when they have ended"
+                raise StaleShardError(f"{key}: {why}") from None
+        time.sleep(random.uniform(0.0, pause_s))

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shardfs.model.blobs import Bytes
-    from shardfs.write.journal.contents import Contents
     from shardfs.write.journal.scanning import SegmentFile
+    from shardfs.write.journal.segments import Contents
 
 log = logging.getLogger("shardfs")
 
@@ -96,8 +96,8 @@ class Appender:
 
     def write(
         self, kind: int, flags: int, meta: bytes, content: Bytes = b"", crc: int | None = None, lsn: int = 0
-    ) -> RecordHead:
-        """Append a record and return its head. It gets a new LSN if none is given.
+    ) -> tuple[int, Position]:
+        """Append a record. Return its LSN, which is a new one if none is given, and where its data are.
 
         After an error, the next record overwrites the failed one. Raise OSError: EROFS if the journal is read-only;
         EIO if data from a file do not have the given `crc`; ENOENT if a new segment is needed and another program has
@@ -117,8 +117,8 @@ class Appender:
             kind, flags, len(meta), size, number, lsn or number, self._epoch, segment.number, segment.end,
             self.durable, self._contents.oldest, crc or 0,
         )  # fmt: skip
-        head = segment.write(head, meta, content, crc)
-        size = head.stop - head.offset
+        data = segment.write(head, meta, content, crc)
+        size = data.start + data.size + records.TAIL_SIZE - head.offset
         step = records.aligned(size)
         self._contents.used += step
         segment.end += step
@@ -127,9 +127,10 @@ class Appender:
         place = RecordPlace(segment.number, head.offset, size)
         self._fresh.append(_Fresh(number, head.lsn, place))
         if kind not in records.OWN:
-            self._contents.forget(head.lsn)
+            if lsn:  # a copy
+                self._contents.forget(lsn)
             self._contents.note(head.lsn, place)
-        return head
+        return head.lsn, data
 
     def write_own(self, kind: RecordKind, meta: dict[str, int]) -> None:
         """Append a record of the journal's own."""
@@ -163,8 +164,7 @@ class Appender:
         if head is None or head.lsn != lsn or records.decode_meta(text + meta) is None:
             raise OSError(errno.EIO, f"record {lsn} of the journal cannot be read any more")
         part = FilePart(fd, head.data_start, head.data_size)
-        new = self.write(head.kind, head.flags, meta, part, head.data_crc, lsn)
-        position = Position(new.segment, new.data_start, new.data_size, new.data_crc)
+        _, position = self.write(head.kind, head.flags, meta, part, head.data_crc, lsn)
         self._contents.moved(place.number, head.data_start, position)
         if not live:
             self._contents.forget(lsn)
@@ -200,8 +200,7 @@ class Appender:
             try:
                 syscalls.fdatasync(segment.fd)
             except OSError as e:
-                path = self._contents.directory / segment.name
-                log.error("%s: %s; its last records are written anew", path, e.strerror)
+                log.error("%s: %s; its last records are written anew", segment.path, e.strerror)
                 broken.append(segment)
         return broken
 

@@ -15,7 +15,7 @@ from shardfs.write.journal.segments import AROUND
 
 if TYPE_CHECKING:
     from shardfs.write.journal.appender import Appender
-    from shardfs.write.journal.contents import Contents
+    from shardfs.write.journal.segments import Contents
 
 MAX_COPIED = 256 << 20
 """Bytes. If live records are larger, they are not copied to free space, because appending waits for the copy."""

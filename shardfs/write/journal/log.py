@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,11 +23,9 @@ from shardfs.model.redact import public_name
 from shardfs.storage import source_locks, syscalls
 from shardfs.write.journal import cleaning, overlaps, places
 from shardfs.write.journal.appender import FULL, HELPFUL, REMOVED, Appender
-from shardfs.write.journal.contents import Contents
-from shardfs.write.journal.leader import Leader
 from shardfs.write.journal.reading import Reading, read, read_part
-from shardfs.write.journal.records import HAS_DATA, Position, Record, RecordHead, RecordKind, encode_meta
-from shardfs.write.journal.segments import AROUND, SPARE, keep_spare
+from shardfs.write.journal.records import HAS_DATA, Position, Record, RecordKind, encode_meta
+from shardfs.write.journal.segments import AROUND, SPARE, Contents, keep_spare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +50,35 @@ class _Limits(NamedTuple):
     commit_s: float
 
 
+class Leader:
+    """Group commit: of the threads that wait for the disk, one is the leader and works for all.
+
+    `lock` guards the state that the leader's work changes.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._changed = threading.Condition(lock)
+        self._leading = False
+
+    @contextmanager
+    def lead(self, is_done: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Wait for the present leader, then lead for the length of a `with` block, which runs without the lock.
+
+        `is_done` is called with the lock held. As soon as it returns True, give False and do not lead.
+        """
+        with self._changed:
+            while not (done := is_done()) and self._leading:
+                self._changed.wait()
+            self._leading = self._leading or not done
+        try:
+            yield not done
+        finally:
+            if not done:
+                with self._changed:
+                    self._leading = False
+                    self._changed.notify_all()
+
+
 class Journal:
     """A locked, writable journal. All methods are thread-safe.
 
@@ -58,12 +86,16 @@ class Journal:
         recovered: the records found at opening, in LSN order.
         problems: messages for the user, about damage and about limits of the directory.
         damaged_paths: paths of lost records that had been on disk; contains "" if a lost record's path is unknown.
+        limit_bytes: size limit of `nbytes` for records without `reserve`.
     """
 
     def __init__(self, contents: Contents, source: tuple[bytes, str], reading: Reading, limits: _Limits) -> None:
         self.directory = contents.directory
         self.recovered, self.problems, self.damaged_paths = reading.recovered, reading.problems, reading.damaged_paths
-        self._contents, self._lock, self._limits = contents, contents.lock, limits
+        self.limit_bytes = limits.journal - limits.reserve
+        self._contents = contents
+        self._lock = contents.lock
+        self._limits = limits
         self._leader = Leader(contents.lock)
         last = reading.last + (AFTER_DAMAGE if reading.damaged_paths else 0)
         number = max(max(reading.files, default=0), reading.oldest - 1, 0)
@@ -169,11 +201,6 @@ class Journal:
                 used -= segment.end
             return 0
 
-    @property
-    def limit_bytes(self) -> int:
-        """Size limit of `nbytes` for records without `reserve`."""
-        return self._limits.journal - self._limits.reserve
-
     def append(
         self, kind: RecordKind, meta: dict[str, Any], data: Bytes | None = None, *, reserve: bool = False
     ) -> Record:
@@ -188,38 +215,25 @@ class Journal:
         flags = 0 if data is None and kind is not RecordKind.PUT else HAS_DATA
         content = data or b""
         size, crc = (content.size, None) if isinstance(content, FilePart) else (len(content), crc32c(content))
-        if not self._fits(kind, size + len(text), reserve=reserve):
+        limit = self._limits.journal if reserve else self.limit_bytes
+        room = math.inf if reserve and kind in HELPFUL else limit - size - len(text) - AROUND
+        if self._contents.used > room:
             self.tidy(hard=True)
         with self._lock:
-            if not self._fits(kind, size + len(text), reserve=reserve):
+            if self._contents.used > room:
                 limit = self._limits.journal
                 raise OSError(errno.ENOSPC, f"the journal has reached its limit of {limit} bytes (-o journal_limit)")
-            written = self._write_in_place(kind, flags, text, content, crc)
-        if written is None:
-            with self._leader.lead():
-                self._require_in_place()
-            raise OSError(errno.EIO, REMOVED)  # another thread has restored the journal meanwhile
-        position = Position(written.segment, written.data_start, size, written.data_crc) if flags else None
-        return Record(written.lsn, kind, meta, position)
-
-    def _write_in_place(
-        self, kind: RecordKind, flags: int, meta: bytes, content: Bytes, crc: int | None
-    ) -> RecordHead | None:
-        """Write a new record. Return None and forget it if another program has removed its segment or the directory."""
-        try:
-            head = self._appender.write(kind, flags, meta, content, crc)
-        except FileNotFoundError:  # parts of the journal were removed before a new segment was created
-            return None
-        if self._appender.current is not None and self._appender.current.is_in(self.directory):
-            return head
-        self._contents.forget(head.lsn)
-        return None
-
-    def _fits(self, kind: RecordKind, size: int, *, reserve: bool) -> bool:
-        if reserve and kind in HELPFUL:
-            return True
-        limit = self._limits.journal - (0 if reserve else self._limits.reserve)
-        return self._contents.used + size + AROUND <= limit
+            try:
+                lsn, position = self._appender.write(kind, flags, text, content, crc)
+            except FileNotFoundError:  # parts of the journal were removed before a new segment was created
+                pass
+            else:
+                if (segment := self._appender.current) is not None and places.is_at(segment.fd, segment.path):
+                    return Record(lsn, kind, meta, position if flags else None)
+                self._contents.forget(lsn)  # another program has removed its segment or the directory
+        with self._leader.lead():
+            self._require_in_place()
+        raise OSError(errno.EIO, REMOVED)  # another thread has restored the journal meanwhile
 
     # ------------------------------------------------------------------------------------------------- reading
 

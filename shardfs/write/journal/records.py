@@ -83,7 +83,7 @@ OWN = frozenset({RecordKind.FREE, RecordKind.REWRITTEN})
 
 
 _NEEDED: dict[int, tuple[str, ...]] = {
-    RecordKind.PUT: ("path",), RecordKind.DEL: ("path",), RecordKind.MOVE: ("to",), RecordKind.BEGIN: ("key",),
+    RecordKind.PUT: ("path",), RecordKind.DEL: ("path",), RecordKind.MOVE: ("from", "to"), RecordKind.BEGIN: ("key",),
     RecordKind.DONE: ("key", "lsns", "entries"), RecordKind.CONFLICT: ("path", "lsn"), RecordKind.DROP: ("path", "lsn"),
     RecordKind.CLEAN: (), RecordKind.FREE: (), RecordKind.REWRITTEN: ("first", "last"),
 }  # fmt: skip
@@ -163,9 +163,9 @@ class RecordHead(NamedTuple):
         return self.data_start + self.data_size + TAIL_SIZE
 
 
-def aligned(offset: int, step: int = ALIGN) -> int:
-    """Round up to a multiple of `step`."""
-    return -(-offset // step) * step
+def aligned(offset: int) -> int:
+    """Round up to a multiple of `ALIGN`."""
+    return -(-offset // ALIGN) * ALIGN
 
 
 def encode_header(header: SegmentHeader) -> bytes:
