@@ -56,8 +56,8 @@ settings.load_profile("shardfs")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # or no program that is tested could be interrupted
 
-MOUNT_SECONDS = 60.0
-CLIENT_SECONDS = 120.0
+MOUNT_SECONDS = 200.0
+CLIENT_SECONDS = 250.0
 HELD_SECONDS = 250.0  # below the time-out of a test, so that a hang ends as a failed test
 
 

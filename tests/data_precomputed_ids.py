@@ -51,7 +51,7 @@ def write_shards(path: Path, spec: Json, values: Mapping[int, bytes]) -> None:
 
 def _client(script: str, *arguments: str | Path) -> None:
     subprocess.run(
-        [client_python("cv"), "-m", f"tests.clients.{script}", *arguments], cwd=ROOT, check=True, timeout=100
+        [client_python("cv"), "-m", f"tests.clients.{script}", *arguments], cwd=ROOT, check=True, timeout=250
     )
 
 

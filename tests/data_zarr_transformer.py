@@ -115,7 +115,7 @@ def write_variants(root: Path) -> dict[str, Hierarchy]:
         found[name] = Hierarchy(name, sharded, plain, {a["path"]: _expected(a) for a in variant["arrays"]}, True)
     (root / "jobs.json").write_text(json.dumps(jobs))
     command = ["-m", "tests.clients.write_zarr_draft", str(root / "jobs.json")]
-    subprocess.run([client_python("zarr2"), *command], cwd=ROOT, check=True, timeout=100)
+    subprocess.run([client_python("zarr2"), *command], cwd=ROOT, check=True, timeout=250)
     return {**found, **_edited(root, found)}
 
 

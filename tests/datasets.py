@@ -790,7 +790,7 @@ def _write_cloudvolume(root: Path, name: str, hash_: str, encoding: str) -> Data
     np.save(root / "data.npy", data)
     spec = _spec(hash=hash_, preshift=1, minishard=2, shard=2, index="gzip", data="gzip")
     arguments = [str(root), json.dumps(spec), encoding]
-    subprocess.run([python, "-m", "tests.clients.write_cloudvolume", *arguments], cwd=ROOT, check=True, timeout=100)
+    subprocess.run([python, "-m", "tests.clients.write_cloudvolume", *arguments], cwd=ROOT, check=True, timeout=250)
     return Dataset(name, "precomputed", root / "sharded", root / "plain", {"0": data}, _VOLUME_CLIENTS, _VOLUME_CLIENTS)
 
 

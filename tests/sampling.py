@@ -1,8 +1,8 @@
 """Which cases of a test the quick run tries: a few of many, the same ones in every process and in every run.
 
-Of a test with more than `MOST` cases, or half as many if they take long, those are tried that have each value of each
-parameter once, if so many are enough, and then those that have new pairs of values. Each test takes others, so that a
-form of data that one leaves out is in another one. `pytest.mark.every_case` keeps all.
+Of a test with many cases, those are tried that have each value of each parameter once, if so many are enough, and then
+those that have new pairs of values: at most `MOST`, or fewer if they take long. Each test takes others, so that a form of
+data that one leaves out is in another one. `pytest.mark.every_case` keeps all.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MOST = 8
-LONG = ("fuse", "s3", "slow")
-"""Markers of tests of which each case takes a second or more."""
+MOST = 6
+MOST_LONG = {"slow": 1, "fuse": 2, "s3": 2, "interop": 2}
+"""The same for tests with these markers: each of their cases takes a second or more, or several if `slow`."""
 
 Value = tuple[str, int]
 """A parameter and the number of its value."""
@@ -34,7 +34,7 @@ def sampled(items: Iterable[pytest.Item]) -> set[str]:
 
 
 def _few(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
-    most = MOST // 2 if any(cases[0].get_closest_marker(mark) for mark in LONG) else MOST
+    most = min((n for mark, n in MOST_LONG.items() if cases[0].get_closest_marker(mark)), default=MOST)
     if len(cases) <= most:
         return cases
     rest = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))

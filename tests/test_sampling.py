@@ -23,17 +23,18 @@ def cases(test: str, *marks: str, **sizes: int) -> list[Any]:
 
 
 def test_few_cases_are_tried_all() -> None:
-    assert len(sampled(cases("f", a=2, b=4))) == MOST == 8
+    assert len(sampled(cases("f", a=2, b=4))) == MOST == 6
 
 
-def test_half_as_many_are_tried_if_they_take_long() -> None:
-    assert len(sampled(cases("f", "fuse", a=2, b=3))) == MOST / 2
+def test_fewer_are_tried_if_they_take_long() -> None:
+    assert len(sampled(cases("f", "fuse", a=2, b=3))) == 2
+    assert len(sampled(cases("f", "fuse", "slow", a=2, b=3))) == 1
 
 
 def test_each_value_is_tried_and_then_pairs() -> None:
-    found = [name[2:-1].split("-") for name in sampled(cases("f", a=7, b=2, c=3))]
+    found = [name[2:-1].split("-") for name in sampled(cases("f", a=6, b=2, c=3))]
     assert len(found) == MOST
-    assert [len({case[axis] for case in found}) for axis in range(3)] == [7, 2, 3]
+    assert [len({case[axis] for case in found}) for axis in range(3)] == [6, 2, 3]
     assert len({(case[1], case[2]) for case in found}) == 6
 
 

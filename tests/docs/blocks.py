@@ -63,7 +63,7 @@ class Workshop:
         command = (
             ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [python, "-W", "ignore", "-c", text]
         )
-        done = attempt(*command, timeout=100, cwd=self.path, env=self._environment())
+        done = attempt(*command, timeout=250, cwd=self.path, env=self._environment())
         assert done.returncode == 0, f"{block.text}\nstatus {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 

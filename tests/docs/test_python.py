@@ -69,7 +69,7 @@ def text(picture: Path) -> str:
 def test_the_recorded_terminal_is_current(tmp_path: Path) -> None:
     """If not: python scripts/record_demo.py"""
     script = str(ROOT / "scripts/record_demo.py")
-    subprocess.run([sys.executable, script, tmp_path / "demo.svg"], check=True, timeout=120)
+    subprocess.run([sys.executable, script, tmp_path / "demo.svg"], check=True, timeout=250)
     recorded = text(tmp_path / "demo.svg")
     assert recorded.count("c.17.0.0") == 2
     assert recorded == text(ROOT / "docs/demo.svg")

@@ -151,7 +151,7 @@ def test_a_killed_process_with_workers_continues(plain: Path, tmp_path: Path, ab
         process.wait()
     assert (plain / STATE).exists()
     last = [*command, "--abort"] if abort else [*command, *options]
-    subprocess.run(last, check=True, timeout=100, stdout=subprocess.DEVNULL)
+    subprocess.run(last, check=True, timeout=250, stdout=subprocess.DEVNULL)
     assert files(plain) == (before if abort else files(tmp_path / "packed"))
 
 

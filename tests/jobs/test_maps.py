@@ -29,7 +29,7 @@ def mapped(path: Path, rows: int = 100, columns: int = 100) -> ChunkMap:
 
 def shardfs(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardfs", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.fixture

@@ -290,7 +290,7 @@ def test_a_killed_job_continues(plain: Path, tmp_path: Path) -> None:
             pass
         process.kill()
         process.wait()
-    subprocess.run(command, check=False, timeout=100, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=False, timeout=250, stdout=subprocess.DEVNULL)
     assert files(target) == files(tmp_path / "alone")
 
 

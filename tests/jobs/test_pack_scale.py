@@ -278,7 +278,7 @@ def test_a_killed_worker_of_a_dask_cluster(
     wait_for_chunks(process, target, 3)
     assert process.poll() is None, process.communicate()
     cluster.workers[0].send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=250)
     assert (process.returncode, out.split(" (")[0]) == (0, "2,000 files become 200"), err
     found = {name: data for name, data in files(target).items() if not name.endswith(".tmp")}  # the killed worker's
     assert found == files(tmp_path / "alone")
@@ -296,12 +296,12 @@ def test_a_lost_scheduler_of_a_dask_cluster(
     wait_for_chunks(process, target, 3)
     assert process.poll() is None, process.communicate()
     cluster.scheduler.send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=250)
     assert (process.returncode, out) == (3, "")
     assert "shardfs: the executor has given up all tasks, as when the scheduler" in err
     assert not (target / "zarr.json").exists()
     again = started(*command)
-    assert again.communicate(timeout=120)[0].startswith("4,000 files become 400")
+    assert again.communicate(timeout=250)[0].startswith("4,000 files become 400")
     assert files(target) == files(tmp_path / "alone")
 
 
@@ -313,7 +313,7 @@ def test_a_dask_address_at_which_no_scheduler_answers(
     (tmp_path / "dead.json").write_text(json.dumps({"type": "Scheduler", "address": "tcp://127.0.0.1:9"}))
     monkeypatch.chdir(tmp_path)
     process = started("pack", plain(tmp_path / "source", 2, 2), "target", "--dask", address, connect_s=1)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=250)
     assert (process.returncode, out) == (3, "")
     assert "no Dask scheduler can be reached" in err
     assert not (tmp_path / "target").exists()

@@ -275,7 +275,7 @@ def test_expected_meshes(tmp_path: Path) -> None:
 
 def shardfs(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardfs", "verify", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_the_command_reads_what_it_prints(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_a_killed_job_continues(sharded: Path, tmp_path: Path) -> None:
             pass
         process.kill()
         process.wait()
-    subprocess.run(command, check=False, timeout=100, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=False, timeout=250, stdout=subprocess.DEVNULL)
     assert files(target) == shown(sharded)
 
 
@@ -436,7 +436,7 @@ def test_a_killed_worker_of_a_dask_cluster(
     wait_for_chunks(process, target, 30)
     assert process.poll() is None, process.communicate()
     cluster.workers[0].send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=250)
     assert (process.returncode, out.split(" (")[0]) == (0, "160 files become 1,600"), err
     assert files(target) == shown(source)
 

@@ -97,7 +97,7 @@ def read_jobs(
         out, failed = scratch / f"{number}.npy", scratch / f"{number}.failed"
         jobs.append({"arguments": list(given), "out": str(out), "failed": str(failed)})
     (scratch / "jobs.json").write_text(json.dumps(jobs))
-    run_client("read_many", reader, scratch / "jobs.json", python=python or sys.executable, timeout=90)
+    run_client("read_many", reader, scratch / "jobs.json", python=python or sys.executable, timeout=250)
     return [outcome_of(Path(job["out"]), Path(job["failed"])) for job in jobs]
 
 

@@ -40,7 +40,7 @@ def _read(client: str, python: Path, roots: Mapping[str, Path], scratch: Path, *
         for n, root in enumerate(roots.values())
     ]
     (scratch / "jobs.json").write_text(json.dumps(jobs))
-    run_client("read_many", client, scratch / "jobs.json", python=python, timeout=90)
+    run_client("read_many", client, scratch / "jobs.json", python=python, timeout=250)
     found: dict[str, Array | str] = {}
     for n, name in enumerate(roots):
         failed = scratch / f"{n}.failed"

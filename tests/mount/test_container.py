@@ -82,13 +82,13 @@ def run_first(urgent: int, other: int) -> None:
 
 def test_the_mount_is_there_for_the_command(source: Path, tmp_path: Path) -> None:
     with container(tmp_path, source, "sh", "-c", f"test -s {tmp_path}/mnt/zarr.json && exit 7") as process:
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=250)
     assert (out, error) == ("status 7\n0\n", "")
 
 
 def test_a_mount_that_fails_runs_nothing(tmp_path: Path) -> None:
     with container(tmp_path, tmp_path / "none", "echo", "ran") as process:
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=250)
     assert out == "status 3\n0\n"
     assert "No such file" in error
 
@@ -106,14 +106,14 @@ def test_sigterm_ends_the_command_then_the_mount(source: Path, tmp_path: Path, a
             run_first(child_of(script), script)
         began = time.monotonic()
         os.kill(script, signal.SIGTERM)
-        out, error = process.communicate(timeout=100)
+        out, error = process.communicate(timeout=250)
     assert (out, error) == ("status 9\n0\n", "")
     assert time.monotonic() - began < 30
 
 
 def test_sigterm_while_it_is_mounted_ends_the_command_and_the_mount(source: Path, tmp_path: Path) -> None:
     with container(tmp_path, source, "sleep", "60", behind_mounting="kill -TERM $PPID") as process:
-        out, error = process.communicate(timeout=50)
+        out, error = process.communicate(timeout=250)
     assert (out, error) == ("status 143\n0\n", "")
 
 

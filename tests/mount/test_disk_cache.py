@@ -225,7 +225,7 @@ def test_a_writable_mount_never_serves_old_chunks(mounted: Mounted, tmp_path: Pa
                 held |= {0: 10 * version, 3: 20 * version}
                 for number in (0, 3):
                     (mount / target.path(number)).write_bytes(target.shown(held[number]))
-                subprocess.run([sys.executable, "-m", "shardfs", "flush", mount], check=True, timeout=60)
+                subprocess.run([sys.executable, "-m", "shardfs", "flush", mount], check=True, timeout=250)
                 for number in held:
                     assert (mount / target.path(number)).read_bytes() == target.shown(held[number])
             with mounted("s3://data/root", *words) as mount:

@@ -76,7 +76,7 @@ def limit(pid: int) -> None:
 
 
 def all_read(mount: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", _READ, str(mount)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", _READ, str(mount)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 

@@ -85,7 +85,7 @@ def _read(script: str, arguments: list[list[Any]], tmp_path: Path, python: str |
         for i, a in enumerate(arguments)
     ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    run_client("read_many", script, tmp_path / "jobs.json", python=python, timeout=120)
+    run_client("read_many", script, tmp_path / "jobs.json", python=python, timeout=250)
     out: list[Array | str] = []
     for i in range(len(jobs)):
         failed = tmp_path / f"{i}.bad"

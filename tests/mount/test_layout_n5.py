@@ -68,7 +68,7 @@ def _wrong(client: Client, mount: Path, wanted: Mapping[str, Array], scratch: Pa
     ]
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     python = client_python("zarr2") if client == "n5store" else sys.executable
-    run_client("read_many", "read_n5", scratch / "jobs.json", python=python, timeout=120)
+    run_client("read_many", "read_n5", scratch / "jobs.json", python=python, timeout=250)
     wrong = {}
     for i, (path, data) in enumerate(wanted.items()):
         failed, out = scratch / f"{i}.bad", scratch / f"{i}.npy"
@@ -146,5 +146,5 @@ def test_decoded_chunks_that_the_kernel_keeps_are_soon_forgotten(
         cache = json.loads(run("cat", mount / ".shardfs/status.json", timeout=60))["caches"]["chunk"]
         assert least <= cache["bytes"] <= most
         assert cache["misses"] == len(values)
-        block = subprocess.run(["cat", mount / "0/23"], stdout=subprocess.PIPE, timeout=60, check=True).stdout
+        block = subprocess.run(["cat", mount / "0/23"], stdout=subprocess.PIPE, timeout=250, check=True).stdout
         assert np.array_equal(np.frombuffer(block[12:], ">u2"), values[23])

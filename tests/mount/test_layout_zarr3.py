@@ -137,7 +137,7 @@ def read_all(client: str, mount: Path, wanted: Mapping[str, Array], tmp_path: Pa
     ]
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     script, python = ("read_zarr3", client_python("zarr2")) if client == "zarr2" else (f"read_{client}", sys.executable)
-    run_client("read_many", script, tmp_path / "jobs.json", python=python, timeout=120)
+    run_client("read_many", script, tmp_path / "jobs.json", python=python, timeout=250)
     wrong = {}
     for i, (path, data) in enumerate(wanted.items()):
         failed, out = tmp_path / f"{i}.bad", tmp_path / f"{i}.npy"

@@ -50,7 +50,7 @@ def change(root: Path, directories: int, files: int) -> None:
 def as_nobody(mount: Path, *command: str) -> bytes:
     """The output of a program of another user. It begins in the mount, for it may not come from above."""
     done = subprocess.run(
-        command, cwd=mount, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, timeout=60, check=False
+        command, cwd=mount, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, timeout=250, check=False
     )
     return done.stdout
 
@@ -97,7 +97,7 @@ def test_one_shard_of_its_owner_alone(layout: str, more: tuple[str, ...], source
     """Its chunks are closed, in listings with attributes and without; those of other shards and documents are not."""
     (source / "c" / "1" / "0").chmod(0o600)
     with mounted(source, *OPTIONS, "--layout", layout, *more) as mount:
-        subprocess.run(["ls", "-lR"], cwd=mount, check=True, capture_output=True, timeout=60)
+        subprocess.run(["ls", "-lR"], cwd=mount, check=True, capture_output=True, timeout=250)
         files = below(mount, directories=False)
         closed = [path for path in files if bits(mount / path) == 0o600]
         assert len(closed) == 4

@@ -57,7 +57,7 @@ def _read(client: Client, roots: Mapping[str, Path], scratch: Path) -> dict[str,
     ]
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     python = client_python("zarr2") if client == "n5store" else sys.executable
-    run_client("read_many", "read_n5", scratch / "jobs.json", python=python, timeout=90)
+    run_client("read_many", "read_n5", scratch / "jobs.json", python=python, timeout=250)
     found: dict[str, Array | str] = {}
     for name in roots:
         failed = scratch / f"{name}.failed"

@@ -68,7 +68,7 @@ def test_every_pixel_is_the_voxel_that_was_written(browser: str, mounted: Mounte
         (tmp_path / "state.json").write_text(json.dumps(state))
         out = tmp_path / "seen.png"
         told = run_client(
-            "view_neuroglancer", browser, tmp_path / "state.json", out, "197", "233", python=python, timeout=80
+            "view_neuroglancer", browser, tmp_path / "state.json", out, "197", "233", python=python, timeout=250
         )
     seen = np.asarray(Image.open(out).convert("RGB"))
     for channel in range(3):

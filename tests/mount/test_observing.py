@@ -304,7 +304,7 @@ def test_metrics(source: Path, mounted: Mounted) -> None:
             assert errno_of((mount / f"missing{number}").stat) == errno.ENOENT
         found = parsed(cat(mount / ".shardfs/metrics"))
         address = told(mount)["metrics_addr"]
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as reply:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=250) as reply:
             assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             scraped = parsed(reply.read().decode())
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -342,7 +342,7 @@ def test_a_page_of_another_site_reads_nothing(server: tuple[str, int], page: str
     names |= {"": 421, "[::1": 421, "localhost": 200, "LOCALHOST:9100": 200, "127.0.0.1": 200, "10.1.2.3:9100": 200}
     names |= {"[fe80::1]:9100": 200, mine: 200}
     for name, code in names.items():
-        connection = http.client.HTTPConnection(*server, timeout=60)
+        connection = http.client.HTTPConnection(*server, timeout=250)
         connection.request("GET", page, headers={"Host": name})
         with connection.getresponse() as answer:
             assert answer.status == code, name
@@ -354,7 +354,7 @@ def test_the_host_of_the_address_is_a_name_of_the_server() -> None:
     server = StatusServer("127.1:0")  # another text for 127.0.0.1, which is no IP address to a browser
     server.start(lambda: b"")
     request = urllib.request.Request(f"http://{server.address}/metrics", headers={"Host": "127.1"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=250) as answer:
         assert answer.status == 200
 
 
@@ -382,7 +382,7 @@ def test_slow_clients_keep_no_threads(server: tuple[str, int], monkeypatch: pyte
     finally:
         for connection in slow:
             connection.close()
-    with urllib.request.urlopen(f"http://{server[0]}:{server[1]}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"http://{server[0]}:{server[1]}/metrics", timeout=250) as answer:
         assert answer.status == 200
 
 

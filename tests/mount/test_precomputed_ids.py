@@ -84,7 +84,7 @@ def test_client_reads_what_it_reads_from_twin_and_shards(
                 out, failed = str(tmp_path / f"{name}.{form}.npy"), str(tmp_path / f"{name}.{form}.failed")
                 jobs.append({"arguments": [str(path), arguments], "out": out, "failed": failed})
         (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-        run_client("read_many", client, tmp_path / "jobs.json", python=client_python("cv"), timeout=90)
+        run_client("read_many", client, tmp_path / "jobs.json", python=client_python("cv"), timeout=250)
     assert [path.read_text() for path in tmp_path.glob("*.failed")] == []
     for name in wanted:
         shown, twin, shards = (_read(tmp_path / f"{name}.{form}.npy") for form in ("mount", "twin", "shards"))

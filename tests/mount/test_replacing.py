@@ -109,7 +109,7 @@ def looking(mountpoint: Path) -> Iterator[Callable[[], list[str]]]:
     try:
         assert client.stdout is not None
         assert client.stdout.readline() == "looking\n"
-        yield lambda: client.communicate("end", timeout=60)[0].split()
+        yield lambda: client.communicate("end", timeout=250)[0].split()
     finally:
         end(client)
 

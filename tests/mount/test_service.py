@@ -94,7 +94,7 @@ def test_stop_waits_for_who_uses_the_mount(inside: Namespace, mountpoint: Path) 
         inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "deactivating")
         stop.join(1)
         assert stop.is_alive()
-        assert json.loads(reader.communicate("", timeout=60)[0])
+        assert json.loads(reader.communicate("", timeout=250)[0])
     stop.join(60)
     assert not stop.is_alive()
     assert inside.mounts(mountpoint) == []
@@ -309,8 +309,8 @@ def test_an_automount_is_triggered(inside: Namespace, source: Path, mountpoint: 
         assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
         inside.wait_until(lambda: inside.show(f"{name}.mount", "ActiveState") == "active")
     inside.wait_until(lambda: inside.mounts(mountpoint) == ["autofs"])  # nobody uses it
-    assert os.fspath(mountpoint / "zarr.json") in inside.run("ls", mountpoint / "zarr.json", timeout=30)
-    inside.systemctl("stop", f"{name}.automount", timeout=30)
+    assert os.fspath(mountpoint / "zarr.json") in inside.run("ls", mountpoint / "zarr.json", timeout=120)
+    inside.systemctl("stop", f"{name}.automount", timeout=120)
     assert inside.mounts(mountpoint) == []
 
 
@@ -334,7 +334,7 @@ def test_an_automount_of_fstab_is_triggered(kind: str, inside: Namespace, source
         pytest.skip(f"no automount here: {started.stderr}")
     assert inside.mounts(mountpoint) == ["autofs"]
     with inside.using(mountpoint / "zarr.json"):
-        assert inside.run("stat", "-c", "%u", mountpoint / "zarr.json", timeout=30) == "7\n"
+        assert inside.run("stat", "-c", "%u", mountpoint / "zarr.json", timeout=120) == "7\n"
         assert inside.mounts(mountpoint) == ["autofs", "fuse.shardfs"]
     inside.wait_until(lambda: inside.mounts(mountpoint) == ["autofs"])
-    inside.systemctl("stop", f"{name}.automount", timeout=30)
+    inside.systemctl("stop", f"{name}.automount", timeout=120)

@@ -65,9 +65,9 @@ def test_the_page_shows_mounts_and_their_problems(browser: str, source: Path, mo
         (mount / "zarr.json").read_bytes()
         os.kill(json.loads((other / ".shardfs/status.json").read_text())["pid"], signal.SIGKILL)
         url = f"http://{address_of(mount)}/"
-        wait_until(lambda: b'"dead"' in urllib.request.urlopen(url + "mounts.json", timeout=60).read())
+        wait_until(lambda: b'"dead"' in urllib.request.urlopen(url + "mounts.json", timeout=250).read())
         command = [browser, *flags, "--virtual-time-budget=5000", "--dump-dom", url]
-        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=250).stdout
         shardfs("umount", "--lazy", other)
     assert f"<h2>{mount}</h2>" in text
     assert "layout native" in text
@@ -81,7 +81,7 @@ def test_the_page_shows_mounts_and_their_problems(browser: str, source: Path, mo
 def test_the_page_loads_nothing_from_elsewhere(source: Path, mounted: Mounted) -> None:
     with (
         mounted(source, "-o", "metrics_addr=127.0.0.1:0") as mount,
-        urllib.request.urlopen(f"http://{address_of(mount)}/", timeout=60) as answer,
+        urllib.request.urlopen(f"http://{address_of(mount)}/", timeout=250) as answer,
     ):
         text, policy = answer.read().decode(), answer.headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")

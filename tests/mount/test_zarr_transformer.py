@@ -46,7 +46,7 @@ def read_all(wanted: Sequence[tuple[Path, str]], scratch: Path, sharding: bool =
         arguments = [str(root), path, sharding, root.name == "consolidated"]
         jobs.append({"arguments": arguments, "out": str(out), "failed": str(failed)})
     (scratch / "jobs.json").write_text(json.dumps(jobs))
-    run_client("read_many", "read_zarr_draft", scratch / "jobs.json", python=client_python("zarr2"), timeout=90)
+    run_client("read_many", "read_zarr_draft", scratch / "jobs.json", python=client_python("zarr2"), timeout=250)
     return [outcome_of(Path(job["out"]), Path(job["failed"])) for job in jobs]
 
 

@@ -85,7 +85,7 @@ class Web:
         """Ask for something that does not exist and wait for its line: the only worker logs one after the other."""
         path = f"/mark-{next(self._numbers)}"
         with suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(self.url(path[1:]), timeout=60).close()
+            urllib.request.urlopen(self.url(path[1:]), timeout=250).close()
         line = f"GET {path} 404 -"
         stop = time.monotonic() + 60
         while line not in self.log.read_text().splitlines():

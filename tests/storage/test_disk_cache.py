@@ -310,7 +310,7 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), LIMIT)
     cache.clear()
     for process in processes:
-        process.communicate(timeout=120)
+        process.communicate(timeout=250)
     assert [process.returncode for process in processes] == [0, 0, -signal.SIGKILL]
     for number in range(100):
         found = cache.get(number.to_bytes(16, "big"))

@@ -352,7 +352,7 @@ def test_a_program_that_ends_while_requests_are_under_way(server: Server) -> Non
     server.put("data/x", bytes(6 << 20))
     command = [sys.executable, "-c", WITH_REQUESTS_UNDER_WAY, f"{server.url}/data"]
     for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 
 

@@ -69,7 +69,7 @@ def day(session: Session) -> None:
 
 
 def run(*command: object) -> None:
-    subprocess.run([str(word) for word in command], check=True, timeout=60, stdin=subprocess.DEVNULL)
+    subprocess.run([str(word) for word in command], check=True, timeout=250, stdin=subprocess.DEVNULL)
 
 
 @contextmanager
@@ -80,7 +80,10 @@ def mounted(kind: str, image: Path, top: Path) -> Iterator[None]:
         yield
     finally:
         for _ in range(20):
-            if subprocess.run(["umount", str(top)], stderr=subprocess.DEVNULL, timeout=60, check=False).returncode == 0:
+            if (
+                subprocess.run(["umount", str(top)], stderr=subprocess.DEVNULL, timeout=250, check=False).returncode
+                == 0
+            ):
                 break
             time.sleep(0.1)
         else:

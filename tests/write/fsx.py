@@ -214,7 +214,7 @@ class Fsx:
     def _fresh(self) -> None:
         self._log("fresh")
         os.close(self._fd)
-        subprocess.run(self._options.fresh or "", shell=True, check=True, timeout=60)
+        subprocess.run(self._options.fresh or "", shell=True, check=True, timeout=250)
         self._fd = os.open(self._path, os.O_RDWR)
         self._check_all()
 

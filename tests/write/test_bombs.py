@@ -26,7 +26,7 @@ class Step(NamedTuple):
 def bombed(what: str, directory: Path) -> dict[str, Step]:
     """What came of each; all within bounds."""
     command = [sys.executable, "-m", "tests.write.bombs", what, str(directory)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     steps = {name: Step(*step) for name, step in json.loads(run.stdout)["steps"].items()}
     assert {name: step for name, step in steps.items() if step.seconds >= 2 or step.mib >= 256} == {}

@@ -175,7 +175,7 @@ def test_copies_of_zarr_v2_are_sharded(tmp_path: Path, by: str) -> None:
         if by == "rsync, documents last":
             copies.insert(0, [*copies[0], "--exclude", ".z*"])
         for copy in copies:
-            subprocess.run([*copy, f"{mount.path}/"], check=True, timeout=60)
+            subprocess.run([*copy, f"{mount.path}/"], check=True, timeout=250)
         assert mount.umount().returncode == 0
     assert len([p for p in source.rglob("*") if p.is_file()]) == 2 + 2 + 2 * 6
     for name in ("a", "g/b"):
@@ -281,6 +281,6 @@ def test_the_documents_of_a_group_may_be_copied_after_its_arrays(tmp_path: Path)
         mount.mount()
         (mount.path / "g").mkdir()
         for name in ("b", ".zattrs", ".zgroup"):
-            subprocess.run(["cp", "-r", f"{plain}/g/{name}", f"{mount.path}/g/"], check=True, timeout=60)
+            subprocess.run(["cp", "-r", f"{plain}/g/{name}", f"{mount.path}/g/"], check=True, timeout=250)
         assert mount.umount().returncode == 0
     assert (source / "g/zarr.json").exists()

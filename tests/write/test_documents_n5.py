@@ -146,7 +146,7 @@ def test_groups_and_datasets_without_shards_are_their_writers() -> None:
 def tool(action: str) -> Callable[[Path], None]:
     def run(path: Path) -> None:
         python = datasets.client_python("zarr2") if action.endswith("zarr") else sys.executable
-        subprocess.run([python, "-m", "tests.clients.edit_n5", action, path], check=True, timeout=60)
+        subprocess.run([python, "-m", "tests.clients.edit_n5", action, path], check=True, timeout=250)
 
     return run
 

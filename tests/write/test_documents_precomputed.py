@@ -239,7 +239,7 @@ def test_another_volume_is_sharded_as_well() -> None:
 
 def cloud_volume(action: str, path: Path) -> None:
     python = datasets.client_python("cv")
-    subprocess.run([python, "-m", "tests.clients.edit_precomputed", action, path], check=True, timeout=60)
+    subprocess.run([python, "-m", "tests.clients.edit_precomputed", action, path], check=True, timeout=250)
 
 
 @pytest.mark.interop

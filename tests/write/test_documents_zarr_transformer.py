@@ -159,7 +159,7 @@ def test_what_a_document_describes_lies_elsewhere(path: str, name: str, director
 
 def zarr_python(action: str, root: Path) -> None:
     command = [str(client_python("zarr2")), "-m", "tests.clients.edit_zarr_draft", action, str(root)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, check=True, timeout=250)
 
 
 @pytest.mark.fuse
@@ -173,7 +173,7 @@ def test_zarr_python_writes_to_an_array_that_has_no_chunk_yet(tmp_path: Path) ->
     with writable(source, tmp_path) as mount:
         mount.mount()
         zarr_python("fill", mount.path)
-        subprocess.run(["rm", "-r", mount.path / "data/root/g"], check=True, timeout=60)
+        subprocess.run(["rm", "-r", mount.path / "data/root/g"], check=True, timeout=250)
         assert not (mount.path / "data/root/g").exists()
         zarr_python("fill", mount.path)
         assert mount.umount().returncode == 0

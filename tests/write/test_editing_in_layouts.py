@@ -81,7 +81,7 @@ def _edit(source: Path, top: Path, layout: str, tool: str, *options: str) -> Non
     with writable(source, top, "--layout", layout, *options) as mount:
         mount.mount()
         command = [python, "-W", "ignore", "-m", "tests.clients.edit_in_layout", tool, str(mount.path)]
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
         assert run.returncode == 0, run.stderr[-3000:]
         left = mount.umount()
         assert left.returncode == 0, left.stderr

@@ -228,7 +228,7 @@ def test_on_tmpfs_a_warning_says_what_it_is_worth(tmp_path: Path) -> None:
         assert "do not survive a power failure" in journal.problems[0]
         journal.close(clean=True)
     finally:
-        subprocess.run(["rm", "-r", directory], check=True, timeout=60)
+        subprocess.run(["rm", "-r", directory], check=True, timeout=250)
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "fuse", "virtiofs"])

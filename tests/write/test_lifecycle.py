@@ -67,7 +67,7 @@ def chunk(value: int) -> bytes:
 
 def write(path: Path, content: bytes) -> None:
     """Another process writes: it might hang."""
-    done = attempt(sys.executable, "-c", _WRITE, str(path), content.hex(), timeout=30)
+    done = attempt(sys.executable, "-c", _WRITE, str(path), content.hex(), timeout=120)
     assert done.returncode == 0, done.stderr
 
 
@@ -420,7 +420,7 @@ def test_what_is_left_after_a_signal_is_an_exit_code(unmounted: WritableMount) -
         write(unmounted.path / "c/0/0", chunk(7))
         write(unmounted.path / "c/99", b"orphan")
         process.terminate()
-        _, told = process.communicate(timeout=30)
+        _, told = process.communicate(timeout=250)
         assert process.returncode == 3
         assert "the journal keeps 1 file: c/99" in told
 

@@ -332,7 +332,7 @@ def test_through_a_mount(options: list[str], tmp_path: Path) -> None:
     with writable(source, tmp_path / "at", *options) as mount:
         mount.mount()
         run = subprocess.run(
-            [sys.executable, "-c", program], cwd=mount.path, capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", program], cwd=mount.path, capture_output=True, text=True, timeout=250, check=True
         )
         ended = mount.umount()
     assert ended.returncode == 0, ended.stderr

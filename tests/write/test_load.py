@@ -124,7 +124,7 @@ def test_stress_ng_beside_chunks(rw: WritableMount) -> None:
     with subprocess.Popen(writing, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer:
         try:
             run = _run(stress, STRESS_S + 120, cwd=rw.source.parent)
-            said, errors = writer.communicate(timeout=120)
+            said, errors = writer.communicate(timeout=250)
         finally:
             writer.kill()
     assert writer.returncode == 0, errors[-2000:]

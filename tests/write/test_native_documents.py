@@ -602,7 +602,7 @@ zarr.create_array(sys.argv[1] + "/a", shape=(8, 8), chunks=(2, 2), shards=(4, 4)
 
 def ran(script: str, path: Path) -> Any:
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, path], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-W", "ignore", "-c", script, path], capture_output=True, text=True, timeout=250, check=False
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout or "null")

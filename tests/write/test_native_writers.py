@@ -252,7 +252,7 @@ def test_the_engine_loses_nothing_of_theirs(
     while other.poll() is None or rounds < most:
         chunk = 2 * (rounds % 32) + 1
         fs.pipe_file(f"c/{chunk}", np.full(ELEMENTS, -1 - rounds, "<i4").tobytes())
-        fs.publish(timeout=30)
+        fs.publish(timeout=120)
         rounds += 1
         if lock == "lockfile":
             time.sleep(0.02)

@@ -116,7 +116,7 @@ def test_of_two_that_start_together_one_is_mounted(top: Path, tmp_path: Path, at
             for m in both
         ]
         for process in processes:
-            process.communicate(timeout=120)
+            process.communicate(timeout=250)
         mounted = [m.path for m in both if mount_entry(m.path) is not None]
         for path in mounted:
             assert shardfs("umount", path).returncode == 0

@@ -35,6 +35,7 @@ def tried(server: Server, retry: RetryPolicy | None = None) -> S3Objects:
 
 
 @pytest.mark.parametrize("heeds", [ALL, ALL - {"delete"}, ALL - {"put"}], ids=["all", "no delete", "no put"])
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["lost", "reset", "busy", "error", "late error"])
 def test_a_fault_at_any_request_of_the_probe_changes_nothing(fault: str, heeds: frozenset[str], server: Server) -> None:
     server.heeds = heeds
@@ -192,6 +193,7 @@ def test_a_crash_leaves_no_temporary_file_beside_the_shard() -> None:
 
 
 @pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["lost", "reset", "busy", "error", "late error"])
 def test_a_fault_at_any_request_of_the_probe_of_parts(fault: str, holds: bool, server: Server) -> None:
     for at in range(9):

@@ -36,7 +36,7 @@ def through(source: Path, top: Path, client: str, *arguments: str, create: str =
     options = ["--create", create] if create else []
     with writable(source, top, "-o", "idle=0.2", *options) as mount:
         mount.mount()
-        run_client(client, *arguments, mount.path, top / "expected.npz", python=python or sys.executable, timeout=100)
+        run_client(client, *arguments, mount.path, top / "expected.npz", python=python or sys.executable, timeout=250)
         done = mount.umount()
     assert (done.returncode, done.stderr) == (0, "")
     assert [str(p) for p in source.rglob("*") if LEFT.fullmatch(p.name)] == []

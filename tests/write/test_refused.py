@@ -199,7 +199,7 @@ def test_z5py_succeeds_but_the_verbs_report_the_loss(close: str, tmp_path: Path)
 
     def write(mount: Path) -> None:
         command = [sys.executable, str(tmp_path / "write.py"), str(mount), "array"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stderr  # also if all writes failed
 
     with writable(tmp_path / "store", tmp_path, "-o", f"journal_limit=1K,stall=0.1,close={close}") as mount:

@@ -322,8 +322,8 @@ def test_a_put_that_goes_wrong(fault: str, held_before: bool, server: Server, tm
         server.fault = lambda number, name: faults.pop() if faults and name == "put_object" else ""
         overwrite(fs, target, held, numbers)
         with suppress(OSError):
-            fs.publish(timeout=30)
-        fs.publish(timeout=30)
+            fs.publish(timeout=120)
+        fs.publish(timeout=120)
         assert not faults
         assert len(server.objects[key].data) == sum(len(target.shown(held[number])) for number in numbers) + INDEX
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
@@ -345,7 +345,7 @@ def test_a_crash_after_the_put(
             fs.publish(timeout=30)
     stored = server.objects[key]
     with opened(server, tmp_path) as fs:
-        fs.publish(timeout=30)
+        fs.publish(timeout=120)
         assert fs.cat_file(target.path(numbers[0])) == target.shown(held[numbers[0]])
     assert server.objects[key] is stored
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()

@@ -162,7 +162,7 @@ def test_rm_removes_a_scale_and_a_volume(tmp_path: Path) -> None:
         mount.mount()
         script = "rm -r a/1_1_1 && ! ls a/1_1_1 2> /dev/null && mkdir a/1_1_1 && ls -A a/1_1_1 && rm -r a && ls -A"
         run = subprocess.run(
-            ["sh", "-c", script], cwd=mount.path, capture_output=True, text=True, timeout=60, check=False
+            ["sh", "-c", script], cwd=mount.path, capture_output=True, text=True, timeout=250, check=False
         )
         assert (run.returncode, run.stderr) == (0, "")
         assert "a" not in run.stdout.split()
@@ -213,6 +213,6 @@ def test_programs_write_zeros(program: str, layout: str, driver: str, tmp_path: 
     with writable(tmp_path / "store", tmp_path, "--layout", layout) as mount:
         mount.mount()
         command = [sys.executable, "-W", "ignore", "-c", program, driver, str(mount.path)]
-        subprocess.run(command, check=True, timeout=60, cwd=ROOT)
+        subprocess.run(command, check=True, timeout=250, cwd=ROOT)
         assert mount.umount().returncode == 0
     np.testing.assert_array_equal(_natively(tmp_path / "store"), expected)

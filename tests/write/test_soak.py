@@ -180,9 +180,9 @@ def _busy(mount: WritableMount, rough: Array, busy: Array, seconds: float) -> li
         found = succeeded(readers, 60)
         assert [writer.poll() for writer in writers] == [None, None]
         mount.kill()
-        said, _ = hammer.communicate(timeout=60)
+        said, _ = hammer.communicate(timeout=250)
         for writer in writers:
-            writer.communicate(timeout=60)
+            writer.communicate(timeout=250)
         mount.clear()  # when nobody writes any more: below it is a directory like any other
         assert not set(json.loads(said)) - {"ENOTCONN", "ECONNABORTED", "EIO"}, said
     assert [f["wrong"] for f in found] == [[] for _ in found]

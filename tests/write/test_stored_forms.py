@@ -185,7 +185,7 @@ def test_what_is_not_known_is_not_unchanged(source: Source) -> None:
         fs.pipe_file(ours, source.shown(5, 2)[0])
         source.put(1, 6)
         if source.reads_bases:
-            fs.publish(timeout=30)
+            fs.publish(timeout=120)
         else:
             assert NOT_KNOWN in _refused(fs)
     assert source.stored() == source.shown(5 if source.reads_bases else 1, 6)
@@ -201,7 +201,7 @@ def test_a_version_that_this_mount_has_published_is_known(source: Source) -> Non
         with _written_meanwhile(fs, ours, source.shown(5, 2)[0]):
             _publish(fs)
         source.put(4, 6)
-        fs.publish(timeout=30)
+        fs.publish(timeout=120)
     assert source.stored() == source.shown(5, 6)
 
 
@@ -216,7 +216,7 @@ def test_a_publish_of_this_mount_is_no_other_program(source: Source, step: str) 
         fs.pipe_file(ours, new[0])
         with _written_meanwhile(fs, other, new[1], step):
             _publish(fs)
-        fs.publish(timeout=30)
+        fs.publish(timeout=120)
     assert source.stored() == new
 
 

@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
 
     def publish() -> None:
-        subprocess.run([sys.executable, "-m", "shardfs", "flush", given.mountpoint], check=True, timeout=60)
+        subprocess.run([sys.executable, "-m", "shardfs", "flush", given.mountpoint], check=True, timeout=250)
 
     def make(number: int) -> Any:
         root = given.mountpoint / str(number)
