@@ -1,8 +1,8 @@
 """Which cases of a test the quick run tries: a few of many, the same ones in every process and in every run.
 
 Of a test with many cases, those are tried that have each value of each parameter once, if so many are enough, and then
-those that have new pairs of values: at most `MOST`, or fewer if they take long. Each test takes others, so that a form of
-data that one leaves out is in another one. `pytest.mark.every_case` keeps all.
+those that have new pairs of values: at most `MOST`, or fewer if they take long. Each test takes others, so that a form
+of data that one leaves out is in another one. `pytest.mark.every_case` keeps all.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$given/copy/new,workdir=$given/
 cd "$given/copy/root"
 for name in dev proc sys; do mount --rbind "/$name" "./$name"; done
 mkdir -p given && mount --bind "$given" given
-exec chroot . /usr/bin/env PIP_NO_COMPILE=1 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -eux -c "$script"
+export PIP_NO_COMPILE=1
+exec chroot . /usr/bin/env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin sh -eux -c "$script"
 """
 
 
