@@ -198,17 +198,20 @@ def doctor(argument: str | None, as_json: bool, command_options: CommandOptions)
 
     options = command_options.options()
     source = argument
-    is_mounted = False
     if argument is not None and mounts(os.path.abspath(argument)):
         source = None  # `examine_machine` checks all mounts
     elif argument is not None and (profile := profile_named(argument, options.config)) is not None:
         source = profile.source
         options = command_options.with_profile(argument).options()
-        is_mounted = unmount.is_mounted(profile.mountpoint)
     findings = work.examine_machine(options)
     if source is not None:
         redact.add_secrets(source)
-        findings = chain(findings, work.examine_source(absolute(source), options, is_mounted=is_mounted))
+        source = absolute(source)
+        profile = profile_named(options.profile, options.config) if options.profile is not None else None
+        is_mounted = (
+            profile is not None and absolute(profile.source) == source and unmount.is_mounted(profile.mountpoint)
+        )
+        findings = chain(findings, work.examine_source(source, options, is_mounted=is_mounted))
     wrong = False
     for finding in findings:
         wrong |= finding.state == WRONG

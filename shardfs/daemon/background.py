@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NO_REPORT = "the daemon ended without a message; its log may tell more"
+
 
 class Report(NamedTuple):
     """What a daemon reports to the program that started it: 0 and warnings once the mount answers, or the error."""
@@ -54,7 +56,7 @@ def await_report(receive: int, seconds: float) -> Report | None:
     with open(receive, closefd=False) as pipe:
         text = pipe.read()
     if not text:
-        return Report(ExitCode.PROBLEM, "the daemon ended without a message; its log may tell more")
+        return Report(ExitCode.PROBLEM, NO_REPORT)
     return Report(*json.loads(text))
 
 
@@ -117,7 +119,8 @@ def serve_and_report(make_arguments: Callable[[], MountArguments], pipe: TextIO,
             os.setsid()
         Report(0, "".join(f"warning: {problem}\n" for problem in status.problems())).send(pipe)
         if daemon:
-            _detach()
+            os.chdir("/")
+        _silence((0, 1, 2) if daemon else (2,))
 
     try:
         arguments = make_arguments()
@@ -130,10 +133,10 @@ def serve_and_report(make_arguments: Callable[[], MountArguments], pipe: TextIO,
         return code
 
 
-def _detach() -> None:
-    os.chdir("/")
+def _silence(descriptors: Iterable[int]) -> None:
+    """Let standard descriptors lead nowhere."""
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
+    for fd in descriptors:
         os.dup2(null, fd)
     if null > 2:
         os.close(null)

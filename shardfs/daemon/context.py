@@ -14,16 +14,16 @@ import tempfile
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from shardfs.config import layers, parsers
 from shardfs.daemon import mount, unmount
-from shardfs.daemon.background import await_report, serve_and_report
+from shardfs.daemon.background import NO_REPORT, await_report, serve_and_report
 from shardfs.daemon.serving import LAST_ANSWERS_S
 from shardfs.daemon.shutdown import HURRIED_S
 from shardfs.model.errors import MountError, NotADatasetError, OptionError
 from shardfs.model.exit_codes import ExitCode
-from shardfs.model.redact import add_secrets, public_name
+from shardfs.model.redact import add_secrets, public_name, redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,6 +44,9 @@ END_S = LAST_ANSWERS_S + HURRIED_S + 10
 
 PUBLISH_S = 60.0
 """Seconds that publishing may make no progress before `mounted` gives up."""
+
+MOST_BYTES = 2000
+"""Bytes of the daemon's standard error that an exception has at most."""
 
 _DAEMON = "from shardfs.daemon.context import serve_program; serve_program()"
 
@@ -96,13 +99,13 @@ def _serving(
         before = json.loads(environ.get("SHARDFS_STORAGE_OPTIONS") or "{}")
         environ["SHARDFS_STORAGE_OPTIONS"] = json.dumps({**before, **storage_options})
     receive, send = os.pipe()
-    with open(receive, "rb"), open(send, "wb") as pipe:
+    with open(receive, "rb"), open(send, "wb") as pipe, tempfile.TemporaryFile() as errors:
         daemon = subprocess.Popen(
             [sys.executable, "-c", _DAEMON, public_name(source), mountpoint],  # the last two for readers of `ps`
             env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=errors,  # until the mount answers
             pass_fds=[send],
             start_new_session=True,  # Ctrl-C must reach the program that uses the mount, not the daemon
         )
@@ -117,10 +120,19 @@ def _serving(
                 why = "the mount was not ready in time: a longer ready_timeout waits longer"
                 raise TimeoutError(errno.ETIMEDOUT, why)
             if report.code:
-                raise ERRORS.get(report.code, OSError)(report.text)
+                last = _last_lines(errors) if report.text == NO_REPORT else ""
+                raise ERRORS.get(report.code, OSError)(report.text + last)
             yield
         finally:
             _end(daemon)
+
+
+def _last_lines(errors: IO[bytes]) -> str:
+    """The last lines that a daemon wrote to standard error, without secrets; they follow a message."""
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(size - MOST_BYTES, 0))
+    text = redacted(errors.read().decode(errors="replace")).strip()
+    return f": {text}" if text else ""
 
 
 def serve_program() -> NoReturn:

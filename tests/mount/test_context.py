@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shardfs
+from shardfs.daemon import context
 from shardfs.model.errors import MountError, NotADatasetError
 from tests.conftest import daemon_pid, mount_entries, mount_entry
 from tests.datasets import ROOT
@@ -92,6 +93,16 @@ def test_what_goes_wrong(source: Path, tmp_path: Path, place: Path) -> None:
             pytest.fail("it was mounted")
         assert os.listdir(place) == []
     assert issubclass(MountError, OSError)
+
+
+def test_what_a_daemon_says_before_it_dies(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_DAEMON", "raise ImportError('a library is out of order')")
+    with (
+        pytest.raises(OSError, match=r"ended without a message.*Traceback") as failed,
+        shardfs.mounted(source),
+    ):
+        pass
+    assert str(failed.value).endswith("a library is out of order")
 
 
 def test_secrets_are_on_no_command_line(source: Path) -> None:

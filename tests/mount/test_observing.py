@@ -94,9 +94,10 @@ def test_doctor_finds_nothing_wrong_with_a_profile_that_is_mounted(
             f'metrics_addr = "{address}"\njournal = "{tmp_path}/journals"\n'
         )
         monkeypatch.setenv("SHARDFS_CONFIG", str(config))
-        findings = [json.loads(line) for line in shardfs("doctor", "--json", "brain").stdout.splitlines()]
-    mine = [finding for finding in findings if finding["check"] in ("options", "store", "dataset", "writing")]
-    assert {finding["check"]: finding["state"] for finding in mine} == {"store": "ok", "dataset": "ok"}
+        for words in (["brain"], [copy, "-o", "profile=brain"]):
+            findings = [json.loads(line) for line in shardfs("doctor", "--json", *words).stdout.splitlines()]
+            mine = [finding for finding in findings if finding["check"] in ("options", "store", "dataset", "writing")]
+            assert {finding["check"]: finding["state"] for finding in mine} == {"store": "ok", "dataset": "ok"}
 
 
 @fuse
