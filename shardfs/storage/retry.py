@@ -41,8 +41,22 @@ MOST_THREADS = 64
 """Most blocking calls at a time. If all of them hang, further calls time out before they start."""
 
 
+THROTTLED = (429, 503)
+"""Statuses of answers with which servers send the header Retry-After."""
+
+
 class StoreTimeout(TimeoutError):
     """The store did not answer in time."""
+
+
+class UnsuitedError(Exception):
+    """A client cannot answer the request; another one may. `status`: the HTTP status, if there is one."""
+
+    status: int | None = None
+
+
+class ThrottledError(ConnectionError):
+    """An answer of `THROTTLED`, from a client that does not report headers."""
 
 
 def bounded(method: Method) -> Method:
@@ -96,12 +110,16 @@ class RetryPolicy:
         `method` may be a coroutine method of an object with the event loop `loop`, or be `bounded`.
 
         `method` may return a list that contains exceptions; the call is retried if one of them is transient.
+
+        Instead of a retry after a ThrottledError, raise UnsuitedError: another client must ask for Retry-After.
         """
         began, failure = clock(), None
         self.counters.begin(kind)
         try:
             with self._admitted() as retries:
                 return self._attempts(retries, began, method, args, kwargs)
+        except UnsuitedError:  # the store has not failed
+            raise
         except Exception as e:
             failure = errno_of(e)
             raise
@@ -139,6 +157,9 @@ class RetryPolicy:
             if not transient or number == retries or clock() >= last:
                 break
             time.sleep(pause)
+            if any(isinstance(part, ThrottledError) for part in transient):
+                self.counters.attempt(again=True, timeout=False)
+                raise UnsuitedError from transient[0]
         if failure is not None:
             self._silent |= timeout and not self._is_optional()
             raise failure
@@ -220,7 +241,7 @@ class DaemonThreads:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the error is transient: a lost connection, a time-out, throttling or a server error."""
-    if _error_code(error) in _THROTTLED:
+    if isinstance(error, ThrottledError) or _error_code(error) in _TRANSIENT_CODES:
         return True
     status = http_status(error)
     if status is not None:
@@ -253,8 +274,10 @@ _PASSING_ERRNOS = {
     errno.ETIMEDOUT,
 }  # fmt: skip
 
-_THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "ServerBusy",
-              "InternalError", "ServiceUnavailable", "TooManyRequests"}  # fmt: skip
+_TRANSIENT_CODES = {
+    "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "ServerBusy",
+    "InternalError", "ServiceUnavailable", "TooManyRequests",
+}  # fmt: skip
 
 
 def _error_code(error: BaseException) -> str | None:
