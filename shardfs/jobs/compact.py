@@ -16,6 +16,7 @@ from shardfs.model.changes import Change
 from shardfs.model.errors import ShardfsError
 from shardfs.shards import rewriting
 from shardfs.shards.open_chunks import open_chunks
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.store import DirEntry
 
@@ -64,7 +65,7 @@ def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
         for shard in outermost.existing_shards().tolist():
             key = outermost.source.key(shard)
             try:
-                usage = rewriting.usage(collection.collection, shard, outermost.source.stored(shard))
+                usage = StoredShard(collection.collection, shard, outermost.source.stored(shard)).usage()
             except (OSError, ShardfsError, ValueError) as e:
                 yield CompactProblem(key, reason(e))
                 continue
@@ -81,7 +82,7 @@ class _Packing(Change):
 
     def plan(self, old: Blob | None) -> Plan | None:
         self.old = old
-        return None if old is None else rewriting.repack(self.work.tree.collection, self.work.shard, old)
+        return None if old is None else StoredShard(self.work.tree.collection, self.work.shard, old).repack()
 
     def verify(self, new: Blob) -> None:
         if self.old is not None:

@@ -34,7 +34,7 @@ from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.kinds import is_in
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of, unchanged
-from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage import descriptors
 from shardfs.storage.cache import nothing
 from shardfs.storage.load_ahead import load_ahead
@@ -230,7 +230,7 @@ class ShardTask:
             return PackReport(problems=report.problems)
         puts = {cell: Put(content) for cell, content in contents.items()}
         report.nbytes = sum(size_of(put.data) for put in puts.values())
-        plan = rewriting.plan(array.target, self.shard, None, puts, set())
+        plan = StoredShard(array.target, self.shard, None).plan(puts, set())
         if plan is not None:
             packing.target.writer.update(key, Whole(plan, first=None))
         packing.target.note_task(note, 1, key)

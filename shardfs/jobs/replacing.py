@@ -11,6 +11,7 @@ from shardfs.model.changes import Change
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.writers import open_writer
 from shardfs.write.open_rw import open_journal
 from shardfs.write.pending import Backlog
@@ -39,16 +40,17 @@ class ChunksPut(Change):
 
     def plan(self, old: Blob | None) -> Plan | None:
         try:
-            return rewriting.plan(self.collection, self.shard, old, self.puts, set())
+            return StoredShard(self.collection, self.shard, old).plan(self.puts, set())
         except CorruptShardError:
             if old is None or len(self.puts) != rewriting.slots(self.collection, self.shard):
                 raise
             # No chunk of the old shard is needed.
-            return rewriting.plan(self.collection, self.shard, None, self.puts, set())
+            return StoredShard(self.collection, self.shard, None).plan(self.puts, set())
 
     def verify(self, new: Blob) -> None:
-        for coords, entry in zip(self.puts, rewriting.entries(self.collection, new, list(self.puts)), strict=True):
-            if entry is None or entry[1] != size_of(self.puts[coords].data):
+        chunks = StoredShard(self.collection, self.shard, new).stored_chunks(list(self.puts))
+        for (coords, put), chunk in zip(self.puts.items(), chunks, strict=True):
+            if chunk is None or chunk.stat().size != size_of(put.data):
                 raise ValueError(f"the new shard would not have the chunk {coords}")
 
 

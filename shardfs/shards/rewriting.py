@@ -16,7 +16,7 @@ from shardfs.codecs import encoders
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import CorruptShardError, UnfitChunkError
 from shardfs.model.grid import unravel, unravel_many
-from shardfs.model.shard_format import Put, ShardChange
+from shardfs.model.shard_format import Put, ShardChange, Usage
 from shardfs.model.write_plan import bytes_of, is_same, shifted, size_of, unchanged
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
 from shardfs.shards.comparing import stored_already
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, ByteRequest, Content, Plan
     from shardfs.model.collection import Collection, Lead
-    from shardfs.model.shard_format import Leads, Placement, Placements, ShardFormat, ShardIndex, Usage
+    from shardfs.model.shard_format import Leads, Placement, Placements, ShardFormat, ShardIndex
     from shardfs.model.values import U64, Bool, Coords
 
     PageSlot = tuple[int, int]
@@ -146,111 +146,16 @@ def in_place(collection: Collection) -> int:
     return 0 if len(collection.layers) > 1 or outer.codecs or outer.trailer else outer.format.in_place
 
 
-# ---- functions for the publisher ----
-
-
-def plan(
-    collection: Collection,
-    shard: int,
-    old: Blob | None,
-    puts: Mapping[Coords, Put],
-    drops: Set[Coords],
-    *,
-    pack: bool = False,
-    unfit: dict[Coords, str] | None = None,
-) -> Plan | None:
-    """Return the plan of an outermost shard with `puts` written and `drops` removed; None if no chunk is left.
-
-    Chunks that already have the same bytes are not rewritten. If nothing changes, the plan is the old object
-    (`write_plan.is_same`).
-
-    Args:
-        old: the stored shard; None if there is none.
-        puts: stored bytes of innermost chunks by coordinates. All belong to this shard, like `drops`. If a chunk is two
-            files, a file in neither `puts` nor `drops` keeps its bytes.
-        pack: omit dead bytes. Readers that have cached the old index will read wrong bytes.
-        unfit: receives the chunks that cannot be written, with reasons; they keep their old bytes. If None, the first
-            such chunk raises UnfitChunkError.
-
-    Raise CorruptShardError if the old shard is so damaged that readable chunks could be lost. Raise UnfitChunkError for
-    a chunk that cannot be written, and UnsupportedError if the format cannot express the new shard.
-    """
-    with _naming_shard(collection, shard):
-        return _ShardRewriting(collection, shard, old).plan(puts, drops, pack, unfit)
+# ---- stored shards ----
 
 
 def index_request(collection: Collection, shard: int) -> ByteRequest | None:
-    """Return the range from which `replaces_all` begins to read a shard; None if it cannot judge these shards."""
+    """Return the range from which `StoredShard.replaces_all` begins to read; None if it cannot judge these shards."""
     layer = collection.layers[0]
     if len(collection.layers) > 1 or layer.codecs or layer.format.walk is not None or collection.lead is not None:
         return None
     where = layer.format.root_request(0) or layer.format.page_request(shard, 0, None)
     return Suffix(where.size + layer.trailer) if isinstance(where, Suffix) else where
-
-
-def replaces_all(collection: Collection, shard: int, old: Blob, changed: Set[Coords]) -> bool:
-    """Return whether every chunk of a stored shard is among the changed ones. Reads all its indices and nothing else.
-
-    False if a shard is damaged, has chunks outside of the array, or is of a kind that `index_request` excludes.
-    """
-    layer = collection.layers[0]
-    if index_request(collection, shard) is None:
-        return False
-    try:
-        for page, _, index in ShardIndexReader(layer.format, shard, unwrapped(layer, old)).parts():
-            if isinstance(index, ValueError) or len(index.broken):
-                return False
-            cells, valid = layer.format.coords(shard, page, index.all_slots())
-            if not valid.all() or not changed >= set(map(tuple, cells.tolist())):
-                return False
-    except ValueError:
-        return False
-    return True
-
-
-def repack(collection: Collection, shard: int, old: Blob) -> Plan | None:
-    """Return the plan of a stored shard without its dead bytes. Raise CorruptShardError also for a broken entry."""
-    with _naming_shard(collection, shard):
-        return _ShardRewriting(collection, shard, old).repack(old)
-
-
-def usage(collection: Collection, shard: int, old: Blob) -> Usage:
-    """Return the use of the bytes of a stored shard. Bytes hidden by damage count as dead. Raise CorruptShardError.
-
-    For nested shards, this is the use of the outermost shard. For a shard with codecs, it is that of the decoded bytes.
-    """
-    with _naming_shard(collection, shard):
-        return _ShardRewriting(collection, shard, old).usage(old)
-
-
-def entries(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[Extent | None]:
-    """Return start and size of chunks from the indices of an outermost shard; None for an absent chunk.
-
-    Each index is read once. The second file of a chunk has the entry of the first. If codecs surround the shard, starts
-    are offsets in the decoded bytes. Raise CorruptShardError, also for an invalid entry.
-    """
-    if blob is None or not coords:
-        return [None] * len(coords)
-    shard = shard_of(collection, coords[0])
-    with _naming_shard(collection, shard):
-        return _ShardRewriting(collection, shard, blob).entries(coords)
-
-
-def stored_chunks(collection: Collection, blob: Blob | None, coords: Sequence[Coords]) -> list[Blob | None]:
-    """Return the stored bytes of chunks in an outermost shard, within all codecs around shards; None for an absent one.
-
-    Nothing but indices is read, unless codecs surround a shard, or a chunk has the size of its second file (`Lead`). An
-    empty second file counts as absent. Raise CorruptShardError, also if a chunk's entry leaves the shard.
-    """
-    if blob is None or not coords:
-        return [None] * len(coords)
-    with _naming_shard(collection, shard_of(collection, coords[0])):
-        return _ShardRewriting(collection, shard_of(collection, coords[0]), blob).stored_chunks(coords)
-
-
-def entry(collection: Collection, blob: Blob | None, coords: Coords) -> Extent | None:
-    """Return start and size of one chunk; None if the chunk is absent."""
-    return entries(collection, blob, [coords])[0]
 
 
 @contextmanager
@@ -272,13 +177,19 @@ class _OldFragments(NamedTuple):
     extent: Extent
 
 
-class _ShardRewriting:
-    """The rewriting of one stored shard."""
+class StoredShard:
+    """An outermost shard as it is stored, to be changed or measured. Each index is read and decoded once.
 
-    def __init__(self, collection: Collection, shard: int, old: Blob | None) -> None:
+    The methods raise CorruptShardError if the shard is damaged.
+
+    Args:
+        blob: the stored shard; None if there is none.
+    """
+
+    def __init__(self, collection: Collection, shard: int, blob: Blob | None) -> None:
+        self.blob = blob
         self._collection = collection
         self._shard = shard
-        self._stored = old
         self._layers, self._lead = collection.layers, collection.lead
         self._homes: dict[Coords, list[Placement]] = {}
         self._puts: dict[Coords, Put] = {}
@@ -287,8 +198,36 @@ class _ShardRewriting:
     # ---- changing chunks ----
 
     def plan(
+        self,
+        puts: Mapping[Coords, Put],
+        drops: Set[Coords],
+        *,
+        pack: bool = False,
+        unfit: dict[Coords, str] | None = None,
+    ) -> Plan | None:
+        """Return the plan of the shard with `puts` written and `drops` removed; None if no chunk is left.
+
+        Chunks that already have the same bytes are not rewritten. If nothing changes, the plan is the old object
+        (`write_plan.is_same`).
+
+        Args:
+            puts: stored bytes of innermost chunks by coordinates. All belong to this shard, like `drops`. If a chunk is
+                two files, a file in neither `puts` nor `drops` keeps its bytes.
+            pack: omit dead bytes. Readers that have cached the old index will read wrong bytes.
+            unfit: receives the chunks that cannot be written, with reasons; they keep their old bytes. If None, the
+                first such chunk raises UnfitChunkError.
+
+        Raise CorruptShardError if the old shard is so damaged that readable chunks could be lost. Raise
+        UnfitChunkError for a chunk that cannot be written, and UnsupportedError if the format cannot express the new
+        shard.
+        """
+        with _naming_shard(self._collection, self._shard):
+            return self._plan(puts, drops, pack, unfit)
+
+    def _plan(
         self, puts: Mapping[Coords, Put], drops: Set[Coords], pack: bool, unfit: dict[Coords, str] | None
     ) -> Plan | None:
+        self._puts = {}
         members: dict[Coords, set[Coords]] = {}
         for c in (*puts, *drops):  # both files of a chunk are grouped under the coordinates of the first
             members.setdefault(c if self._lead is None else (*c[:-1], 0), set()).add(c)
@@ -301,7 +240,7 @@ class _ShardRewriting:
                     raise
                 unfit |= dict.fromkeys(files, str(e))
                 del members[coords]
-        return self._rewritten(0, self._shard, self._stored, list(members), pack)
+        return self._rewritten(0, self._shard, self.blob, list(members), pack)
 
     def _join(self, coords: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> None:
         """Determine the new bytes of one chunk. Raise UnfitChunkError."""
@@ -370,7 +309,7 @@ class _ShardRewriting:
         None if the chunk is removed. Raise UnfitChunkError if only one of the files would be left.
         """
         second, changed = (*first[:-1], 1), {*puts, *drops}
-        index = self._index(0, self._shard, self._stored)
+        index = self._index(0, self._shard, self.blob)
         ((_, entry),) = self._entries(0, self._shard, index, [first]).values()
         extent = None if {first, second} <= changed else _sound(entry)
         old = None if extent is None else _fit(first, self._old_fragments, lead, extent)
@@ -398,7 +337,7 @@ class _ShardRewriting:
 
     def _old_fragments(self, lead: Lead, extent: Extent) -> _OldFragments:
         """Read an old chunk to find the size of its lead. Raise ValueError, with the reason."""
-        stored = bytes_of([ByteRange(extent[0], sum(extent))], self._stored)
+        stored = bytes_of([ByteRange(extent[0], sum(extent))], self.blob)
         shown = lead.shown(stored)
         size = lead.size(shown)
         if size > extent[0]:
@@ -476,19 +415,19 @@ class _ShardRewriting:
                 self._indices[level, shard] = index
         return index
 
-    def entries(self, coords: Sequence[Coords]) -> list[Extent | None]:
-        self._homes = _homes_of_all(self._collection, coords)
-        out: dict[Coords, Extent | None] = {}
-        for group, _, begin, entry in self._located(0, self._stored, 0, list(self._homes)):
-            extent = _sound(entry)
-            out |= dict.fromkeys(group, None if extent is None else (begin + extent[0], extent[1]))
-        return [out[c] for c in coords]
-
     def stored_chunks(self, coords: Sequence[Coords]) -> list[Blob | None]:
-        self._homes = _homes_of_all(self._collection, coords)
+        """Return the stored bytes of chunks in this shard, within all codecs around shards; None for an absent one.
+
+        Nothing but indices is read, unless codecs surround a shard, or a chunk has the size of its second file
+        (`Lead`). An empty second file counts as absent. Raise CorruptShardError also for an invalid entry.
+        """
+        if self.blob is None:
+            return [None] * len(coords)
         out: dict[Coords, Blob | None] = {}
-        for group, old, _, entry in self._located(0, self._stored, 0, list(self._homes)):
-            out |= {c: self._stored_file(c, old, _sound(entry)) for c in group}
+        with _naming_shard(self._collection, self._shard):
+            self._homes = _homes_of_all(self._collection, coords)
+            for group, old, entry in self._located(0, self.blob, list(coords)) if coords else ():
+                out |= {c: self._stored_file(c, old, _sound(entry)) for c in group}
         return [out[c] for c in coords]
 
     def _stored_file(self, coords: Coords, old: ShardIndexReader | None, extent: Extent | None) -> Blob | None:
@@ -503,33 +442,59 @@ class _ShardRewriting:
         return SliceBlob(blob, start - lead, lead) if lead else None
 
     def _located(
-        self, level: int, stored: Blob | None, begin: int, members: list[Coords]
-    ) -> Iterator[tuple[list[Coords], ShardIndexReader | None, int, Entry]]:
-        """Yield the members by placement: their innermost shard, where it begins in the outermost one, and the entry.
-
-        `stored` is a shard of this level, and begins at `begin`.
-        """
+        self, level: int, stored: Blob | None, members: list[Coords]
+    ) -> Iterator[tuple[list[Coords], ShardIndexReader | None, Entry]]:
+        """Yield the members by placement: their innermost shard and the entry. `stored` is a shard of this level."""
         shard = self._homes[members[0]][level][0]
         old = self._index(level, shard, stored)
         for group, entry in self._entries(level, shard, old, members).values():
             if level + 1 == len(self._layers):
-                yield group, old, begin, entry
+                yield group, old, entry
             else:
-                extent = _sound(entry)
-                inside = begin + (extent[0] if extent is not None else 0)
-                yield from self._located(level + 1, _slice(old, extent), inside, group)
+                yield from self._located(level + 1, _slice(old, _sound(entry)), group)
 
     # ---- the whole shard ----
 
-    def repack(self, stored: Blob) -> Plan | None:
-        layer, old = self._layers[0], self._index(0, self._shard, stored)
-        change = ShardChange(pack=True, strict=True, leads=self._leads())
-        return wrapped(layer, layer.format.rewrite(self._shard, old, change), stored, None if old is None else old.blob)
+    def replaces_all(self, changed: Set[Coords]) -> bool:
+        """Return whether every chunk of the shard is among the changed ones. Reads all indices and nothing else.
 
-    def usage(self, stored: Blob) -> Usage:
+        False if the shard is damaged or absent, has chunks outside of the array, or is of a kind that `index_request`
+        excludes.
+        """
+        format = self._layers[0].format
+        try:
+            index = self._index(0, self._shard, self.blob)
+            if index is None or index_request(self._collection, self._shard) is None:
+                return False
+            for page, _, entries in index.parts():
+                if isinstance(entries, ValueError) or len(entries.broken):
+                    return False
+                cells, valid = format.coords(self._shard, page, entries.all_slots())
+                if not valid.all() or not changed >= set(map(tuple, cells.tolist())):
+                    return False
+        except ValueError:
+            return False
+        return True
+
+    def repack(self) -> Plan | None:
+        """Return the plan of the shard without its dead bytes. Raise CorruptShardError also for a broken entry."""
         layer = self._layers[0]
-        index = ShardIndexReader(layer.format, self._shard, unwrapped(layer, stored))
-        return layer.format.usage(index, self._leads(of_damaged=0))
+        with _naming_shard(self._collection, self._shard):
+            old = self._index(0, self._shard, self.blob)
+            change = ShardChange(pack=True, strict=True, leads=self._leads())
+            plan = layer.format.rewrite(self._shard, old, change)
+            return wrapped(layer, plan, self.blob, None if old is None else old.blob)
+
+    def usage(self) -> Usage:
+        """Return the use of the shard's bytes. Bytes hidden by damage count as dead.
+
+        For nested shards, this is the use of the outermost shard. For a shard with codecs, it is that of the decoded
+        bytes.
+        """
+        with _naming_shard(self._collection, self._shard):
+            old = self._index(0, self._shard, self.blob)
+            leads = self._leads(of_damaged=0)
+            return Usage(0, 0, 0, 0) if old is None else self._layers[0].format.usage(old, leads)
 
 
 def _sound(entry: Entry) -> Extent | None:

@@ -10,7 +10,7 @@ import numpy as np
 from shardfs.model.collection import Located
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ravel_many, unravel
-from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.blob_views import SliceBlob
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class CollectionShards:
         live = dead = 0
         for shard in self.outermost.existing_shards().tolist():
             with suppress(OSError, ValueError, CorruptShardError):  # `verify` reports damaged shards
-                found = rewriting.usage(self._collection, shard, self.outermost.source.stored(shard))
+                found = StoredShard(self._collection, shard, self.outermost.source.stored(shard)).usage()
                 live, dead = live + found.live, dead + found.dead
         return live, dead
 
@@ -117,7 +117,7 @@ class CollectionShards:
         return self._stored(coords) is not None
 
     def stored_chunk(self, coords: Coords) -> SliceBlob | None:
-        """Return the stored bytes of a chunk, like `rewriting.stored_chunks`; None if absent."""
+        """Return the stored bytes of a chunk, like `StoredShard.stored_chunks`; None if absent."""
         chunk = self._stored(coords)
         if chunk is not None and self._collection.lead is not None and coords[-1] == 1:
             chunk = self._second_file(coords)

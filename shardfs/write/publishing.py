@@ -16,6 +16,7 @@ from shardfs.model.shard_format import Put
 from shardfs.model.text import counted
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.write.journal.reading import checked_pieces, read_part
 from shardfs.write.pending import SAME
 from shardfs.write.stored import ABSENT, Stored, conflicts, digest_of, digest_of_pieces
@@ -177,16 +178,17 @@ class Job(Change):
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
         self.before = None if old is None else old.stat().version
         self._old_size = 0 if old is None else old.stat().size
+        stored = StoredShard(self._collection, self._shard.number, old)
         if old is not None and not self._may_replace and self._old_size <= FIRST.stop:
-            self._note_bases(old)
-        self.outcome = self._outcome(old, may_replace=self._may_replace)
+            self._note_bases(stored)
+        self.outcome = self._outcome(stored, may_replace=self._may_replace)
         self.written = 0 if self.outcome.plan is None else size_of(self.outcome.plan)
         planned = self.outcome.done.items()
         self.digests = {path: ABSENT if version.data is None else SAME for path, (_, version) in planned}
-        self._kept = {} if old is None else self._digests_of_kept(old)
+        self._kept = {} if old is None else self._digests_of_kept(stored)
         return self.outcome.plan
 
-    def _outcome(self, old: Blob | None, *, may_replace: bool) -> PublishPlan:
+    def _outcome(self, old: StoredShard, *, may_replace: bool) -> PublishPlan:
         """Return how to publish the chunks.
 
         `may_replace`: write the shard anew, without its old bytes, if all its chunks are changed.
@@ -204,39 +206,39 @@ class Job(Change):
         drops = {target.coords for target, version in mergeable.values() if version.data is None}
         anew = may_replace and self._is_replaced(old, puts.keys() | drops)
         packed = not anew and self._packs(old)
-        base = None if anew else old
-        plan = rewriting.plan(self._collection, self._shard.number, base, puts, drops, pack=packed, unfit=refused)
+        base = StoredShard(self._collection, self._shard.number, None) if anew else old
+        plan = base.plan(puts, drops, pack=packed, unfit=refused)
         if anew and refused:  # these chunks keep their old bytes
             return self._outcome(old, may_replace=False)
         unfit = {path: refused[target.coords] for path, (target, _) in self.chunks.items() if target.coords in refused}
         done = {path: chunk for path, chunk in mergeable.items() if path not in unfit}
         return PublishPlan(plan, done, changed, unfit, packed)
 
-    def _is_replaced(self, old: Blob | None, changed: Set[Coords]) -> bool:
+    def _is_replaced(self, old: StoredShard, changed: Set[Coords]) -> bool:
         """Return whether all chunks of the shard are changed, and it has the version over which programs wrote them.
 
         A shard with another version may have the new chunks already, from a publish that a crash interrupted.
         """
         bases = [version.base for _, version in self.chunks.values() if version.base.version is not None]
-        if old is None or not bases or not all(base.is_in(self.before) for base in bases):
+        if not bases or not all(base.is_in(self.before) for base in bases):
             return False
-        return rewriting.replaces_all(self._collection, self._shard.number, old, changed)
+        return old.replaces_all(changed)
 
-    def _packs(self, old: Blob | None) -> bool:
+    def _packs(self, old: StoredShard) -> bool:
         """Return whether this publish removes dead bytes.
 
         That moves chunks: a reader that has cached the old index then reads wrong bytes.
         """
         shard, compact = self._shard, self._settings.compact
-        if old is None or compact == "never" or (compact == "limit" and self._old_size <= LIMIT):
+        if old.blob is None or compact == "never" or (compact == "limit" and self._old_size <= LIMIT):
             return False
-        usage = rewriting.usage(self._collection, shard.number, old)
+        usage = old.usage()
         packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
         if packs:
             log.info("%s: is compacted: %d bytes are dead, %d live", shard.key, usage.dead, usage.live)
         return packs
 
-    def _conflicts(self, old: Blob | None) -> dict[str, str]:
+    def _conflicts(self, old: StoredShard) -> dict[str, str]:
         """Return the chunks that may have been changed by another writer since they were written here, and why."""
         bases = {path: version.base for path, (_, version) in self.chunks.items()}
         removed = {path for path, (_, version) in self.chunks.items() if version.data is None}
@@ -247,7 +249,7 @@ class Job(Change):
             return {}
         return reasons
 
-    def _note_bases(self, old: Blob) -> None:
+    def _note_bases(self, old: StoredShard) -> None:
         """Note the digests of the chunks in `old` that programs have written over, in case another writer is faster.
 
         `old` is in memory as a whole.
@@ -257,7 +259,7 @@ class Job(Change):
             target, version = self.chunks[path]
             self.chunks[path] = target, version._replace(base=version.base.including(digest))
 
-    def _digests_of_kept(self, old: Blob) -> dict[str, str]:
+    def _digests_of_kept(self, old: StoredShard) -> dict[str, str]:
         """Return the digests of stored chunks that wait for a later publish, and only rely on the version of `old`.
 
         This publish replaces that version.
@@ -270,9 +272,9 @@ class Job(Change):
     def _targets(self, paths: Iterable[str]) -> dict[str, Target]:
         return {path: self.chunks[path][0] for path in paths}
 
-    def _digests(self, blob: Blob | None, targets: Mapping[str, Target]) -> dict[str, str]:
+    def _digests(self, old: StoredShard, targets: Mapping[str, Target]) -> dict[str, str]:
         """Return the digests of chunks in a shard object, by path. Raise CorruptShardError."""
-        chunks = rewriting.stored_chunks(self._collection, blob, [target.coords for target in targets.values()])
+        chunks = old.stored_chunks([target.coords for target in targets.values()])
         try:
             return {path: digest_of(chunk) for path, chunk in zip(targets, chunks, strict=True)}
         except ValueError as e:  # another program shortens the file at this moment
@@ -303,7 +305,8 @@ class Job(Change):
         Raise ValueError if a chunk is missing, was not removed, or has other bytes than `plan` has planned.
         """
         planned = self.outcome.done
-        chunks = rewriting.stored_chunks(self._collection, new, [target.coords for target, _ in planned.values()])
+        shard = StoredShard(self._collection, self._shard.number, new)
+        chunks = shard.stored_chunks([target.coords for target, _ in planned.values()])
         for (path, (target, version)), chunk in zip(planned.items(), chunks, strict=True):
             data = version.data
             is_second = self._collection.lead is not None and target.coords[-1] == 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from shardfs.model.errors import CorruptShardError, UnfitChunkError, UnsupportedError
-from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from tests import handmade
 from tests.fuzzing.inputs import NUMBERS, Draw, bent
 from tests.suites.shard_format import MemoryBlob
@@ -75,18 +75,15 @@ def _rewritten(draw: Draw, collection: Collection, old: bytes, cells: list[Coord
         assert {c: found[c] for c in puts} == puts
         assert {found[c] for c in drops} <= {None}
     with suppress(CorruptShardError):
-        usage = rewriting.usage(collection, 0, MemoryBlob(old))
+        usage = StoredShard(collection, 0, MemoryBlob(old)).usage()
         assert 0 <= usage.dead <= usage.size == len(old)
     with suppress(CorruptShardError, UnsupportedError):
-        rewriting.repack(collection, 0, MemoryBlob(old))
+        StoredShard(collection, 0, MemoryBlob(old)).repack()
 
 
 def _chunk(collection: Collection, shard: bytes, coords: Coords) -> bytes | None:
     """None if there is none, or none that can be read."""
     try:
-        entry = rewriting.entry(collection, MemoryBlob(shard), coords)
+        return stored_chunk(collection, shard, coords)
     except CorruptShardError:
         return None
-    if entry is None or sum(entry) > len(shard):
-        return None
-    return stored_chunk(collection, shard, coords)

@@ -244,8 +244,8 @@ BUGS = [
     bug(
         "a shard is replaced without a look at the chunks that it has",
         "Job._is_replaced",
-        "    return rewriting.replaces_all(",
-        "    return True or rewriting.replaces_all(",
+        "    return old.replaces_all(",
+        "    return True or old.replaces_all(",
         "tests/write/test_remote_requests.py::test_chunks_outside_of_the_array_stay",
     ),
     bug(

@@ -12,6 +12,7 @@ from shardfs.formats.registry import formats
 from shardfs.model.changes import Begun
 from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs.inodes import ROOT
@@ -125,7 +126,7 @@ class BareFiles:
 
     def _publish(self, shard: int, puts: dict[Coords, Put], drops: set[Coords]) -> None:
         def make(old: Blob | None) -> Plan | None:
-            return rewriting.plan(self._collection, shard, old, puts, drops)
+            return StoredShard(self._collection, shard, old).plan(puts, drops)
 
         below = self._collection.stored_at
         key = rewriting.key(self._collection, shard)

@@ -36,6 +36,7 @@ from hypothesis.stateful import (
 )
 
 from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs import chunk_trees
@@ -581,7 +582,7 @@ class WritingMachine(RuleBasedStateMachine):
 
 
 def _packed(collection: Collection, shard: int, old: Blob | None) -> Plan | None:
-    return None if old is None else rewriting.repack(collection, shard, old)
+    return None if old is None else StoredShard(collection, shard, old).repack()
 
 
 def _resize(data: bytearray, size: int) -> None:

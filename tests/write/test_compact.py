@@ -15,6 +15,7 @@ from shardfs.jobs.verify import ShardVerifier
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.source_locks import journal_directory
 from shardfs.storage.writers import open_writer
 from shardfs.vfs.tree import Tree, open_tree
@@ -88,7 +89,7 @@ def waste(path: Path) -> int:
 
 
 def _with(collection: Collection, shard: int, puts: dict[tuple[int, ...], Put], old: Blob | None) -> Plan | None:
-    return rewriting.plan(collection, shard, old, puts, set())
+    return StoredShard(collection, shard, old).plan(puts, set())
 
 
 def works(path: Path) -> list[Work]:
@@ -144,13 +145,13 @@ def test_what_is_not_the_same_is_not_put_in_place(
     waste(path)
     work = works(path)[0]
     before = (path / work.key).read_bytes()
-    packed = rewriting.repack(work.tree.collection, work.shard, opened(path).store.open(work.key))
+    packed = StoredShard(work.tree.collection, work.shard, opened(path).store.open(work.key)).repack()
     assert packed is not None
 
-    def wrong(collection: object, shard: int, old: Blob) -> Plan:
+    def wrong(stored: StoredShard) -> Plan:
         return [bytes(size_of(packed[:1])), *packed[1:]]
 
-    monkeypatch.setattr(rewriting, "repack", wrong)
+    monkeypatch.setattr(StoredShard, "repack", wrong)
     fault = Packer(open_writer(opened(path).store), journal).pack(work)
     assert isinstance(fault, CompactProblem)
     assert (path / work.key).read_bytes() == before

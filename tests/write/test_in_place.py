@@ -20,6 +20,7 @@ from shardfs.model.blobs import Suffix
 from shardfs.model.changes import Begun
 from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
@@ -86,7 +87,7 @@ class Place:
             return (key, 0) if self.meshes else (key,)
 
         new = {coords(key): Put(data) for key, data in puts.items()}
-        return lambda old: rewriting.plan(self.collection, 0, old, new, set(map(coords, drops)), **how)
+        return lambda old: StoredShard(self.collection, 0, old).plan(new, set(map(coords, drops)), **how)
 
     def update(
         self,
@@ -198,7 +199,7 @@ def test_a_file_that_gets_no_new_bytes_becomes_another_version_all_the_same(plac
     place.update(place.make({}, {1}))
     assert place.identity[:2] == (number, size + 16)
     assert place.found == {0: b"zero"}
-    usage = rewriting.usage(place.collection, 0, LocalStore(str(place.top)).open(place.key))
+    usage = StoredShard(place.collection, 0, LocalStore(str(place.top)).open(place.key)).usage()
     assert usage.dead == len(b"one") + 24 + 16
 
 

@@ -19,6 +19,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
@@ -192,7 +193,7 @@ class Other:
         shard = rewriting.shard_of(collection, coords)
 
         def make(old: Blob | None) -> Plan | None:
-            return rewriting.plan(collection, shard, old, {coords: Put(self._target.shown(token))}, set())
+            return StoredShard(collection, shard, old).plan({coords: Put(self._target.shown(token))}, set())
 
         self._writer.update(rewriting.key(collection, shard), Steps(make))
 

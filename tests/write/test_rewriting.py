@@ -36,6 +36,7 @@ from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.blosc2_frame import Frames
 from shardfs.shards.byte_layouts.superchunk import Superchunks
 from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
+from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.vfs.tree import Tree, open_tree
@@ -84,12 +85,19 @@ def published(
     blob = None if old is None else MemoryBlob(old)
     shard = rewriting.shard_of(collection, next(iter((*puts, *drops))))
     put = {c: Put(t.store(c, data) if (t := collection.transform_of(c)) else data) for c, data in puts.items()}
-    plan = rewriting.plan(collection, shard, blob, put, drops, **how)
+    plan = StoredShard(collection, shard, blob).plan(put, drops, **how)
     return None if plan is None else bytes_of(plan, blob)
 
 
+def entry_of(collection: Collection, shard: bytes, coords: Coords) -> tuple[int, int] | None:
+    """Where a chunk starts, in the decoded bytes if codecs surround the shard, and its size."""
+    number = rewriting.shard_of(collection, coords)
+    (chunk,) = StoredShard(collection, number, MemoryBlob(shard)).stored_chunks([coords])
+    return None if chunk is None else (chunk.base, chunk.stat().size)
+
+
 def stored_chunk(collection: Collection, shard: bytes, coords: Coords) -> bytes | None:
-    entry = rewriting.entry(collection, MemoryBlob(shard), coords)
+    entry = entry_of(collection, shard, coords)
     return None if entry is None else shard[entry[0] : sum(entry)]
 
 
@@ -173,9 +181,9 @@ def test_chunks_beyond_the_array_are_those_of_no_other() -> None:
         with pytest.raises(UnfitChunkError):
             rewriting.shard_of(collection, beyond)
     with pytest.raises(UnfitChunkError, match="belongs in shard 1"):
-        rewriting.plan(collection, 0, None, {(0, 2): Put(b"x")}, frozenset())
+        StoredShard(collection, 0, None).plan({(0, 2): Put(b"x")}, frozenset())
     told: dict[Coords, str] = {}
-    plan = rewriting.plan(collection, 0, None, {(0, 4): Put(b"x"), (0, 0): Put(b"y")}, {(9, 9)}, unfit=told)
+    plan = StoredShard(collection, 0, None).plan({(0, 4): Put(b"x"), (0, 0): Put(b"y")}, {(9, 9)}, unfit=told)
     assert plan is not None
     assert told.keys() == {(0, 4), (9, 9)}
     assert stored_chunk(collection, bytes_of(plan), (0, 0)) == b"y"
@@ -195,7 +203,7 @@ def test_of_a_large_shard_only_the_index_is_read(location: handmade.Location) ->
     collection = zarr((64, 64), (64, 64), (8, 8), location=location)
     old = handmade.zarr_shard([bytes(10_000)] * 64, location=location)
     blob = Counting(old)
-    plan = rewriting.plan(collection, 0, blob, {(0, 0): Put(b"x" * 500)}, {(1, 1)})
+    plan = StoredShard(collection, 0, blob).plan({(0, 0): Put(b"x" * 500)}, {(1, 1)})
     assert plan is not None
     assert blob.nbytes <= 2 * (64 * 16 + 4)
     assert sum(isinstance(piece, ByteRange) for piece in plan) == 1
@@ -209,11 +217,11 @@ def test_bytes_of_other_files_are_not_read(tmp_path: Path) -> None:
     try:
         collection = zarr((4, 4), (4, 4), (2, 2))
         part = FilePart(fd, 4, 9)
-        plan = rewriting.plan(collection, 0, None, {(0, 0): Put(part)}, frozenset())
+        plan = StoredShard(collection, 0, None).plan({(0, 0): Put(part)}, frozenset())
         assert plan is not None
         assert part in plan
         new = MemoryBlob(bytes_of(plan))
-        assert is_same(rewriting.plan(collection, 0, new, {(0, 0): Put(part)}, frozenset()), new.stat().size)
+        assert is_same(StoredShard(collection, 0, new).plan({(0, 0): Put(part)}, frozenset()), new.stat().size)
     finally:
         os.close(fd)
 
@@ -225,13 +233,13 @@ def test_shards_in_shards_do_not_grow_inside() -> None:
     for turn in range(20):
         old = published(collection, old, {(turn % 2, 0): bytes([turn]) * 100, (3, 3): bytes([turn])})
     assert old is not None
-    usage = rewriting.usage(collection, 0, MemoryBlob(old))
+    usage = StoredShard(collection, 0, MemoryBlob(old)).usage()
     assert usage.live == 2 * (4 * 16 + 4) + 201
     assert usage.size == usage.index + usage.live + usage.dead
-    packed = rewriting.plan(collection, 0, MemoryBlob(old), {(3, 3): Put(b"end")}, frozenset(), pack=True)
+    packed = StoredShard(collection, 0, MemoryBlob(old)).plan({(3, 3): Put(b"end")}, frozenset(), pack=True)
     assert packed is not None
     after = bytes_of(packed, MemoryBlob(old))
-    assert rewriting.usage(collection, 0, MemoryBlob(after)).dead == 0
+    assert StoredShard(collection, 0, MemoryBlob(after)).usage().dead == 0
     assert stored_chunk(collection, after, (1, 0)) == bytes([19]) * 100
 
 
@@ -261,12 +269,12 @@ def _meshes(shard: bytes) -> dict[int, bytes]:
     """Fragments, by what lies before manifests."""
     out = {}
     for number in (4, 5, 6):
-        entry = rewriting.entry(_MESH, MemoryBlob(shard), (number, 0))
-        assert entry == rewriting.entry(_MESH, MemoryBlob(shard), (number, 1))
+        entry = entry_of(_MESH, shard, (number, 0))
         if entry is not None:
             manifest = gzip.decompress(shard[entry[0] : sum(entry)])
             size = 3 if manifest == _THREE else 5 if manifest == _FIVE else 0
             out[number] = shard[entry[0] - size : entry[0]]
+        assert (stored_chunk(_MESH, shard, (number, 1)) or b"") == out.get(number, b"")
     return out
 
 
@@ -320,11 +328,11 @@ def test_meshes_are_packed_with_their_fragments() -> None:
         new = published(_MESH, old, {(4, 1): bytes([turn]) * 3})
         assert new is not None
         old = new
-    before = rewriting.usage(_MESH, 0, MemoryBlob(old))
-    plan = rewriting.repack(_MESH, 0, MemoryBlob(old))
+    before = StoredShard(_MESH, 0, MemoryBlob(old)).usage()
+    plan = StoredShard(_MESH, 0, MemoryBlob(old)).repack()
     assert plan is not None
     packed = bytes_of(plan, MemoryBlob(old))
-    after = rewriting.usage(_MESH, 0, MemoryBlob(packed))
+    after = StoredShard(_MESH, 0, MemoryBlob(packed)).usage()
     assert (after.live, after.dead) == (before.live, 0)
     assert before.dead > 0
     assert _meshes(packed) == {4: b"\4\4\4", 5: b"12345"}
@@ -531,7 +539,7 @@ def test_what_superchunks_cannot_hold_is_refused() -> None:
     eight, three = BLP + stored(bytes(8)), BLP + stored(bytes(3))
     old = published(collection, None, {(4,): eight, (5,): eight})
     assert old is not None
-    assert rewriting.usage(collection, 1, MemoryBlob(old)).dead == 0
+    assert StoredShard(collection, 1, MemoryBlob(old)).usage().dead == 0
     refused: list[tuple[dict[Coords, bytes], set[Coords]]] = [
         ({(7,): eight}, set()),
         ({}, {(4,)}),
@@ -570,13 +578,14 @@ def test_a_chunk_whose_entry_leaves_the_shard_is_damage(extent: tuple[int, int],
     shard = handmade.zarr_shard([b"one", b"two", b"three", None], entries={1: extent})
     handmade.write_files(tmp_path, {"c/0/0": shard})
     (chunks,) = _tree(tmp_path).collections()
-    whole, absent = rewriting.stored_chunks(chunks.collection, MemoryBlob(shard), [(1, 0), (1, 1)])
+    stored_shard = StoredShard(chunks.collection, 0, MemoryBlob(shard))
+    whole, absent = stored_shard.stored_chunks([(1, 0), (1, 1)])
     assert whole is not None
     assert whole.read([ByteRange(0, 9)]) == [b"three"]
     assert absent is None
     with pytest.raises(CorruptShardError, match=f"leaves the object of {len(shard)} bytes"):
-        rewriting.stored_chunks(chunks.collection, MemoryBlob(shard), [(0, 1)])
-    assert not rewriting.replaces_all(chunks.collection, 0, MemoryBlob(shard), {(0, 0), (0, 1), (1, 0), (1, 1)})
+        stored_shard.stored_chunks([(0, 1)])
+    assert not stored_shard.replaces_all({(0, 0), (0, 1), (1, 0), (1, 1)})
 
 
 def test_readers_and_writers_give_the_same_reason_for_a_broken_entry(tmp_path: Path) -> None:
@@ -589,7 +598,8 @@ def test_readers_and_writers_give_the_same_reason_for_a_broken_entry(tmp_path: P
                 if read is None or read.slot is None:  # the whole page is damaged
                     continue
                 blob = chunks.shards.outermost.source.stored(chunks.shards.number_of(cell))
-                written = _error(partial(rewriting.entry, chunks.collection, blob, cell))
+                shard = StoredShard(chunks.collection, chunks.shards.number_of(cell), blob)
+                written = _error(partial(shard.stored_chunks, [cell]))
                 assert written is not None
                 assert (written.why, written.slot) == (read.why, read.slot)
                 compared.add(name)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import errno
 import re
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fsspec
 import numpy as np
 import pytest
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.blobs import whole
+from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
+from shardfs.shards.byte_layouts.superchunk import Pack
+from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
 from shardfs.vfs.tree import open_tree
 from shardfs.write.publishing import Job
 from shardfs.write.tree import WriteTree
@@ -131,8 +136,8 @@ class Source:
         return self.form.files(self.top / str(self._count), ours, theirs)
 
     @contextmanager
-    def mount(self) -> Iterator[ShardFileSystem]:
-        words = {"journal": str(self.top / "journals"), "idle": "3600", "age": "3600"}
+    def mount(self, **more: str) -> Iterator[ShardFileSystem]:
+        words = {"journal": str(self.top / "journals"), "idle": "3600", "age": "3600", **more}
         fs = ShardFileSystem(
             source=self.url, storage_options=self.options, rw=True, write_options=words, skip_instance_cache=True
         )
@@ -218,6 +223,36 @@ def test_a_publish_of_this_mount_is_no_other_program(source: Source, step: str) 
             _publish(fs)
         fs.publish(timeout=120)
     assert source.stored() == new
+
+
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+@pytest.mark.parametrize(
+    ("kind", "form"), [("local", form) for form in ("zarr_end", "zarr_start", "zarr_nested", "precomputed", "bcolz")]
+)
+def test_a_publish_decodes_each_index_once(source: Source, form: str) -> None:
+    """Those of the old shard and of the new one, even if the publish compares chunks and measures the shard."""
+    decoded = Counter[tuple[int, bytes]]()
+    with source.mount(compact="eager") as fs:
+        fs.pipe_file(source.form.names[0], source.shown(5, 2)[0])
+        source.put(1, 6)
+        with pytest.MonkeyPatch.context() as patch:
+            for layout in (ShardingIndexed, Uint64Sharded):
+                patch.setattr(layout, "decode_page", _counted(layout.decode_page, decoded))
+            patch.setattr(Pack, "walk", _counted(Pack.walk, decoded))
+            _publish(fs)
+    assert source.stored() == source.shown(5, 6)
+    # also an inner index of each version; and the other minishard of the old shard, to measure it
+    assert list(decoded.values()) == [1] * {"zarr_nested": 4, "precomputed": 3}.get(form, 2)
+
+
+def _counted(decode: Callable[..., object], decoded: Counter[tuple[int, bytes]]) -> Callable[..., object]:
+    """The function, which notes the bytes of each index."""
+
+    def counted(layout: object, *args: Any) -> object:
+        decoded[id(layout), args[-1] if isinstance(args[-1], bytes) else whole(args[-1])] += 1
+        return decode(layout, *args)
+
+    return counted
 
 
 def _publish(fs: ShardFileSystem) -> None:

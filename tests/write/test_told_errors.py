@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from shardfs.write.publishing import Publishing
 from tests.waiting import wait_until
 from tests.write.engines import TreeFiles, Whole
@@ -182,16 +182,16 @@ def test_chunks_that_a_wrong_plan_exchanges_are_not_published(
     target.create(tmp_path / "store")
     before = target.array({number: 100 + number for number in range(len(target.chunks))})
     target.fill(tmp_path / "store", before)
-    plan, (one, other, *_) = rewriting.plan, next(iter(target.shards().values()))
+    plan, (one, other, *_) = StoredShard.plan, next(iter(target.shards().values()))
 
-    def wrong(collection: Any, shard: int, old: Any, puts: dict[Any, Put], *args: Any, **options: Any) -> Any:
-        return plan(collection, shard, old, dict(zip(puts, reversed(puts.values()), strict=True)), *args, **options)
+    def wrong(stored: StoredShard, puts: dict[Any, Put], *args: Any, **options: Any) -> Any:
+        return plan(stored, dict(zip(puts, reversed(puts.values()), strict=True)), *args, **options)
 
     with Whole().open(target, tmp_path / "store", tmp_path / "journal") as files:
         files.write(target.path(one), target.shown(1000))
         files.write(target.path(other), target.shown(1001))
         with monkeypatch.context() as patched:
-            patched.setattr(rewriting, "plan", wrong)
+            patched.setattr(StoredShard, "plan", wrong)
             with pytest.raises(OSError, match="the new shard would not have"):
                 files.publish()
             assert (target.readers["tensorstore"](tmp_path / "store") == before).all()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import tensorstore as ts
 
-from shardfs.shards import rewriting
+from shardfs.shards.rewriting import StoredShard
 from tests import handmade, handmade_ids
 from tests.suites.shard_format import MemoryBlob
-from tests.write.test_rewriting import precomputed, published
+from tests.write.test_rewriting import entry_of, precomputed, published
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -97,7 +97,7 @@ def test_native_readers_find_chunks_whose_differences_wrap(hash_: str, data: str
         assert natively(tmp_path, spec, shard, IDS) == wanted
         wrapped += wraps(shard, deflated=index == "gzip")
         if pack:
-            assert rewriting.usage(collection, 0, MemoryBlob(shard)).dead == 0
+            assert StoredShard(collection, 0, MemoryBlob(shard)).usage().dead == 0
     assert wrapped > 10
 
 
@@ -125,7 +125,7 @@ def test_meshes_go_with_their_fragments(data: str) -> None:
         assert pack or before is None or shard[header : len(before)] == before[header:]
         wrapped += wraps(shard)
         for key, fragments in wanted.items():
-            entry = rewriting.entry(collection, MemoryBlob(shard), (key, 0))
+            entry = entry_of(collection, shard, (key, 0))
             assert entry is not None
             stored = shard[entry[0] : sum(entry)]
             assert (gzip.decompress(stored) if data == "gzip" else stored) == handmade_ids.manifest([[len(fragments)]])
