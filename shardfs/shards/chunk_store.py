@@ -74,14 +74,14 @@ class ChunkStore:
 
     # ---- attributes ----
 
-    def attributes(self, number: int, coords: Coords, stored: StoredChunk | None) -> Attributes:
+    def attributes(self, number: int, coords: Coords, place: StoredChunk | None) -> Attributes:
         """Return the attributes of a chunk at this location. Raise FileNotFoundError if it does not exist."""
-        if stored is None:
+        if place is None:
             if self.filler is None:
                 raise self._missing(coords)
             size = self.filler.sizes(np.array([coords], np.uint64)).item()
             return Attributes(number, False, len(self.filler.show(coords)) if size < 0 else size, self._mtime_ns)
-        blob, start, size, _, _ = stored
+        blob, start, size, _, _ = place
         is_raw = self._transform is None
         if blob.fd < 0:
             mtime_ns = self.layer.index.stat(self.layer.shard_of(coords)).mtime_ns
@@ -92,20 +92,20 @@ class ChunkStore:
             return _new(Attributes, (number, False, size, mtime_ns, _new(Extent, (blob, start)), 0))
         return Attributes(number, False, self._size(number, coords, size), mtime_ns)
 
-    def _size(self, number: int, coords: Coords, stored: int) -> int:
-        size = -1 if stored < 0 else self.shown_size(coords, stored)
+    def _size(self, number: int, coords: Coords, nbytes: int) -> int:
+        size = -1 if nbytes < 0 else self.shown_size(coords, nbytes)
         return len(self._cache.get((number, "shown"), partial(self._load, coords))) if size < 0 else size
 
-    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
-        """Return shown sizes; -1 where the chunk is damaged or must be decoded to learn its size."""
-        return stored if self._transform is None else np.where(stored < 0, -1, self._transform.sizes(coords, stored))
+    def sizes(self, coords: U64, nbytes: Sizes) -> Sizes:
+        """Return the shown sizes of chunks of `nbytes` stored bytes; -1 where damaged, or unknown before decoding."""
+        return nbytes if self._transform is None else np.where(nbytes < 0, -1, self._transform.sizes(coords, nbytes))
 
-    def shown_size(self, coords: Coords, stored: int) -> int:
-        """Return the shown size of a chunk of `stored` bytes; -1 if it must be decoded to learn its size."""
+    def shown_size(self, coords: Coords, nbytes: int) -> int:
+        """Return the shown size of a chunk of `nbytes` stored bytes; -1 if it must be decoded to learn its size."""
         transform = self._transform_of(coords)
         if transform is None:
-            return stored
-        return transform.sizes(np.array([coords], np.uint64), np.array([stored], np.int64)).item()
+            return nbytes
+        return transform.sizes(np.array([coords], np.uint64), np.array([nbytes], np.int64)).item()
 
     # ---- one chunk ----
 
@@ -115,46 +115,46 @@ class ChunkStore:
         shown = None if self._transform is None else self._cache.peek(key)
         if shown is None:
             before = self._invalidations
-            stored = self.layer.locate(coords)
-            if stored is None:
+            place = self.layer.locate(coords)
+            if place is None:
                 return memoryview(self._filled(coords))[offset : offset + size]
             if self._transform is None:
-                return self._read_unchanged(number, coords, ByteRange(offset, offset + size), stored, before)
-            shown = self._cache.get(key, partial(self._load, coords, stored, before))
+                return self._read_unchanged(number, coords, ByteRange(offset, offset + size), place, before)
+            shown = self._cache.get(key, partial(self._load, coords, place, before))
         if offset + size >= len(shown):
             self._cache.mark_read(key)
         return memoryview(shown)[offset : offset + size]
 
     def _read_unchanged(
-        self, number: int, coords: Coords, part: ByteRange, stored: StoredChunk, before: int
+        self, number: int, coords: Coords, part: ByteRange, place: StoredChunk, before: int
     ) -> bytes | memoryview:
         """Return a part of a chunk that is shown as it is stored. Parts of remote chunks are read in windows."""
-        size = max(min(part.stop, stored.size) - part.start, 0)
-        if self.is_local or (size == stored.size and self._cache.reader_caches):
-            return self._existing(coords, self.stored_bytes(coords, part, stored))
+        size = max(min(part.stop, place.size) - part.start, 0)
+        if self.is_local or (size == place.size and self._cache.reader_caches):
+            return self._existing(coords, self.stored_bytes(coords, part, place))
 
         def fetch(window: ByteRange) -> bytes:
-            return self._existing(coords, self.stored_bytes(coords, window, self._unless_outdated(stored, before)))
+            return self._existing(coords, self.stored_bytes(coords, window, self._unless_outdated(place, before)))
 
-        return self._windows.read(number, fetch, part.start, size, stored.expires)
+        return self._windows.read(number, fetch, part.start, size, place.expires)
 
     def _load(
-        self, coords: Coords, stored: StoredChunk | None = None, before: int = 0
+        self, coords: Coords, place: StoredChunk | None = None, before: int = 0
     ) -> tuple[bytes | memoryview, int, float]:
         """Return the shown bytes of a chunk as `ByteLRU.get` takes them."""
-        stored = self._existing(coords, self._unless_outdated(stored, before) or self.layer.locate(coords))
-        data = self.whole(coords, stored)
+        place = self._existing(coords, self._unless_outdated(place, before) or self.layer.locate(coords))
+        data = self.whole(coords, place)
         if data is None:
             raise self._missing(coords)
-        return data, len(data), stored.expires - monotonic()
+        return data, len(data), place.expires - monotonic()
 
-    def _unless_outdated(self, stored: StoredChunk | None, before: int) -> StoredChunk | None:
+    def _unless_outdated(self, place: StoredChunk | None, before: int) -> StoredChunk | None:
         """Return a location for bytes that are to be cached; None if it must be looked up again.
 
         It was looked up when the number of invalidations was `before`. If one has followed, bytes at this location are
         outdated. If one follows from now on, the cache does not keep them.
         """
-        return stored if before == self._invalidations else None
+        return place if before == self._invalidations else None
 
     def _filled(self, coords: Coords) -> bytes:
         """Return the bytes of a chunk that is not stored."""
@@ -168,24 +168,24 @@ class ChunkStore:
         return item
 
     def stored_bytes(
-        self, coords: Coords, part: ByteRange | None = None, stored: StoredChunk | None = None
+        self, coords: Coords, part: ByteRange | None = None, place: StoredChunk | None = None
     ) -> bytes | None:
         """Return the stored bytes of a chunk, or `part` of them; None if the chunk is absent.
 
-        `stored`: what `ChunkLayer.locate` has returned just now. Raise the errors of `_twice`.
+        `place`: what `ChunkLayer.locate` has returned just now. Raise the errors of `_twice`.
         """
 
         def read(chunk: StoredChunk) -> bytes:
             ahead = self.fetched_ahead(coords, chunk, part)
             return chunk.read(part) if ahead is None else chunk.verified(ahead, part)
 
-        return self._twice(coords, read, stored)
+        return self._twice(coords, read, place)
 
-    def whole(self, coords: Coords, stored: StoredChunk | None = None) -> bytes | memoryview | None:
+    def whole(self, coords: Coords, place: StoredChunk | None = None) -> bytes | memoryview | None:
         """Return all bytes of a chunk, verified as far as its shard has a checksum, from no cache; None if absent."""
         transform = self._transform
         if transform is None:
-            return self.stored_bytes(coords, None, stored)
+            return self.stored_bytes(coords, None, place)
 
         def show(chunk: StoredChunk) -> bytes | memoryview:
             if chunk.size > MAX_STORED:
@@ -201,9 +201,9 @@ class ChunkStore:
                     self.on_clipped(e.positions)
                     raise OSError(errno.ESTALE, str(e)) from e  # the reader may know another size
 
-        return self._twice(coords, show, stored)
+        return self._twice(coords, show, place)
 
-    def _twice(self, coords: Coords, read: Callable[[StoredChunk], T], stored: StoredChunk | None) -> T | None:
+    def _twice(self, coords: Coords, read: Callable[[StoredChunk], T], place: StoredChunk | None) -> T | None:
         """Return what `read` makes of the location of a chunk; None if the chunk is absent.
 
         If the bytes contradict the index (too few, or `read` raises ValueError), the index is read again and the read
@@ -213,11 +213,11 @@ class ChunkStore:
         layer = self.layer
         before: Version = None
         for attempt in (1, 2):
-            stored = stored or layer.locate(coords)
-            if stored is None:
+            place = place or layer.locate(coords)
+            if place is None:
                 return None
             try:
-                return read(stored)
+                return read(place)
             except StaleShardError:
                 if attempt == 2:
                     raise
@@ -225,7 +225,7 @@ class ChunkStore:
             except ValueError as e:
                 why = f"chunk {coords}: {e}"
             if attempt == 1:
-                before, stored = stored.blob.stat().version, None
+                before, place = place.blob.stat().version, None
                 self.forget(coords)
         shard, _, slot = layer.format.place(coords)
         key = layer.source.key(shard)
@@ -233,11 +233,11 @@ class ChunkStore:
             raise StaleShardError(f"{layer.index.path or '/'}: {key}: changed twice during one read; read it again")
         raise CorruptShardError(layer.index.path, key, why, slot)
 
-    def fetched_ahead(self, coords: Coords, stored: StoredChunk, part: ByteRange | None = None) -> bytes | None:
+    def fetched_ahead(self, coords: Coords, place: StoredChunk, part: ByteRange | None = None) -> bytes | None:
         """Return the bytes of `StoredChunk.range` if they were fetched already. Notes the access."""
         if self._ahead is None:
             return None
-        return self._ahead.read(coords, stored.range(), stored.range(part), self.layer.index.loaded(stored))
+        return self._ahead.read(coords, place.range(), place.range(part), self.layer.index.loaded(place))
 
     def show(self, key: object, coords: Coords, read: Callable[[], bytes]) -> bytes | memoryview:
         """Return the shown bytes of a chunk that `read` returns from another place than a shard, and cache them.
@@ -246,12 +246,12 @@ class ChunkStore:
         """
 
         def load() -> tuple[bytes | memoryview, int, float]:
-            transform, stored = self._transform_of(coords), read()
+            transform, data = self._transform_of(coords), read()
             self._cache.waiting()
             if transform is None:
-                return stored, len(stored), math.inf
-            with self._cache.decoding.taken(transform.work(coords, len(stored))):
-                shown = transform.show(coords, stored)
+                return data, len(data), math.inf
+            with self._cache.decoding.taken(transform.work(coords, len(data))):
+                shown = transform.show(coords, data)
             return shown, len(shown), math.inf
 
         return self._cache.get(key, load)
@@ -277,19 +277,17 @@ class ChunkStore:
         """Return `whole` of several chunks, or its errors. Chunks of the same remote shard are fetched together."""
         if self.is_local or self.layer.files > 1:
             return [_or_error(self.whole, c) for c in coords]
-        stored = self._fetched(coords, [None] * len(coords))
-        return [self._shown_or_error(c, data) for c, data in zip(coords, stored, strict=True)]
+        pieces = self._fetched(coords, [None] * len(coords))
+        return [self._shown_or_error(c, data) for c, data in zip(coords, pieces, strict=True)]
 
-    def _shown_or_error(
-        self, coords: Coords, stored: bytes | Exception | None
-    ) -> bytes | memoryview | Exception | None:
+    def _shown_or_error(self, coords: Coords, data: bytes | Exception | None) -> bytes | memoryview | Exception | None:
         transform = self._transform
-        if stored is None or (transform is None and isinstance(stored, bytes)):
-            return stored
-        if transform is not None and isinstance(stored, bytes):
-            size = len(stored)
+        if data is None or (transform is None and isinstance(data, bytes)):
+            return data
+        if transform is not None and isinstance(data, bytes):
+            size = len(data)
             with suppress(ValueError), self._cache.decoding.taken(size + transform.work(coords, size)):
-                return transform.show(coords, stored)
+                return transform.show(coords, data)
         return _or_error(self.whole, coords)  # reads it again, and raises a detailed error
 
     def _fetched(self, coords: Sequence[Coords], parts: Sequence[ByteRange | None]) -> list[bytes | Exception | None]:
@@ -300,23 +298,23 @@ class ChunkStore:
         out: list[bytes | Exception | None] = [None] * len(coords)
         groups: dict[int, list[tuple[int, StoredChunk]]] = {}
         for i, c in enumerate(coords):
-            stored = _or_error(self.layer.locate, c)
-            if isinstance(stored, Exception):
-                out[i] = stored
-            elif stored is not None:
-                groups.setdefault(id(stored.blob), []).append((i, stored))  # decoded chunks are blobs, too
+            place = _or_error(self.layer.locate, c)
+            if isinstance(place, Exception):
+                out[i] = place
+            elif place is not None:
+                groups.setdefault(id(place.blob), []).append((i, place))  # decoded chunks are blobs, too
         for members in groups.values():
             try:
-                pieces = members[0][1].blob.read([stored.range(parts[i]) for i, stored in members])
+                pieces = members[0][1].blob.read([place.range(parts[i]) for i, place in members])
             except StaleShardError:
                 pieces = [b""] * len(members)  # a replaced shard is read with its new index
             except OSError as e:
                 for i, _ in members:
                     out[i] = e
                 continue
-            for (i, stored), data in zip(members, pieces, strict=True):
+            for (i, place), data in zip(members, pieces, strict=True):
                 try:
-                    out[i] = stored.verified(data, parts[i])
+                    out[i] = place.verified(data, parts[i])
                 except ValueError:  # retries, and raises a detailed error
                     out[i] = _or_error(partial(self.stored_bytes, part=parts[i]), coords[i])
         return out
@@ -366,5 +364,5 @@ def _or_error(read: Callable[[Coords], T], coords: Coords) -> T | Exception:
 
 def _piece_of(layer: ChunkLayer, coords: Coords) -> Piece | None:
     """Return where a chunk is, for fetching it ahead; None if it is absent."""
-    stored = layer.locate(coords)
-    return None if stored is None else Piece(layer.shard_of(coords), stored.blob, stored.range())
+    place = layer.locate(coords)
+    return None if place is None else Piece(layer.shard_of(coords), place.blob, place.range())

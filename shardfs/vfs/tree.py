@@ -28,7 +28,7 @@ from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
 from shardfs.vfs.directories import StoreDirectories
 from shardfs.vfs.discovery import NATIVE, Datasets
 from shardfs.vfs.inodes import ROOT, TABLE_END, TOP
-from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, NodeTable
+from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, Node, NodeTable
 from shardfs.vfs.stored_files import ForeignFiles, StoredFiles, listed_by_name
 from shardfs.vfs.survey import Survey
 
@@ -116,8 +116,11 @@ class Tree:
         if node is not None:
             self.hooks.invalidate_all(node.number, names)
 
-    def _known_directory(self, path: str) -> DirectoryNode | None:
-        node = self._nodes.known(path) if path else self._nodes.root
+    def _known_directory(self, shown: str) -> DirectoryNode | None:
+        """Return the directory shown at this path; None if it is not known."""
+        node: Node | None = self._nodes.root
+        for name in shown.split("/") if shown else ():
+            node = self._nodes.known(node.child_path(name)) if isinstance(node, DirectoryNode) else None
         return node if isinstance(node, DirectoryNode) else None
 
     def _follow(self, directory: DirectoryNode) -> None:
@@ -127,7 +130,7 @@ class Tree:
 
     def _follow_array(self, chunks: ChunkDirs) -> None:
         """Renew the directory of a local array. A program may use names of chunks, and none in this directory."""
-        node = self._known_directory(chunks.stored) if self.follows_documents and not self.store.remote else None
+        node = self._known_directory(chunks.path) if self.follows_documents and not self.store.remote else None
         if node is not None:
             self._follow(node)
             with suppress(OSError, CorruptShardError):  # the next lookup in the directory raises the error
@@ -140,7 +143,7 @@ class Tree:
         in the listing could expire in the kernel meanwhile, and each of them would cost a lookup and a shard index.
         """
         if self.store.remote:
-            for directory in self._nodes.above(chunks.path):
+            for directory in self._nodes.above(chunks.stored):
                 self._follow(directory)
 
     def attributes(self, number: int) -> Attributes:

@@ -12,6 +12,7 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.vfs import chunk_trees
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
+from tests.data_zarr_transformer import ROOT_DOCUMENT, array_document, named, pack_shards, sharding
 from tests.interleaving import interleaved
 from tests.suites.walking import read_all
 
@@ -136,6 +137,28 @@ def test_the_kernel_is_notified_once_of_a_huge_array(
         told.clear()
     assert tree.resolve(chunk).number != former
     assert bytes(tree.read(former, 0, 9)) == b"ab"
+
+
+@pytest.mark.parametrize("array", ["a", "g/a"])
+def test_the_kernel_is_notified_of_an_array_that_is_stored_elsewhere(tmp_path: Path, array: str) -> None:
+    """Such as in the data directory of a hierarchy of the draft of 2022, which a layout shows as the root."""
+    document = tmp_path / f"meta/root/{array}.array.json"
+
+    def write(length: int) -> None:
+        document.write_text(json.dumps(array_document((length, 2), (1, 1), sharding(2, 2))))
+
+    document.parent.mkdir(parents=True)
+    (tmp_path / "zarr.json").write_text(json.dumps(ROOT_DOCUMENT))
+    write(2)
+    cells: dict[tuple[int, ...], bytes] = {(i, j): bytes([i, j]) for i in range(2) for j in range(2)}
+    handmade.write_files(tmp_path / f"data/root/{array}", named(pack_shards(cells, (2, 2))))
+    tree = open_tree(str(tmp_path), layout="zarr2", chunk_codec="raw", index_ttl_s=0)
+    former = tree.resolve(f"{array}/0/1").number
+    told: list[tuple[str, list[bytes]]] = []
+    tree.hooks.invalidate_all = lambda parent, names: told.append((tree.shown_path(parent), list(names)))
+    write(4)
+    assert tree.resolve(f"{array}/0/1").number != former
+    assert told == [(array.rpartition("/")[0], [b"a"])]
 
 
 def test_names_in_the_root_that_are_looked_up_again_are_bounded(root: Path) -> None:
