@@ -53,6 +53,7 @@ for install in $installs; do
 done
 
 # Tests start thousands of processes. With PYTHONDONTWRITEBYTECODE, each of them would compile all modules again.
+unset PYTHONDONTWRITEBYTECODE
 "$venv/bin/python" -m compileall -q shardfs tests
 
 PATH=$venv/bin:$PATH:/usr/sbin:/sbin
