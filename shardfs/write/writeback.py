@@ -143,7 +143,8 @@ class WriteBuffer:
 
     def _add(self, kind: RecordKind, look: Look, meta: dict[str, Any], data: Bytes | None) -> Version:
         """Add a version of the path of a look, and assign it to its shard. The caller holds the lock."""
-        version = self.backlog.add(kind, look.path, meta | {"form": _form(look.target)}, data)
+        form = "" if look.target is None else look.target.tree.collection.form
+        version = self.backlog.add(kind, look.path, meta | {"form": form}, data)
         self.refused.forget(look.path)
         self.shards.assign(look.path, look.target)
         return version
@@ -215,8 +216,9 @@ class WriteBuffer:
         with self._lock:
             version = self.backlog.versions.get(path)
             if version is not None and target is not None:
-                form = version.form or _form(self.shards.target(path))
-                if form not in ("", _form(target)):
+                former = self.shards.target(path)
+                form = version.form or ("" if former is None else former.tree.collection.form)
+                if form not in ("", target.tree.collection.form):
                     self.publisher.refuse(path, OBSOLETE, obsolete=True)
             self.shards.assign(path, target)
             return path in self.backlog.versions and self.backlog.versions[path].obsolete
@@ -417,8 +419,3 @@ class WriteBuffer:
                 self.journal.sync()
                 return True
         return False
-
-
-def _form(target: Target | None) -> str:
-    """Return the form of the array of a chunk; "" for another file."""
-    return "" if target is None else target.tree.collection.form

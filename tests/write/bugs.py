@@ -237,8 +237,8 @@ BUGS = [
     bug(
         "every publish packs the shard",
         "Job._packs",
-        '        if old is None or compact == "never"',
-        '        return old is not None\n        if old is None or compact == "never"',
+        '        if old.blob is None or compact == "never"',
+        '        return old.blob is not None\n        if old.blob is None or compact == "never"',
         f"{MANY}::test_native_readers_see_whole_versions_during_publishes",
     ),
     bug(
