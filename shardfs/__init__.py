@@ -124,7 +124,7 @@ def pack(
         >>> shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2)).shards
         4
     """
-    from shardfs.jobs import calling, pack, packing, repack
+    from shardfs.jobs import calling, pack, pack_job, pack_regions
 
     how: dict[str, Any] = {"chunks_per_shard": tuple(chunks_per_shard), "shard_bytes": shard_size}
     how["arrays"] = calling.stripped(arrays)
@@ -133,11 +133,11 @@ def pack(
             raise TypeError("dest, format, transcode and regions do not go with in_place=True")
         return calling.in_place(source, "pack", options, how, abort=abort)
     places = calling.places(source, dest, options, abort=abort)
-    job = packing.PackJob(*places, **how, format=format, transcode=transcode)
+    job = pack_job.PackJob(*places, **how, format=format, transcode=transcode)
     if regions is not None:
         if chunks_per_shard or shard_size is not None or calling.part_of(options) != (1, 1):
             raise TypeError("chunks_per_shard, shard_size and part do not go with regions")
-        return calling.complete(repack.Repacking.of_file(job, regions), options)
+        return calling.complete(pack_regions.Repacking(job, regions), options)
     return calling.complete(pack.PackRun(job, calling.part_of(options)), options)
 
 
@@ -180,7 +180,7 @@ def unpack(
         >>> zarr.open_array("unpacked.zarr/t1", mode="r").chunks
         (16, 16, 16)
     """
-    from shardfs.jobs import calling, unpack, unpacking
+    from shardfs.jobs import calling, unpack, unpack_job
 
     chosen = calling.stripped(arrays)
     if in_place:
@@ -188,5 +188,5 @@ def unpack(
             raise TypeError("dest, chunk_codec and skip_unsupported do not go with in_place=True")
         return calling.in_place(source, "unpack", options, {"layout": layout, "arrays": chosen}, abort=abort)
     places = calling.places(source, dest, options, abort=abort)
-    job = unpacking.UnpackJob(*places, layout, chunk_codec, skip_unsupported, chosen)
+    job = unpack_job.UnpackJob(*places, layout, chunk_codec, skip_unsupported, chosen)
     return calling.complete(unpack.UnpackRun(job, calling.part_of(options)), options)

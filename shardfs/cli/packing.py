@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shardfs.config.options import Options
     from shardfs.jobs.in_place import InPlaceRun
-    from shardfs.jobs.pack import JobRun, PackReport
+    from shardfs.jobs.runs import PackReport, Run
     from shardfs.jobs.shared_work import JobPart, JobSource
     from shardfs.model.values import Coords
 
@@ -92,7 +92,7 @@ def pack(
     command to continue. Exit code 3 if some files could not be packed; see docs/pack.md.
     """
     from shardfs.jobs.pack import PackRun
-    from shardfs.jobs.packing import PackJob
+    from shardfs.jobs.pack_job import PackJob
 
     if per_shard and shard_size is not None:
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
@@ -136,7 +136,7 @@ def unpack(
     Repeat an interrupted command to continue. Exit code 3 if some files could not be unpacked; see docs/pack.md.
     """
     from shardfs.jobs.unpack import UnpackRun
-    from shardfs.jobs.unpacking import UnpackJob
+    from shardfs.jobs.unpack_job import UnpackJob
 
     options = given_options(*command_options, {"layout": layout} if layout is not None else {})[0]
     loading.check(options)
@@ -187,9 +187,7 @@ def _in_place(
     return lambda: InPlaceRun(job, command, abort=abort, options=how, journals=options.journal)
 
 
-def _run(
-    source: str, prepare: Callable[[], JobRun[Any] | InPlaceRun], jobs: int, dask: str | None, *, as_json: bool
-) -> int:
+def _run(source: str, prepare: Callable[[], Run], jobs: int, dask: str | None, *, as_json: bool) -> int:
     """Run what `prepare` returns, and print its reports; return the exit code."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
@@ -212,7 +210,7 @@ def _run(
 class _JobOutput:
     """Prints problems as they arrive, and counts at the end, as JSON or text. Text comes with progress."""
 
-    def __init__(self, work: JobRun[Any] | InPlaceRun, *, as_json: bool) -> None:
+    def __init__(self, work: Run, *, as_json: bool) -> None:
         self._work = work
         self._as_json = as_json
         self._nbytes = 0

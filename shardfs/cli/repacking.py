@@ -11,17 +11,17 @@ from shardfs.model.text import human_bytes
 
 if TYPE_CHECKING:
     from shardfs.config.options import Options
-    from shardfs.jobs.packing import PackJob
+    from shardfs.jobs.pack_job import PackJob
 
 
 def repack(job: PackJob, file: str, options: Options, *, as_json: bool) -> int:
     """Replace the chunks that a file of regions names; return the number of problems."""
-    from shardfs.jobs.pack import PackReport
+    from shardfs.jobs.pack_regions import Repacking
     from shardfs.jobs.regions import ExpectedError
-    from shardfs.jobs.repack import Repacking
+    from shardfs.jobs.runs import PackReport
 
     try:
-        work = Repacking.of_file(job, file, options)
+        work = Repacking(job, file, options)
     except ExpectedError as e:
         raise click.UsageError(f"--regions {file}: {e}") from e
     total, failed = PackReport(), 0

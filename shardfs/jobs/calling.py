@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from shardfs.jobs.shared_work import JobPart, JobSource
 from shardfs.model.dataset import Problem
@@ -10,10 +10,10 @@ from shardfs.model.errors import UnfinishedJobError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from shardfs.jobs.pack import PackReport
+    from shardfs.jobs.runs import Run
 
 MOST_PROBLEMS = 1000
 """Problems that `complete` lists."""
@@ -71,24 +71,6 @@ class JobResult(NamedTuple):
     nbytes: int
     problems: Sequence[Problem]
     finished: bool
-
-
-class Run(Protocol):
-    """A job in this process, also one in place: see `JobRun`."""
-
-    part: JobPart
-    finished: bool
-
-    @property
-    def files(self) -> int: ...
-
-    @property
-    def objects(self) -> int: ...
-
-    @property
-    def shards(self) -> int: ...
-
-    def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]: ...
 
 
 def complete(work: Run, options: JobOptions) -> JobResult:

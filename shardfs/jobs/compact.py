@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardfs.jobs.chunk_checks import reason
-from shardfs.jobs.replacing import ShardReplacer
+from shardfs.jobs.shard_replacer import ShardReplacer
 from shardfs.model.changes import Change
 from shardfs.model.errors import ShardfsError
 from shardfs.shards import rewriting

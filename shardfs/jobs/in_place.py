@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,13 @@ import numpy as np
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.jobs import finished
-from shardfs.jobs.mixed import LOCK, MixedDataset, is_litter, opened, require_plain, take_over, working
-from shardfs.jobs.pack import PackReport, reason, require_idle
-from shardfs.jobs.packing import Packing, PackJob, SourceSurvey
-from shardfs.jobs.shared_work import WHOLE, JobSource, run
+from shardfs.jobs.copying import require_idle
+from shardfs.jobs.in_place_shards import LOCK, MixedDataset, is_litter, opened, require_plain, take_over, working
+from shardfs.jobs.pack_job import Packing, PackJob, SourceSurvey
+from shardfs.jobs.runs import PackReport, Run, reason
+from shardfs.jobs.shared_work import JobSource, Task, Unit
 from shardfs.jobs.target import FULL
-from shardfs.jobs.unpacking import Unpacking, UnpackJob
+from shardfs.jobs.unpack_job import Unpacking, UnpackJob
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, ShardfsError, UnsupportedError
 from shardfs.model.kinds import is_in
@@ -47,7 +48,7 @@ from shardfs.write.journal import overlaps
 from shardfs.write.journal.places import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+    from collections.abc import Iterable, Iterator, Mapping, Set
     from concurrent.futures import Executor
     from typing import Any
 
@@ -56,44 +57,42 @@ NO_ARRAYS = "in place, only arrays of Zarr v3, N5 and precomputed can be unpacke
 
 
 @dataclass(frozen=True, slots=True)
-class InPlaceTask:
-    """A task that packs or unpacks one shard. `chunks` are the numbers of its chunk files, 8 bytes each, to be packed.
-
-    Args:
-        run: the run that may do the task.
-    """
+class InPlaceJob:
+    """A local source to pack or to unpack in place: `direction`. `run`: the run that may do the tasks."""
 
     source: JobSource
     root: str
     run: int
+    direction: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInPlace(Unit[InPlaceJob, PackReport]):
+    """One shard to pack or to unpack. `chunks` are the numbers of its chunk files, 8 bytes each, to be packed."""
+
     array: str
     shard: int
-    direction: str
     chunks: bytes = field(default=b"", repr=False)
 
-    def __call__(self) -> PackReport:
-        with working(self.root, self.run) as dataset:
+    def do(self, job: InPlaceJob) -> PackReport:
+        with working(job.root, job.run) as dataset:
             array = dataset.arrays[self.array]
-            if self.direction == PACK:
+            if job.direction == PACK:
                 return dataset.pack(array, self.shard, np.frombuffer(self.chunks, np.uint64))
             return dataset.unpack(array, self.shard)
 
-    def split(self) -> Sequence[InPlaceTask]:
-        return [self]
-
-    def failed(self, error: BaseException) -> PackReport:
-        """The report of a failed task. A full disk is raised, because all other tasks would fail as well."""
+    def failed(self, job: InPlaceJob, error: BaseException) -> PackReport:
+        """The report of a failed unit. A full disk is raised, because all others would fail as well."""
         if isinstance(error, OSError) and error.errno in FULL:
             why = "; nothing is lost: free some space and repeat the command, or go back with --abort"
-            raise OSError(error.errno, f"{os.strerror(error.errno)}{why}", self.root) from error
+            raise OSError(error.errno, f"{os.strerror(error.errno)}{why}", job.root) from error
         return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {reason(error)}", damaged=True)])
 
 
-class InPlaceRun:
+class InPlaceRun(Run):
     """A run of a job in place, which locks the source until `run` has done the work.
 
     Attributes:
-        repeated: whether an earlier run has ended the same job, so that nothing is left to do.
         files: the number of files that the source has had when this run began, apart from documents and shards of
             earlier runs; 0 if only documents and shards are moved.
         objects: the number of files that the source will have of these.
@@ -110,9 +109,6 @@ class InPlaceRun:
     nothing is changed.
     """
 
-    part, finished, repeated = WHOLE, False, False
-    files = shards = objects = 0
-
     def __init__(
         self,
         source: JobSource,
@@ -122,12 +118,15 @@ class InPlaceRun:
         options: Mapping[str, Any] | None = None,
         journals: str | None = None,
     ) -> None:
-        self.source, self.root, self.number = source, canonical(source.url), time.time_ns()
+        self.source = source
+        self.root = canonical(source.url)
+        self.number = time.time_ns()
         self._require_directory()
         require_idle(source.url, journal_directory(source.url, journals))
         job = f"being changed by shardfs {command} --in-place"
         path = os.path.join(self.root, SOURCE_LOCK)
         self._lock: Lock | None = Lock.take(path, "", source.url, fleeting=True, mode=0o644, job=job)
+        self.problems = []
         try:
             overlaps.refuse(source.url)
             self._writer = LocalWriter(LocalStore(self.root))
@@ -139,6 +138,8 @@ class InPlaceRun:
                 self._advance(self._state)
             if self._state is not None and self._state.stage == Stage.MIXED:
                 self._count()
+            if self._survey is not None:
+                self.problems = self._survey.problems
         except BaseException:
             self.close()
             raise
@@ -149,38 +150,22 @@ class InPlaceRun:
         if lock is not None:
             lock.free()
 
-    def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
-        """Do the work, and yield the reports of its tasks. Raise OSError if the disk is full or a file is in the way.
-
-        Repeat the run after an error, and after a report with a problem that is `damaged`.
-        """
+    @contextmanager
+    def _running(self, executor: Executor | None, workers: int) -> Iterator[Executor | None]:
         try:
-            yield from self._run(executor, workers)
+            yield executor
         finally:
             self.close()
 
-    def _run(self, executor: Executor | None, workers: int) -> Iterator[PackReport]:
-        problems = [] if self._survey is None else self._survey.problems
-        yield PackReport(problems=problems)
-        if self._state is None:
-            self.finished = not problems
-            return
-        if self._state.stage == Stage.MIXED:
-            failed = any(p.damaged for p in problems)
-            for report in run(self._tasks(), executor, workers):
-                failed = failed or any(p.damaged for p in report.problems)
-                self.objects += report.objects
-                yield report
-            problems = [] if failed else self._left()
-            yield PackReport(problems=problems)
-            if failed or problems:
-                return
-            self._save(replace(self._state, stage=self._state.after()))
-        while self._state.stage != Stage.DONE:
-            self._advance(self._state)
+    def _end(self) -> None:
         state = self._state
-        finished.note(self.root, _job(state.command, state.options, abort=state.direction != state.command), None)
-        self._remove(state)
+        if state is not None and state.stage == Stage.MIXED:
+            self._save(replace(state, stage=state.after()))
+        while self._state is not None and self._state.stage != Stage.DONE:
+            self._advance(self._state)
+        if (state := self._state) is not None:
+            finished.note(self.root, _job(state.command, state.options, abort=state.direction != state.command), None)
+            self._remove(state)
         self.finished = True
 
     # ---- the beginning ----
@@ -400,24 +385,27 @@ class InPlaceRun:
             return
         self._survey = survey = self._survey or dataset.survey()
         self.files = survey.files + sum(len(plan.chunks) for plan in survey.plans)
-        self.shards, self.objects = sum(len(plan.shards) for plan in survey.plans), survey.files
+        self.shards = sum(len(plan.shards) for plan in survey.plans)
+        self.objects = survey.files
 
-    def _tasks(self) -> Iterator[InPlaceTask]:
+    def _tasks(self) -> Iterator[Task[PackReport]]:
+        if self._state is None or self._state.stage != Stage.MIXED:
+            return
+        job = InPlaceJob(self.source, self.root, self.number, self.direction)
         if self.direction == PACK:
             for plan in self._survey.plans if self._survey is not None else ():
                 for shard, chunks in plan:
-                    yield self._task(plan.array.path, shard, chunks.tobytes())
+                    yield Task(job, ShardInPlace(plan.array.path, shard, chunks.tobytes()))
             return
         dataset = opened(self.root, self.number)
         for path, array in dataset.arrays.items():
             for shard in dataset.shard_numbers(array).tolist():
-                yield self._task(path, shard)
-
-    def _task(self, array: str, shard: int, chunks: bytes = b"") -> InPlaceTask:
-        return InPlaceTask(self.source, self.root, self.number, array, shard, self.direction, chunks)
+                yield Task(job, ShardInPlace(path, shard))
 
     def _left(self) -> list[Problem]:
         """A problem for each chunk file or shard that should be gone. If there is none, the stage is on the disk."""
+        if self._state is None or self._state.stage != Stage.MIXED:
+            return []
         dataset = opened(self.root, self.number)
         left = dataset.tidy()
         if self.direction == UNPACK:

@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
 from multiprocessing import resource_tracker
@@ -58,6 +58,10 @@ MOST_CHUNKS = 1 << 20
 """Chunks whose index entries may be verified at the same time."""
 
 CACHE = 64 << 20
+"""The most bytes of each of `CACHES`, because a machine may run many workers."""
+
+CACHES = ("index_cache_bytes", "chunk_cache_bytes", "prefetch_bytes")
+"""Arguments of `open_tree`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,7 @@ class JobSource:
         """The source at a path or fsspec URL. All options must be JSON serializable.
 
         Args:
-            reading: arguments of `open_tree` for remote stores: `store_timeout_s`, `store_retries`, `cache_dir`,
-                `cache_size` and `offline`.
+            reading: arguments of `open_tree` about stores and caches, such as `store_timeout_s` and `connections`.
         """
         url = os.fspath(url)
         url = os.path.abspath(url) if redact.is_path(url) else url  # a worker may have another current directory
@@ -107,38 +110,57 @@ class JobSource:
 
     def open(self, **more: Any) -> Tree:
         """A new tree of the source, with the caches of a job. `more` are further arguments of `open_tree`."""
-        return open_tree(
-            self.url,
-            storage_options=json.loads(self.options),
-            index_cache_bytes=CACHE,
-            chunk_cache_bytes=CACHE,
-            prefetch_bytes=CACHE,
-            connections=MOST_SHARDS,
-            follow_symlinks=self.follow_symlinks,
-            **json.loads(self.reading),
-            **more,
-        )
+        reading = dict.fromkeys(CACHES, CACHE) | {"connections": MOST_SHARDS} | json.loads(self.reading)
+        reading |= {name: min(reading[name], CACHE) for name in CACHES}
+        options = json.loads(self.options)
+        return open_tree(self.url, storage_options=options, follow_symlinks=self.follow_symlinks, **reading, **more)
 
 
+J_contra = TypeVar("J_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Task(Protocol[R_co]):
-    """A part of the work: a small value that can be pickled. Calling the task runs it in the calling process."""
+class Job(Protocol):
+    """What is done with all shards of a source, and how: hashable, and can be pickled."""
 
     @property
     def source(self) -> JobSource: ...
 
-    def __call__(self) -> R_co: ...
+
+class Unit(Protocol[J_contra, R_co]):
+    """What one task does, such as a shard: a small value that can be pickled."""
+
+    def do(self, job: J_contra) -> R_co:
+        """Do this part of the job in the calling process; return the report."""
 
     def split(self) -> Sequence[Self]:
-        """Smaller tasks that do the same; the task itself if there are none."""
+        """Smaller units that are the same; the unit itself if there are none."""
+        return [self]
 
-    def failed(self, error: BaseException) -> R_co:
-        """The report of a task that failed with `error`."""
+    def failed(self, job: J_contra, error: BaseException) -> R_co:
+        """The report of a unit that failed with `error`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Generic[R]):
+    """A part of a job, for any executor. Calling the task does it in the calling process."""
+
+    job: Job
+    unit: Unit[Any, R]
+
+    def __call__(self) -> R:
+        return self.unit.do(self.job)
+
+    def split(self) -> Sequence[Task[R]]:
+        """Smaller tasks that do the same; one task if there are none."""
+        return [Task(self.job, unit) for unit in self.unit.split()]
+
+    def failed(self, error: BaseException) -> R:
+        """The report of the task if it failed with `error`."""
+        return self.unit.failed(self.job, error)
 
 
 @lru_cache(2)
@@ -157,33 +179,36 @@ WHOLE = JobPart(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyTask:
-    """A task that verifies some shards of one collection. Calling the task runs it in the calling process."""
+class VerifyJob:
+    """A source to verify: see `verify`."""
 
     source: JobSource
-    collection: str
-    shards: tuple[int, ...]
     deep: bool = False
     regions: bool = False
 
-    def __call__(self) -> Report:
-        report = Report(self.collection)
-        tree = self.source.tree()
-        verifier = ShardVerifier(tree.collection(self.collection), deep=self.deep, regions=self.regions)
-        pool = None if self.deep else tree.store.read_ahead  # several whole shards would take much memory
-        for _, found in load_ahead(
+
+@dataclass(frozen=True, slots=True)
+class ShardsToVerify(Unit[VerifyJob, Report]):
+    """Some shards of one collection."""
+
+    collection: str
+    shards: tuple[int, ...]
+
+    def do(self, job: VerifyJob) -> Report:
+        report, tree = Report(self.collection), job.source.tree()
+        verifier = ShardVerifier(tree.collection(self.collection), deep=job.deep, regions=job.regions)
+        pool = None if job.deep else tree.store.read_ahead  # several whole shards would take much memory
+        for _, result in load_ahead(
             pool, verifier.verify, self.shards, weigh=lambda r: r.tally.chunks, most=MOST_CHUNKS
         ):
-            report.add(found)
+            report.add(result)
         return report
 
-    def split(self) -> list[VerifyTask]:
-        """One task for each shard."""
-        return [replace(self, shards=(shard,)) for shard in self.shards]
+    def split(self) -> list[ShardsToVerify]:
+        return [ShardsToVerify(self.collection, (shard,)) for shard in self.shards]
 
-    def failed(self, error: BaseException) -> Report:
-        """The report of a task that failed with `error`."""
-        key = self.source.tree().collection(self.collection).shards.outermost.source.key(self.shards[0])
+    def failed(self, job: VerifyJob, error: BaseException) -> Report:
+        key = job.source.tree().collection(self.collection).shards.outermost.source.key(self.shards[0])
         died = isinstance(error, BrokenExecutor)
         why = "the process that did it died" if died else message(error) or type(error).__name__
         affected = Affected(parts=tuple(ShardPart(0, shard) for shard in self.shards))
@@ -193,7 +218,8 @@ class VerifyTask:
 
 def run_task(task: Task[R]) -> R:
     """Run a task in a worker. A module-level function, because clusters show the name of the function for each task."""
-    redact.add_secrets(task.source.url, json.loads(task.source.options))
+    source = task.job.source
+    redact.add_secrets(source.url, json.loads(source.options))
     return task()
 
 
@@ -227,15 +253,13 @@ def _stray(collection: str, source: ShardSource, fault: CorruptShardError) -> Da
     return Damage(collection, fault.key, "read", fault.why, (), 1, affected)
 
 
-def tasks(
-    source: JobSource, plans: Iterable[Plan], *, deep: bool = False, workers: int = 1, regions: bool = False
-) -> Iterator[VerifyTask]:
+def tasks(job: VerifyJob, plans: Iterable[Plan], workers: int = 1) -> Iterator[Task[Report]]:
     """Tasks for these plans: at most `MOST_SHARDS` shards each, and enough tasks to keep all workers busy."""
-    most = MOST_SHARDS_REGIONS if regions else MOST_SHARDS
+    most = MOST_SHARDS_REGIONS if job.regions else MOST_SHARDS
     for p in plans:
         per = min(most, max(1, len(p.shards) // (workers * WINDOW)))
         for i in range(0, len(p.shards), per):
-            yield VerifyTask(source, p.collection, tuple(p.shards[i : i + per].tolist()), deep, regions)
+            yield Task(job, ShardsToVerify(p.collection, tuple(p.shards[i : i + per].tolist())))
 
 
 def verify(
@@ -259,7 +283,7 @@ def verify(
     for p in plans:
         if p.strays:
             yield Report(p.collection, ShardTally(findings=len(p.strays)), list(p.strays))
-    yield from run(tasks(source, plans, deep=deep, workers=workers, regions=regions), executor, workers)
+    yield from run(tasks(VerifyJob(source, deep, regions), plans, workers), executor, workers)
 
 
 def run(work: Iterator[Task[R]], executor: Executor | None = None, workers: int = 1) -> Iterator[R]:
@@ -341,7 +365,8 @@ class _Runner(Generic[R]):
     """Runs a bounded number of tasks at a time. Replaces its own executor after a worker died, never a given one."""
 
     def __init__(self, executor: Executor | None, workers: int) -> None:
-        self._owned, self._workers = executor is None, workers
+        self._owned = executor is None
+        self._workers = workers
         self._executor = processes(workers) if executor is None else executor
 
     def run(self, work: Iterator[Task[R]]) -> Iterator[R]:

@@ -7,7 +7,7 @@ import json
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -27,8 +27,7 @@ from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.writer import AT_A_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.values import Version
@@ -180,11 +179,6 @@ class JobTarget(NamedTuple):
 
         writer.update(STATE, _Begin(target.url, store, state, new))
         return cls(target.url, store, writer, state)
-
-    @contextmanager
-    def running(self, executor: Executor | None, workers: int) -> Iterator[Executor | None]:
-        """While the tasks of a job run: yield what runs them, by default `executor`."""
-        yield executor
 
     def is_stored(self, key: str) -> bool:
         """Whether the target has this object."""

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.jobs.pack import COPIED_SIZE, JobRun, OpenedFile, PackReport, opened_target
-from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
-from shardfs.jobs.target import is_of, require_room
-from shardfs.jobs.unpacking import ChunkGroup, ShownSurvey, Unpacking, UnpackJob
+from shardfs.jobs.copying import CopyRun, CopyUnit, opened_target
+from shardfs.jobs.opened_files import COPIED_SIZE, OpenedFile
+from shardfs.jobs.runs import PackReport, reason
+from shardfs.jobs.shared_work import WHOLE, JobPart
+from shardfs.jobs.target import is_of
+from shardfs.jobs.unpack_job import ChunkGroup, ShownSurvey, Unpacking, UnpackJob
 from shardfs.model.blobs import Content, FilePart
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import ShardfsError, message
-from shardfs.model.redact import public_name
 from shardfs.model.write_plan import size_of
 from shardfs.storage.load_ahead import load_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor
 
     import numpy.typing as npt
 
@@ -47,18 +47,13 @@ MOST_AHEAD = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class UnpackTask:
-    """A task that writes the chunks of one group."""
+class NewFiles(CopyUnit[UnpackJob]):
+    """The chunks of one group, to be written as files."""
 
-    job: UnpackJob
     group: ChunkGroup
 
-    @property
-    def source(self) -> JobSource:
-        return self.job.source
-
-    def __call__(self) -> PackReport:
-        unpacking: Unpacking = opened_target(self.job)
+    def do(self, job: UnpackJob) -> PackReport:
+        unpacking: Unpacking = opened_target(job)
         shards = len(self.group.shards) // 8
         if (files := unpacking.target.noted(self.group.note)) is not None:
             return PackReport(shards, shards, files)
@@ -109,16 +104,10 @@ class UnpackTask:
             unpacking.target.writer.create(files)
         return last
 
-    def split(self) -> Sequence[UnpackTask]:
-        return [self]
-
-    def failed(self, error: BaseException) -> PackReport:
-        """The report of a failed task. Raises the error of a full disk."""
-        require_room(error, public_name(self.job.target.url))
+    def problem(self, error: BaseException) -> Problem:
         group = self.group
         what = f"filled chunks {group.filled}" if group.filled else f"shard {np.frombuffer(group.shards, np.uint64)[0]}"
-        why = message(error) or type(error).__name__
-        return PackReport(problems=[Problem(group.path, f"{what}: {why}", damaged=True)])
+        return Problem(group.path, f"{what}: {reason(error)}", damaged=True)
 
 
 def _stored_order(chunks: ChunkDirs, coords: U64) -> slice | npt.NDArray[np.intp]:
@@ -170,46 +159,31 @@ def _weight(found: Sequence[OpenedFile | Exception | None]) -> int:
     return sum(len(f.content) for f in found if isinstance(f, OpenedFile) and isinstance(f.content, bytes))
 
 
-class UnpackRun(JobRun[Unpacking]):
+class UnpackRun(CopyRun):
     """Unpacking that is ready to run."""
 
     job: UnpackJob
+    _opened: Unpacking
     survey: ShownSurvey
 
     def __init__(self, job: UnpackJob, part: JobPart = WHOLE, journals: str | None = None) -> None:
         job.opened().require_shown()
-        self._objects = 0
         super().__init__(job, part, journals)
 
     def _begin(self) -> list[Problem]:
         self.survey = self.job.opened().survey()
+        self.shards = sum(len(plan.shards) for plan in self.survey.plans)
+        self.files = self.survey.files + self.shards
         self._opened = opened_target(self.job, new=True)
         return self.survey.problems
 
-    @property
-    def files(self) -> int:
-        return self.survey.files + self.shards
-
-    @property
-    def shards(self) -> int:
-        return sum(len(plan.shards) for plan in self.survey.plans)
-
-    @property
-    def objects(self) -> int:
-        return self._objects
-
-    def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
-        for report in super().run(executor, workers):
-            self._objects += report.objects
-            yield report
-
-    def _tasks(self) -> Iterator[UnpackTask]:
-        return (UnpackTask(self.job, group) for group in self.survey.groups() if is_of(self.part, group.note))
+    def _units(self) -> Iterator[NewFiles]:
+        return (NewFiles(group) for group in self.survey.groups() if is_of(self.part, group.note))
 
     def _is_complete(self) -> bool:
         counts = [self._opened.target.noted(group.note) for group in self.survey.groups()]
         found = [count for count in counts if count is not None]
-        self._objects = sum(found) + self.survey.files
+        self.objects = sum(found) + self.survey.files
         return len(found) == len(counts) and all(map(self._opened.target.is_stored, self._other_files()))
 
     def _other_files(self) -> Iterator[str]:

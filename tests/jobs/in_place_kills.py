@@ -39,7 +39,7 @@ from tests.write.powerloss import Recorder, State, walk_states
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardfs.jobs.pack import PackReport
+    from shardfs.jobs.runs import PackReport
 
 SHM = Path("/dev/shm")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardfs.jobs.pack import PackReport
+    from shardfs.jobs.runs import PackReport
 
 
 def interrupted(reports: Iterator[PackReport], after: int) -> None:

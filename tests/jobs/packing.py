@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardfs.jobs.in_place import InPlaceRun
-from shardfs.jobs.pack import PackReport, PackRun
-from shardfs.jobs.packing import PackJob
+from shardfs.jobs.pack import PackRun
+from shardfs.jobs.pack_job import PackJob
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.storage.pack_state import PACK, UNPACK
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from shardfs.jobs.runs import PackReport
     from shardfs.model.values import Coords
 
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from shardfs.cli import commands
 from shardfs.jobs.in_place import InPlaceRun
-from shardfs.jobs.mixed import MixedDataset
+from shardfs.jobs.in_place_shards import MixedDataset
 from shardfs.jobs.shared_work import JobSource
 from shardfs.model.errors import BusyError
 from shardfs.storage import mount_table

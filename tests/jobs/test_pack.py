@@ -28,7 +28,7 @@ from shardfs import cli
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.pack import PackRun
-from shardfs.jobs.packing import PackJob
+from shardfs.jobs.pack_job import PackJob
 from shardfs.jobs.shared_work import JobPart, JobSource
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.pack_state import STATE
@@ -43,7 +43,7 @@ from tests.jobs.packing import pack
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shardfs.jobs.pack import PackReport
+    from shardfs.jobs.runs import PackReport
     from shardfs.model.dataset import Problem
 
 DOCUMENTS = {"zarr.json", "info", "attributes.json"}

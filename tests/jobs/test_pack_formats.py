@@ -404,8 +404,8 @@ def skeletons(path: Path, ids: list[int], suffix: str = "") -> dict[str, bytes]:
 
 
 def test_the_number_of_ids_decides_the_number_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardfs.jobs.packing.IDS_PER_SHARD", 16)
-    monkeypatch.setattr("shardfs.jobs.packing.IDS_PER_MINISHARD", 4)
+    monkeypatch.setattr("shardfs.jobs.pack_plan.IDS_PER_SHARD", 16)
+    monkeypatch.setattr("shardfs.jobs.pack_plan.IDS_PER_MINISHARD", 4)
     found = skeletons(tmp_path / "s", list(range(100)))
     assert problems(pack(str(tmp_path / "s"), str(tmp_path / "t"))) == []
     sharding = json.loads((tmp_path / "t" / "info").read_bytes())["sharding"]

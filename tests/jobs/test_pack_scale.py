@@ -23,10 +23,9 @@ import pytest
 from click.testing import CliRunner
 
 from shardfs.cli import commands, printing
-from shardfs.jobs import pack as pack_module
-from shardfs.jobs import packed_arrays
+from shardfs.jobs import opened_files, pack_arrays
 from shardfs.jobs.pack import PackRun
-from shardfs.jobs.packing import PackJob
+from shardfs.jobs.pack_job import PackJob
 from shardfs.jobs.shared_work import JobSource
 from shardfs.model.blobs import FilePart
 from shardfs.model.changes import FIRST
@@ -106,7 +105,7 @@ def test_a_chunk_file_costs_four_system_calls(
     kept: bool, reading: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kept:
-        monkeypatch.setattr(pack_module, "COPIED_SIZE", 1)
+        monkeypatch.setattr(opened_files, "COPIED_SIZE", 1)
     found = []
     for columns in (10, 30):
         source = plain(tmp_path / f"source{columns}", 10, columns)
@@ -122,15 +121,15 @@ def test_files_that_were_opened_in_vain_do_not_use_up_the_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file of a remote disk that is opened ahead when the file before it cannot be read."""
-    monkeypatch.setattr(pack_module, "COPIED_SIZE", 1)
+    monkeypatch.setattr(opened_files, "COPIED_SIZE", 1)
     only = threading.Semaphore(1)
-    monkeypatch.setattr(pack_module, "_descriptors", lambda: only)
+    monkeypatch.setattr(opened_files, "_descriptors", lambda: only)
     run = PackRun(job(plain(tmp_path / "source", 1, 4), tmp_path / "target", 1, 2))
 
     def content() -> Bytes:
-        return pack_module.OpenedFile.of(run._opened, "c/0/0").content
+        return opened_files.OpenedFile.of(run._opened, "c/0/0").content
 
-    in_vain = pack_module.OpenedFile.of(run._opened, "c/0/0")
+    in_vain = opened_files.OpenedFile.of(run._opened, "c/0/0")
     assert isinstance(content(), bytes), "no descriptor is free, so the file is read"
     del in_vain
     assert isinstance(content(), FilePart)
@@ -167,6 +166,16 @@ def test_a_large_file_of_a_remote_source_is_read_in_pieces(tmp_path: Path) -> No
     assert [n for path, n in sent if path == "/a/c/0/0"] == [piece, piece, 1]
 
 
+def test_chunks_that_are_converted_are_in_memory_once(tmp_path: Path) -> None:
+    """N5 blocks have a header before the data. The bytes of a chunk file are dropped when its block is made."""
+    source = plain(tmp_path / "source", 1, 64, 128 << 10)
+    tracemalloc.start()
+    assert problems(pack(source, str(tmp_path / "target"), chunks_per_shard=(64, 1), format="n5")) == []
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 << 20
+
+
 def test_a_chunk_of_a_remote_source_costs_one_request(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     plain(tmp_path / "source" / "a", 3, 40)
@@ -181,7 +190,7 @@ def test_a_chunk_of_a_remote_source_costs_one_request(tmp_path: Path) -> None:
 
 
 def test_memory_while_listing_is_eight_bytes_for_each_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_arrays, "BLOCK", 64)
+    monkeypatch.setattr(pack_arrays, "BLOCK", 64)
     peaks: list[int] = []
     for columns in (100, 100, 600):  # the first run loads modules and fills caches
         source = plain(tmp_path / f"source{len(peaks)}", 10, columns)

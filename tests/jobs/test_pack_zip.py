@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.jobs.pack import COPIED_SIZE
+from shardfs.jobs.opened_files import COPIED_SIZE
 from shardfs.jobs.shared_work import JobPart
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.model.write_plan import SPAN

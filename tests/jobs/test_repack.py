@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,15 @@ from zarr.codecs import BytesCodec, GzipCodec
 import shardfs
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
+from shardfs.model.changes import FIRST
 from shardfs.model.errors import BusyError, UnsupportedError
 from shardfs.storage.source_locks import journal_directory
 from shardfs.write.journal import Journal
 from tests.handmade import split_legacy
 from tests.jobs.interrupting import calls_until_end
 from tests.jobs.packing import pack
+from tests.jobs.test_pack_scale import plain
+from tests.mount.distant import serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -296,6 +300,25 @@ def test_a_damaged_index_needs_files_for_all_chunks(sharded: Path, tmp_path: Pat
     assert code == 3
     assert "files for all of its chunks are needed" in err
     assert stored(sharded) == before
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_large_file_is_not_held_in_memory(remote: bool, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    size, target, rows = 6 * FIRST.stop, tmp_path / "sharded", tmp_path / "rows.csv"
+    source = plain(tmp_path / "source" / "a", 1, 2, size)
+    list(pack(source, str(target), chunks_per_shard=(1, 2)))
+    file = tmp_path / "source/a/c/0/1"
+    file.write_bytes(b"again" + file.read_bytes()[5:])
+    rows.write_text("chunk\nc/0/1\n")
+    with serving(tmp_path / "source") as server:
+        tracemalloc.start()
+        shardfs.pack(f"{server.url}/a" if remote else source, target, regions=rows)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 4 * FIRST.stop
+    array: Any = zarr.open_array(target, mode="r")
+    assert bytes(array[0, size:]) == file.read_bytes()
 
 
 # ---- what is refused

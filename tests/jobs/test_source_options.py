@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OPTIONS = {"store_timeout_s": 300.0, "store_retries": 7, "offline": False, "cache_size": 2 << 30}
+OPTIONS |= {"connections": 3, "prefetch_bytes": 0, "index_cache_bytes": 2 << 20, "chunk_cache_bytes": 64 << 20}
 
 
 def run(*command: object) -> Any:
@@ -36,7 +37,8 @@ def test_all_options_reach_the_workers(command: str, tmp_path: Path, monkeypatch
         return tree.open_tree(url, **options)
 
     monkeypatch.setattr(shared_work, "open_tree", open_tree)
-    given = f"store_timeout=300,store_retries=7,cache_dir={tmp_path / 'cache'},cache_size=2G"
+    given = f"store_timeout=300,store_retries=7,cache_dir={tmp_path / 'cache'},cache_size=2G,connections=3,prefetch=0"
+    given += ",index_cache=2M,chunk_cache=1G"
     places = [source, tmp_path / "target"] if command != "verify" else [source]
     assert run(command, *places, "-o", given).return_value == 0
     for options in seen:

@@ -28,11 +28,11 @@ from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs import shared_work
 from shardfs.jobs.pack import PackRun
-from shardfs.jobs.packing import PackJob
+from shardfs.jobs.pack_job import PackJob
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.jobs.unpack import UnpackRun
-from shardfs.jobs.unpacking import UnpackJob
+from shardfs.jobs.unpack_job import UnpackJob
 from shardfs.model.errors import BusyError, NotADatasetError, UnfinishedJobError, UnsupportedError
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import SOURCE_LOCK
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.jobs.calling import Progress
-    from shardfs.jobs.pack import PackReport
+    from shardfs.jobs.runs import PackReport
     from shardfs.model.dataset import Problem
     from tests.data_precomputed_ids import IdDataset
 

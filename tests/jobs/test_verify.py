@@ -532,7 +532,7 @@ def test_tasks_are_values_that_travel(source: str) -> None:
     import pickle
 
     what = shared_work.JobSource.of(source, {"auto_mkdir": True})
-    work = list(shared_work.tasks(what, shared_work.plan(what), deep=True))
+    work = list(shared_work.tasks(shared_work.VerifyJob(what, deep=True), shared_work.plan(what)))
     assert pickle.loads(pickle.dumps(work)) == work
     assert all(len(pickle.dumps(task)) < 1000 for task in work)
 
@@ -714,7 +714,8 @@ def test_a_bar_on_a_terminal(source: str) -> None:
 
 
 def test_secrets_are_in_no_words_of_a_task() -> None:
-    task = shared_work.VerifyTask(shared_work.JobSource.of("s3://user:word@host/x", {"secret": "a1b2c3"}), "x", (1,))
+    source = shared_work.JobSource.of("s3://user:word@host/x", {"secret": "a1b2c3"})
+    task = shared_work.Task(shared_work.VerifyJob(source), shared_work.ShardsToVerify("x", (1,)))
     assert "a1b2c3" not in repr(task)
     assert "word" not in repr(task)
 

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardfs.cli import commands
-from shardfs.jobs.mixed import LOCK, take_over, working
+from shardfs.jobs.in_place_shards import LOCK, take_over, working
 from shardfs.model.bounded_json import load_json
 from shardfs.storage import disk_cache, regular_files
 from shardfs.storage.disk_cache import FOLDER, DiskCache

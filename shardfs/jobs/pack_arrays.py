@@ -21,7 +21,7 @@ from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -128,26 +128,28 @@ class PackedArray:
             data = self.target.transform.store(cell, data)
         return data
 
-    def packed(self, numbers: U64, contents: list[Bytes]) -> tuple[dict[Coords, Bytes], list[Problem]]:
-        """Turn the contents of chunk files, in place, into those of their shard.
+    def packed(self, numbers: U64, contents: Iterable[Bytes]) -> tuple[dict[Coords, Bytes], list[Problem]]:
+        """Turn the contents of chunk files, one at a time, into those of their shard.
 
         Return them by coordinates in the target; and chunks that no reader can decode, as far as sizes and first bytes
         show. Chunks that cannot be converted are `damaged`.
         """
-        cells, problems = self.cells(numbers), list[Problem]()
-        coords = [tuple(cell) for cell in cells.tolist()]
+        chunks: dict[Coords, Bytes] = {}
+        problems: list[Problem] = []
+        cells = self.cells(numbers)
         files = self.files(numbers) if self.converts else []
-        for i, stored in enumerate(self.stored(numbers).tolist() if self.converts else ()):
+        rows = zip(self.stored(numbers).tolist(), map(tuple, cells.tolist()), contents, strict=True)
+        for i, (stored, cell, content) in enumerate(rows):
             try:
-                contents[i] = self.converted(tuple(stored), coords[i], bytes_of(contents[i]))
+                chunks[cell] = self.converted(tuple(stored), cell, bytes_of(content)) if self.converts else content
             except ValueError as e:
                 problems.append(Problem(files[i], f"cannot be converted: {e}", damaged=True))
         if not problems:
             why = "is damaged, and was packed unchanged"
-            found = dict(self.suspects(cells, contents))
-            files = self.files(numbers) if found else []
-            problems = [Problem(files[i], f"{why}: {reason}") for i, reason in found.items()]
-        return dict(zip(coords, contents, strict=True)), problems
+            reasons = dict(self.suspects(cells, list(chunks.values())))
+            files = self.files(numbers) if reasons else []
+            problems = [Problem(files[i], f"{why}: {reason}") for i, reason in reasons.items()]
+        return chunks, problems
 
     def suspects(self, cells: U64, contents: Sequence[Bytes]) -> Iterator[tuple[int, str]]:
         """Yield the positions of chunks with a wrong size or wrong first bytes, with reasons."""

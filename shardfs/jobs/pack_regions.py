@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import math
 from array import array as typed_array
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardfs.config.options import Options
-from shardfs.jobs.pack import PackReport, failure, read_whole, require_idle
+from shardfs.jobs.copying import failure, require_idle
+from shardfs.jobs.opened_files import OpenedFile
 from shardfs.jobs.regions import Box, ChunkRegions, read_expected
-from shardfs.jobs.replacing import ChunksPut, ShardReplacer
-from shardfs.jobs.shared_work import WHOLE
+from shardfs.jobs.runs import PackReport, Run
+from shardfs.jobs.shard_replacer import ChunksPut, ShardReplacer
+from shardfs.jobs.shared_work import Task, Unit
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import CorruptShardError, ShardfsError, UnsupportedError
+from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.grid import ravel, ravel_many, unravel, unravel_many
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of
@@ -30,13 +33,13 @@ from shardfs.storage.source_locks import journal_directory
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    from shardfs.jobs.packed_arrays import PackedArray
-    from shardfs.jobs.packing import PackJob
+    from shardfs.jobs.pack_arrays import ArrayPlan, PackedArray
+    from shardfs.jobs.pack_job import PackJob
+    from shardfs.jobs.shared_work import JobSource
     from shardfs.model.arrays import Array
-    from shardfs.model.blobs import Bytes
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Bool, Coords
 
@@ -94,20 +97,41 @@ class NamedChunks:
         return Problem(row.collection, f"{why} unchanged", damaged=True)
 
 
-class Repacking:
-    """The chunks that a file of regions names, with their files in the source, and their shards in the target.
+@dataclass(frozen=True, slots=True)
+class ChunksOfShard(Unit["Repacking", PackReport]):
+    """Chunk files to put into one shard, by the coordinates of their chunks."""
 
-    Raise UnsupportedError if the arrays of source and target differ or cannot be written; ExpectedError for a file that
-    is damaged, or about another array; BusyError if a mount writes to the source. Nothing is changed until `run`.
+    array: PackedArray
+    shard: int
+    files: Mapping[Coords, str]
 
-    Attributes:
-        shards: the number of shards that were replaced.
+    def do(self, job: Repacking) -> PackReport:
+        return job.replaced(self)
+
+    def failed(self, job: Repacking, error: BaseException) -> PackReport:
+        key = job.shard_key(self)
+        if isinstance(error, CorruptShardError):
+            why = f"{error.why}; its other chunks would be lost, so files for all of its chunks are needed"
+            return PackReport(problems=[Problem(key, why, damaged=True)])
+        return PackReport(problems=[failure(key, error)])
+
+
+class Repacking(Run):
+    """The chunks that the file of regions `path` names, with their files in the source, and their shards in the target.
+
+    Raise OSError if a file cannot be read; UnsupportedError if the arrays of source and target differ or cannot be
+    written; ExpectedError for a file that is damaged, or about another array; BusyError if a mount writes to the
+    source. Nothing is changed until `run`, which raises BusyError if another process writes to the target, and
+    ValueError for several workers.
     """
 
-    part, shards, finished = WHOLE, 0, False
+    _replacer: ShardReplacer
+    _files: Sequence[tuple[PackedArray, U64, U64]]
+    """The numbers of the chunk files of each array, and the coordinates of their chunks in the target."""
 
-    def __init__(self, job: PackJob, lines: Iterable[str], found: Options | None = None) -> None:
-        self._job, self._options = job, found or Options()
+    def __init__(self, job: PackJob, path: str | os.PathLike[str], options: Options | None = None) -> None:
+        self._job = job
+        self._options = options or Options()
         require_idle(job.source.url, journal_directory(job.source.url, self._options.journal))
         self._packing = job.opened()
         with opening(job.target.url):
@@ -119,98 +143,95 @@ class Repacking:
             _require_alike(array, regions)
         self._named = {array.home: NamedChunks(regions[array.home]) for array in arrays}
         self._others = set[str]()
-        for about, box in read_expected(regions, lines, exact=True):
-            if about.tree.path in self._named:
-                self._named[about.tree.path].add(box)
-            elif not job.arrays:
-                self._others.add(about.tree.path)
-
-    @classmethod
-    def of_file(cls, job: PackJob, path: str | os.PathLike[str], found: Options | None = None) -> Self:
-        """Read a file of regions. Raise OSError if it cannot be opened."""
         with open(path, newline="", errors="surrogateescape") as lines:
-            return cls(job, lines, found)
+            for about, box in read_expected(regions, lines, exact=True):
+                if about.tree.path in self._named:
+                    self._named[about.tree.path].add(box)
+                elif not job.arrays:
+                    self._others.add(about.tree.path)
+        self.files = sum(named.files for named in self._named.values())
+
+    def _add(self, report: PackReport) -> None:
+        self.shards += report.shards
+        self.objects += report.shards
 
     @property
-    def files(self) -> int:
-        """The number of chunks that the file of regions names."""
-        return sum(named.files for named in self._named.values())
+    def source(self) -> JobSource:
+        """The source of the chunk files."""
+        return self._job.source
 
-    @property
-    def objects(self) -> int:
-        """The number of shards that were replaced."""
-        return self.shards
-
-    def run(self, executor: Executor | None = None, workers: int = 1) -> Iterator[PackReport]:
-        """Replace the chunks. Yield a report for each shard, and for what is left unchanged.
-
-        Raise BusyError if another process writes to the target; ValueError for several workers.
-        """
+    @contextmanager
+    def _running(self, executor: Executor | None, workers: int) -> Iterator[None]:
         if executor is not None or workers != 1:
             raise ValueError("chunks are replaced in one process; give neither an executor nor a number of jobs")
-        with ShardReplacer.opened(self._tree, self._job.target.url, self._options) as replacer:
+        with ShardReplacer.opened(self._tree, self._job.target.url, self._options) as self._replacer:
             survey, why = self._packing.survey(), "was left unchanged, because the source has no such array"
             others = [Problem(path, why, damaged=True) for path in sorted(self._others)]
-            yield PackReport(problems=[*survey.problems, *others])
-            for plan in (plan for plan in survey.plans if plan.array.home in self._named):
-                for report in self._run(plan.array, plan.chunks, replacer):
-                    self.shards += report.shards
-                    yield report
-        self.finished = True
+            self.problems = [*survey.problems, *others]
+            self._files = [self._chosen(plan) for plan in survey.plans if plan.array.home in self._named]
+            yield None
 
-    def _run(self, array: PackedArray, files: U64, replacer: ShardReplacer) -> Iterator[PackReport]:
-        """Replace the chunks of one array. `files` are the numbers of all chunk files of the source."""
-        named = self._named[array.home]
+    def _chosen(self, plan: ArrayPlan) -> tuple[PackedArray, U64, U64]:
+        """The chunk files that are named. Adds a problem for each named chunk without one."""
+        named, files = self._named[plan.array.home], plan.chunks
         grid = named.regions.tree.chunks.layer.format.grid
-        numbers = ravel_many(array.cells(files), grid)
+        numbers = ravel_many(plan.array.cells(files), grid)
         order = np.argsort(numbers)
         files, numbers = files[order], numbers[order]
         chosen, problems = named.among(numbers)
-        yield PackReport(problems=problems)
-        files, cells = files[chosen], unravel_many(numbers[chosen], grid)
-        homes = rewriting.shards_of(named.regions.tree.collection, cells)
-        for shard in np.unique(homes).tolist():
-            here = homes == np.uint64(shard)
-            chunks = {tuple(c): array.file(n) for c, n in zip(cells[here].tolist(), files[here].tolist(), strict=True)}
-            yield self._replaced(array, named, shard, chunks, replacer)
+        self.problems += problems
+        return plan.array, files[chosen], unravel_many(numbers[chosen], grid)
 
-    def _replaced(
-        self, array: PackedArray, named: NamedChunks, shard: int, files: Mapping[Coords, str], replacer: ShardReplacer
-    ) -> PackReport:
-        """Put chunk files, by the coordinates of their chunks, into a shard. Damaged files are reported instead."""
-        tree = named.regions.tree
-        source, collection = tree.shards.outermost.source, tree.collection
-        key = source.key(shard)
-        try:
-            if source.is_pair(shard):
-                raise UnsupportedError(READ_ONLY_PAIR)
-            puts, problems = self._puts(array, collection, files)
-            if not puts:
-                return PackReport(problems=problems)
-            replacer.update(key, ChunksPut(collection, shard, puts))
-        except CorruptShardError as e:
-            why = f"{e.why}; its other chunks would be lost, so files for all of its chunks are needed"
-            return PackReport(problems=[Problem(key, why, damaged=True)])
-        except (OSError, ShardfsError, ValueError) as e:
-            return PackReport(problems=[failure(key, e)])
+    def _tasks(self) -> Iterator[Task[PackReport]]:
+        for array, files, cells in self._files:
+            homes = rewriting.shards_of(self._named[array.home].regions.tree.collection, cells)
+            for shard in np.unique(homes).tolist():
+                here = homes == np.uint64(shard)
+                rows = zip(cells[here].tolist(), files[here].tolist(), strict=True)
+                chunks = {tuple(cell): array.file(number) for cell, number in rows}
+                yield Task(self, ChunksOfShard(array, shard, chunks))
+
+    def _end(self) -> None:
+        self.finished = True
+
+    def shard_key(self, chunks: ChunksOfShard) -> str:
+        """The path of a shard in the target."""
+        return self._named[chunks.array.home].regions.tree.shards.outermost.source.key(chunks.shard)
+
+    def replaced(self, chunks: ChunksOfShard) -> PackReport:
+        """Put chunk files into a shard. Damaged files are reported instead."""
+        tree = self._named[chunks.array.home].regions.tree
+        if tree.shards.outermost.source.is_pair(chunks.shard):
+            raise UnsupportedError(READ_ONLY_PAIR)
+        open_files = list[OpenedFile]()
+        puts, problems = self._puts(chunks.array, tree.collection, chunks.files, open_files)
+        if not puts:
+            return PackReport(problems=problems)
+        self._replacer.update(self.shard_key(chunks), ChunksPut(tree.collection, chunks.shard, puts))
         nbytes = sum(size_of(put.data) for put in puts.values())
         return PackReport(1, len(puts), nbytes=nbytes, problems=problems)
 
     def _puts(
-        self, array: PackedArray, collection: Collection, files: Mapping[Coords, str]
+        self, array: PackedArray, collection: Collection, files: Mapping[Coords, str], open_files: list[OpenedFile]
     ) -> tuple[dict[Coords, Put], list[Problem]]:
-        """The chunks that the shard stores for chunk files, and the problems of files that no reader could decode."""
-        coords, names = list(files), list(files.values())
-        contents: list[Bytes] = [read_whole(self._packing.blob(file), file) for file in names]
-        why = "is damaged, so its chunk was left unchanged"
-        suspects = dict(array.suspects(np.array(coords, np.uint64), contents))
-        problems = [Problem(names[i], f"{why}: {reason}", damaged=True) for i, reason in suspects.items()]
+        """The chunks that the shard stores for chunk files, and the problems of files that no reader could decode.
+
+        Those of files that stay open are valid while `open_files` exists.
+        """
+        puts: dict[Coords, Put] = {}
+        problems: list[Problem] = []
         transform = collection.transform
-        return {
-            cell: Put(data if transform is None else transform.store(cell, bytes_of(data)))
-            for i, (cell, data) in enumerate(zip(coords, contents, strict=True))
-            if i not in suspects
-        }, problems
+        for cell, name in files.items():
+            file = OpenedFile.of(self._packing, name)
+            reason = dict(array.suspects(np.array([cell], np.uint64), [file.content])).get(0)
+            if reason is not None:
+                problems.append(Problem(name, f"is damaged, so its chunk was left unchanged: {reason}", damaged=True))
+            elif transform is None:
+                open_files.append(file)
+                puts[cell] = Put(file.content)
+            else:
+                puts[cell] = Put(transform.store(cell, bytes_of(file.content)))
+        return puts, problems
 
 
 def _require_alike(array: PackedArray, regions: Mapping[str, ChunkRegions]) -> None:

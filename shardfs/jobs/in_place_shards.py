@@ -7,18 +7,20 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.formats.layouts import join
 from shardfs.jobs.compact import chunks_in
-from shardfs.jobs.pack import OpenedFile, PackReport, failure
-from shardfs.jobs.packed_arrays import PackedArray
-from shardfs.jobs.packing import PLAIN as PLAIN_FORM
-from shardfs.jobs.packing import FileForm, Packing, PackJob, PlainChunks
-from shardfs.jobs.replacing import ChunksPut
+from shardfs.jobs.copying import failure
+from shardfs.jobs.opened_files import OpenedFile
+from shardfs.jobs.pack_arrays import PackedArray
+from shardfs.jobs.pack_job import Packing, PackJob
+from shardfs.jobs.pack_plan import PackPlan
+from shardfs.jobs.runs import PackReport
+from shardfs.jobs.shard_replacer import ChunksPut
 from shardfs.jobs.shared_work import CACHE, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.model.blobs import ByteRange
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.formats.format import Format
+    from shardfs.jobs.pack_plan import FileForm, PlainChunks
     from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.dataset import Problem
     from shardfs.model.values import U64, Coords
@@ -76,6 +79,33 @@ class _ChunkFile(Change):
         return unchanged(len(self.data))
 
 
+class _BothForms(PackPlan):
+    """The arrays of which both forms are described."""
+
+    @cached_property
+    def _shards(self) -> LocalStore:
+        return LocalStore(self._job.target.url)
+
+    def _sharded(
+        self,
+        path: str,
+        format: Format,
+        documents: Mapping[str, bytes],
+        plain: Mapping[str, PlainChunks],
+        provisional: FileForm,
+    ) -> dict[str, bytes]:
+        """The stored documents with shards. Adds the arrays that have both forms."""
+        stored = self._shards.documents(path, format.documents, MAX_DOCUMENT_BYTES)
+        dataset = format.open(path, stored)
+        for target in () if dataset is None else dataset.collections:
+            shown = join(path, target.path)
+            self._described.add(shown)
+            if (chunks := plain.get(shown)) is not None:
+                home = join(path, target.stored_at)
+                self.arrays[chunks.path] = PackedArray(chunks.path, home, chunks.collection, target)
+        return stored
+
+
 class MixedDataset(Packing):
     """The arrays of a source in the middle of a job in place. Both forms are described by the documents in `DIRECTORY`.
 
@@ -91,28 +121,12 @@ class MixedDataset(Packing):
     def __init__(self, root: str, at: str = SHARDED) -> None:
         plain, sharded = os.path.join(root, PLAIN), os.path.join(root, at)
         self.shards = LocalStore(sharded)
-        super().__init__(PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True))
+        job = PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True)
+        super().__init__(job, _BothForms)
         self.store = self.source = LocalStore(root)
         self.target = JobTarget(sharded, self.shards, LocalWriter(self.shards), self.job.state())
         self.target.writer.recovered()
         self._chunk_writer = LocalWriter(self.source)
-
-    def _sharded(
-        self,
-        path: str,
-        format: Format,
-        documents: Mapping[str, bytes],
-        plain: dict[str, PlainChunks],
-        assumed: FileForm = PLAIN_FORM,
-    ) -> dict[str, bytes]:
-        """The stored documents with shards. Adds the arrays that have both forms."""
-        made = self.shards.documents(path, format.documents, MAX_DOCUMENT_BYTES)
-        dataset = format.open(path, made)
-        for target in () if dataset is None else dataset.collections:
-            if (found := plain.pop(join(path, target.path), None)) is not None:
-                home = join(path, target.stored_at)
-                self.arrays[found.path] = PackedArray(found.path, home, found.collection, target)
-        return made
 
     # ---- packing ----
 
@@ -164,11 +178,16 @@ class MixedDataset(Packing):
 
     def _write_shard(self, array: PackedArray, shard: int, cells: Mapping[str, Coords]) -> int:
         """Put these files into a shard and sync it; return their size."""
-        files = load_ahead(self.source.read_ahead, partial(OpenedFile.of, self), cells, first=4)
-        opened = {cells[key]: file for key, file in files}
-        puts = {cell: Put(_stored(array, cell, file.content)) for cell, file in opened.items()}
+        puts: dict[Coords, Put] = {}
+        open_files: list[OpenedFile] = []
+        nbytes = 0
+        for key, file in load_ahead(self.source.read_ahead, partial(OpenedFile.of, self), cells, first=4):
+            nbytes += size_of(file.content)
+            puts[cells[key]] = Put(_stored(array, cells[key], file.content))
+            if array.target.transform is None:
+                open_files.append(file)  # open until the shard is written
         self.target.writer.update(array.shard_key(shard), ChunksPut(array.target, shard, puts))
-        return sum(size_of(file.content) for file in opened.values())
+        return nbytes
 
     def _stored_chunks(self, array: PackedArray, shard: int) -> ChunkStore:
         """The chunks of a stored shard, read from the disk as readers do."""

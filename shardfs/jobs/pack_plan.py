@@ -1,0 +1,374 @@
+"""What `pack` decides by the documents of an unsharded source: which arrays get which shards, and the new documents."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardfs.codecs.transcode import Transcoder
+from shardfs.formats.create_rules import PARAMETERS, Rule
+from shardfs.formats.documents import MAX_DOCUMENT_BYTES
+from shardfs.formats.layouts import join
+from shardfs.formats.precomputed import PRECOMPUTED
+from shardfs.formats.precomputed.parts import INFO
+from shardfs.formats.registry import format_of
+from shardfs.formats.translate import document_place
+from shardfs.formats.zarr2 import ZARR2
+from shardfs.jobs.pack_arrays import GZIP, PackedArray, has_ids, require_packable, with_ids
+from shardfs.model.errors import NotADatasetError, UnsupportedError
+from shardfs.model.kinds import is_in
+from shardfs.shards import rewriting
+from shardfs.shards.byte_layouts.unsharded import Unsharded
+from shardfs.vfs.nodes import Content
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence, Set
+
+    from shardfs.formats.format import Format
+    from shardfs.jobs.shared_work import JobSource
+    from shardfs.model.collection import Collection
+    from shardfs.model.dataset import Dataset
+    from shardfs.model.values import Coords
+    from shardfs.storage.store import Store
+    from shardfs.vfs.tree import Tree
+
+IDS_PER_MINISHARD, IDS_PER_SHARD = 1 << 9, 1 << 13
+"""The average numbers of ids in the shards of meshes, skeletons and annotations."""
+
+ZARR3 = "zarr3"
+
+FORMATS = (ZARR3, "n5", "precomputed", "bcolz")
+"""The formats that `pack` writes."""
+
+
+class FileForm(NamedTuple):
+    """What the files of a dataset determine about its shards.
+
+    Args:
+        suffix: the compression suffix of all its chunk files; "" for none.
+        ids: the number of its files with ids; 0 for arrays.
+        gzipped: whether the target's format has its chunks with `data_encoding: gzip`.
+        chunk_bytes: the size of a chunk before compression, where the format's rules cannot know it.
+    """
+
+    suffix: str = ""
+    ids: int = 0
+    gzipped: bool = False
+    chunk_bytes: int = 0
+
+
+PLAIN = FileForm()
+
+
+@dataclass(frozen=True, slots=True)
+class PackOptions:
+    """What to pack, and how: hashable, and can be pickled.
+
+    Args:
+        chunks_per_shard: in the axis order of shapes in the documents of the target's format; () lets `shard_bytes`
+            decide.
+        shard_bytes: the size of a shard before compression; None for the defaults of `--create`.
+        arrays: the directories of the documents of the arrays to pack; () for all arrays.
+        format: one of `FORMATS`; "" for the source's own format, and for Zarr v3 if the source is Zarr v2.
+        transcode: decode and encode chunks whose bytes the target cannot have.
+        verbatim: pack only arrays whose chunk files become chunks unchanged, as a job in place must.
+        forms: those of the files of each dataset, which `Packing` adds, so that all workers and all runs use the same.
+            Jobs are equal without it, so that the tasks in the process of `Packing` use its opened job.
+    """
+
+    source: JobSource
+    target: JobSource
+    chunks_per_shard: Coords = ()
+    shard_bytes: int | None = None
+    arrays: tuple[str, ...] = ()
+    format: str = ""
+    transcode: bool = False
+    verbatim: bool = False
+    forms: tuple[tuple[str, FileForm], ...] = field(default=(), compare=False)
+
+    def rule(self, format: str, form: FileForm = PLAIN) -> Rule:
+        """How arrays of a format are sharded."""
+        words, numbers, per_shard = {}, {}, self.chunks_per_shard
+        if "data_encoding" in PARAMETERS.get(format, {}):
+            words = {"data_encoding": "gzip" if form.suffix or form.gzipped else "raw"}
+        if form.ids:
+            bits = _bits(form.ids, IDS_PER_SHARD), _bits(min(form.ids, IDS_PER_SHARD), IDS_PER_MINISHARD)
+            numbers = dict(zip(("shard_bits", "minishard_bits"), bits, strict=True))
+        rule = Rule(format, chunks_per_shard=per_shard, words=words, numbers=numbers, shard_bytes=self.shard_bytes)
+        if form.chunk_bytes and not per_shard:
+            return replace(rule, chunks_per_shard=(rule.most(form.chunk_bytes),))
+        return rule
+
+
+def _bits(count: int, most: int) -> int:
+    """The number of bits that divide `count` ids into parts of at most `most`, on average."""
+    return max(-(-count // most) - 1, 0).bit_length()
+
+
+class PlainChunks(NamedTuple):
+    """Chunk files, and the directory of the source with them."""
+
+    path: str
+    collection: Collection
+
+
+class Part(NamedTuple):
+    """A part of a dataset, such as the array of a level: its shards, and the chunk files of which they are made.
+
+    `plain` is None if no document describes chunk files: the files have ids as names, or there are shards already.
+    """
+
+    target: Collection
+    plain: PlainChunks | None
+
+
+class PackPlan:
+    """Collects arrays and documents, with `add_datasets` or `add_translated`; `require_complete` judges them.
+
+    Attributes:
+        arrays: the arrays to pack, by path.
+        documents: the documents of all datasets in the target, by path.
+        hidden: the paths of documents of the source that another format replaces.
+        forms: the form of the files of each dataset, unless it is `PLAIN`.
+        skipped: arrays of the target's format that keep their chunk files, with reasons.
+
+    Args:
+        translates: the target has another format than the source.
+    """
+
+    def __init__(
+        self, job: PackOptions, store: Store, skipped: Mapping[str, str] | None = None, *, translates: bool
+    ) -> None:
+        self._job = job
+        self._store = store
+        self._translates = translates
+        self.arrays: dict[str, PackedArray] = {}
+        self.documents: dict[str, bytes] = {}
+        self.hidden: set[str] = set()
+        self.forms: dict[str, FileForm] = {}
+        self.skipped: dict[str, str] = dict(skipped or {})
+        self._described: set[str] = set()  # directories with a part of a dataset
+        self._decoded: dict[str, str] = {}  # the codecs of arrays whose chunks have to be decoded
+        self._refused: list[str] = []
+        self._in_shards: list[str] = []  # refused if there is something to pack
+
+    # ---- the datasets of a source
+
+    def add_datasets(self, tree: Tree) -> None:
+        """Add the datasets of a source that keeps its format."""
+        others = []
+        for directory in tree.directories.walk():
+            dataset, path = (directory.content or Content()).dataset, directory.inside
+            if dataset is None:
+                continue
+            if dataset.format in ((self._job.format,) if self._job.format else FORMATS):
+                self._add_dataset(tree, path, dataset)
+                if dataset.indescribable and dataset.format != PRECOMPUTED.name and not dataset.collections:
+                    self.skipped[path] = dataset.indescribable
+            elif dataset.unsharded and self._job.format:
+                others.append(f"{path or '/'}: is {dataset.format}, not {self._job.format}; pack it alone")
+        self._refuse_problems(tree)
+        self._refused += others if self.arrays else []
+
+    def _add_dataset(self, tree: Tree, path: str, dataset: Dataset) -> None:
+        format, stored = format_of(dataset.format), tree.datasets.documents(path)
+        documents = {name: stored[name] for name in format.documents if name in stored}
+        has_objects = format is PRECOMPUTED and not dataset.collections and format.has_objects(documents[INFO])
+        has_objects = has_objects and not self._job.verbatim
+        if (dataset.unsharded or has_objects) and (not self._job.arrays or path in self._job.arrays):
+            if has_zarr2(self._store, path):
+                self._refuse_two_formats(path)
+            plain = {join(path, c.path): PlainChunks(join(path, c.path), c) for c in dataset.unsharded}
+            self._add_documents(path, format, documents, plain, FileForm(ids=1) if has_objects else PLAIN)
+        else:
+            self.documents |= {join(path, name): raw for name, raw in documents.items()}
+
+    def add_translated(self, tree: Tree) -> None:
+        """Add arrays and documents as the layout of the target's format shows them."""
+        format = format_of(self._job.format or ZARR3)
+        plain: dict[str, PlainChunks] = {}
+        documents: dict[str, dict[str, bytes]] = {}
+        copied = set[str]()
+        for directory in tree.directories.walk():
+            content, path = directory.content or Content(), directory.inside
+            for name, raw in content.documents.items():
+                home, document = document_place(join(directory.shown, name), format.documents)
+                documents.setdefault(home, {})[document] = raw
+            if (dataset := content.dataset) is None:
+                continue
+            for c in dataset.collections:
+                if isinstance(c.layers[0].format, Unsharded):
+                    plain[join(directory.shown, c.path)] = PlainChunks(join(path, c.stored_at), c)
+            self.hidden |= {join(path, name) for name in dataset.hidden}
+            if dataset.hidden_entirely and PRECOMPUTED.has_objects(tree.datasets.documents(path).get(INFO, b"")):
+                copied.add(directory.shown)  # meshes, for instance, have no other format
+        self._hide_documents(tree, plain.values())
+        for home, stored in documents.items():
+            self._add_documents(home, format, stored, plain, PLAIN)
+        lacking = (path for path in plain if path not in self._described)
+        self._refused += [f"{path or '/'}: {format.dataset_formats[0]} has no shards for it" for path in lacking]
+        self._refused += self._in_shards if self.arrays or self._job.format else []
+        self._refuse_problems(tree, copied)
+
+    def _hide_documents(self, tree: Tree, arrays: Iterable[PlainChunks]) -> None:
+        """Hide the documents beside chunk files. The walk does not visit all directories with levels of images."""
+        for array in arrays:
+            format = next(f for f in tree.datasets.formats if array.collection.format in f.dataset_formats)
+            self.hidden |= {join(array.path, name) for name in format.documents}
+            if format is not ZARR2 and has_zarr2(self._store, array.path):
+                self._refuse_two_formats(array.path)
+
+    def _refuse_two_formats(self, path: str) -> None:
+        self._refused.append(f"{path or '/'}: has documents of Zarr v2, too; delete those of one format")
+
+    def _refuse_problems(self, tree: Tree, copied: Set[str] = frozenset()) -> None:
+        problems = (p for p in tree.problems() if p.damaged or (p.skipped and p.path not in copied))
+        reasons = [f"{p.path or '/'}: {p.why.replace('cannot be shown as', 'cannot become', 1)}" for p in problems]
+        self._refused += [*reasons, "repair these, or move them out of the source"] if reasons else []
+
+    # ---- one dataset
+
+    def _add_documents(
+        self,
+        path: str,
+        format: Format,
+        documents: Mapping[str, bytes],
+        plain: Mapping[str, PlainChunks],
+        provisional: FileForm,
+    ) -> None:
+        """Add the arrays of a dataset, and its documents with shards, or the reason why it cannot be packed.
+
+        Args:
+            plain: chunk files by the directories where the target's format shows them.
+            provisional: a form with which the documents can be sharded. Only the parts tell the form of their files.
+        """
+        try:
+            sharded = self._sharded(path, format, documents, plain, provisional)
+            self.documents |= {join(path, name): raw for name, raw in sharded.items()}
+        except (ValueError, UnsupportedError) as e:
+            self._refused.append(f"{path or '/'}: {e}")
+
+    def _sharded(
+        self,
+        path: str,
+        format: Format,
+        documents: Mapping[str, bytes],
+        plain: Mapping[str, PlainChunks],
+        provisional: FileForm,
+    ) -> dict[str, bytes]:
+        """Add the arrays of a dataset; return its documents with shards, or unchanged if it keeps its files."""
+        sharded, targets = self._with_shards(path, format, documents, provisional)
+        parts = [Part(target, plain.get(join(path, target.path))) for target in targets]
+        self._described |= {join(path, target.path) for target in targets}
+        if any(part.plain is None and (self._translates or not has_ids(part.target)) for part in parts):
+            self._in_shards.append(f"{path or '/'}: its chunks are in shards already, or cannot be described")
+            return dict(documents)  # if the format stays, the chunks are copied
+        form = self._form(path, format, parts)
+        if provisional.ids and not form.ids:
+            return dict(documents)  # there are no objects yet
+        if form != PLAIN:
+            self.forms[path] = form
+        if self._translates and parts and not any(self._is_named(part.plain) for part in parts):
+            sharded, targets = dict(documents), self._without_shards(path, format, documents)
+        elif form != provisional:
+            sharded, targets = self._with_shards(path, format, documents, form)
+        for target, part in zip(targets, parts, strict=True):
+            self._add_array(path, Part(target, part.plain), form)
+        return sharded
+
+    def _with_shards(
+        self, path: str, format: Format, documents: Mapping[str, bytes], form: FileForm
+    ) -> tuple[dict[str, bytes], Sequence[Collection]]:
+        """The documents with shards, and the arrays that they describe."""
+        sharded, rule = dict(documents), self._job.rule(format.dataset_formats[0], form)
+        for name, raw in documents.items():
+            sharded |= format.shard(path, name, raw, rule) or {}
+        dataset = format.open(path, sharded) if sharded != documents else None
+        return sharded, () if dataset is None else dataset.collections
+
+    def _is_named(self, plain: PlainChunks | None) -> bool:
+        """Whether `--array` asks for shards of these chunks."""
+        return not self._job.arrays or any(plain is not None and is_in(plain.path, a) for a in self._job.arrays)
+
+    def _without_shards(self, path: str, format: Format, documents: Mapping[str, bytes]) -> Sequence[Collection]:
+        """The arrays of documents without shards, in which each chunk is a shard of its own."""
+        if format is PRECOMPUTED or self._job.verbatim:
+            raise ValueError("all arrays change their format together; omit --array")
+        dataset = format.open(path, documents)
+        return () if dataset is None else dataset.unsharded
+
+    def _add_array(self, path: str, part: Part, form: FileForm) -> None:
+        home = join(path, part.target.stored_at)
+        array: PackedArray
+        if part.plain is None:
+            array = with_ids(home, part.target, form.suffix)
+        else:
+            source = part.plain.collection
+            if isinstance(source.transform, Transcoder) and source.transform.decodes:
+                self._decoded[part.plain.path] = source.transform.decodes
+                source = replace(source, transform=source.transform.compressing())
+            array = PackedArray(part.plain.path, home, source, part.target, form.suffix)
+        if why := rewriting.unwritable(part.target):
+            raise ValueError(why)
+        if self._job.verbatim and array.converts:
+            raise ValueError("its chunk files would change, which a job in place does not do; give another directory")
+        if array.path in self.arrays:
+            raise ValueError(f"{array.path}: the same chunks are shown twice, by two images")
+        self.arrays[array.path] = array
+
+    def _form(self, path: str, format: Format, parts: Sequence[Part]) -> FileForm:
+        """The form of a dataset's files. Lists directories of ids, unless the job has the result."""
+        if (form := dict(self._job.forms).get(path)) is not None:
+            return form
+        plain = [part.plain.collection for part in parts if part.plain is not None]
+        if format.dataset_formats[0] == "bcolz" and plain and (array := plain[0].array) is not None:
+            return FileForm(chunk_bytes=math.prod(array.chunk) * np.dtype(array.data_type).itemsize)
+        if format is not PRECOMPUTED or self._translates:
+            return FileForm(gzipped=format is PRECOMPUTED and any("gzip" in c.codecs for c in plain))
+        suffixes, most = set(), 0
+        for part in parts:
+            entries = self._store.scan(join(path, part.target.stored_at))
+            names = (e.name for e in entries if not e.directory and format.chunk_like(e.name))
+            if first := next(names, ""):
+                require_packable(first, verbatim=self._job.verbatim)
+                suffixes.add(GZIP if first.endswith(GZIP) and part.target.lead is None else "")
+                most = max(most, 1 + sum(1 for _ in names)) if part.plain is None else most
+        return FileForm(GZIP if suffixes == {GZIP} else "", most)
+
+    # ---- the whole source
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to pack and nothing to refuse."""
+        return not self.arrays and not self._refused
+
+    def require_complete(self) -> None:
+        """Raise UnsupportedError, with all reasons, if an array cannot be packed; NotADatasetError if there is none."""
+        if self.is_empty and not self._job.arrays:
+            what = "no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed, bcolz)"
+            raise NotADatasetError("; ".join([what, *(f"{path or '/'}: {why}" for path, why in self.skipped.items())]))
+        refused = list(self._refused)
+        if not self._job.transcode:
+            refused += [f"{path or '/'}: {which} would have to be decoded" for path, which in self._decoded.items()]
+            refused += ["add --transcode to decode and encode chunks"] if self._decoded else []
+        missing = [a for a in self._job.arrays if not any(is_in(path, a) for path in self.arrays)]
+        refused += [f"{a or '/'}: {self.skipped.get(a, 'no unsharded array has its document there')}" for a in missing]
+        if refused:
+            raise UnsupportedError("nothing was packed: " + "; ".join(refused))
+
+    def correct_copies(self) -> None:
+        """Let consolidated metadata of Zarr v3 groups describe the arrays with shards."""
+        format = format_of(ZARR3)
+        for key, raw in list(self.documents.items()):
+            path, _, name = key.rpartition("/")
+            if name in format.documents and (below := format.references(path, name, raw)):
+                copies = {at: copy for at in below if (copy := self.documents.get(join(path, at))) is not None}
+                self.documents[key] = format.edit(path, copies, name, raw)[name]
+
+
+def has_zarr2(store: Store, path: str) -> bool:
+    """Whether a directory has documents of Zarr v2."""
+    return ZARR2.open(path, store.documents(path, ZARR2.documents, MAX_DOCUMENT_BYTES)) is not None
