@@ -219,7 +219,8 @@ class _JobOutput:
 
     def report(self, report: PackReport) -> None:
         self._nbytes += report.nbytes
-        self.progress.advance(report.files, report.nbytes)
+        if report.files:
+            self.progress.advance(report.files, report.nbytes)
         for problem in report.problems:
             self._problems += problem.damaged
             if self._as_json:
