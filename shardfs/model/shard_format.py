@@ -121,7 +121,7 @@ class ShardIndex:
 
     @property
     def nbytes(self) -> int:
-        optional = sum(array.nbytes for array in (self.slots, self.faults) if array is not None)
+        optional = sum(part.nbytes for part in (self.slots, self.faults, self.repeated) if part is not None)
         return self.starts.nbytes + self.sizes.nbytes + optional
 
     def __len__(self) -> int:

@@ -130,7 +130,11 @@ class Tree:
 
     def _follow_array(self, chunks: ChunkDirs) -> None:
         """Renew the directory of a local array. A program may use names of chunks, and none in this directory."""
-        node = self._known_directory(chunks.path) if self.follows_documents and not self.store.remote else None
+        if not self.follows_documents or self.store.remote:
+            return
+        # Most arrays are shown where they are stored, and their node is at hand.
+        stored = self._nodes.known(chunks.stored) if chunks.stored else None
+        node = stored if isinstance(stored, DirectoryNode) else self._known_directory(chunks.path)
         if node is not None:
             self._follow(node)
             with suppress(OSError, CorruptShardError):  # the next lookup in the directory raises the error

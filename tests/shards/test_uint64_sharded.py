@@ -125,6 +125,15 @@ def test_an_id_that_occurs_twice_is_listed_once() -> None:
     assert index.extent_at(index.position(7)) == (16, 1)
 
 
+def test_the_memory_of_ids_that_occur_again_counts() -> None:
+    """Or a small hostile file would fill memory beyond the bound of the index cache."""
+    shards = Uint64Sharded(ShardingSpec(0, "identity", 0, 0), Ids())
+    index = shards.decode_page(0, 0, np.zeros((3, 1000), "<u8").tobytes()).checked(1 << 40)
+    assert index.repeated is not None
+    assert len(index.repeated) == 999
+    assert index.nbytes >= 24 * 1000
+
+
 def test_an_id_in_the_wrong_minishard_is_not_valid() -> None:
     shards = Uint64Sharded(ShardingSpec(0, "identity", 1, 1), Ids())
     _, valid = shards.coords(1, 0, np.array([0, 1, 2, 3, 4, 6], np.uint64))
