@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shardfs.formats.translate import Translation
     from shardfs.model.dataset import Rewriter
-    from shardfs.model.values import Coords
+    from shardfs.model.values import Coords, Version
     from shardfs.storage.cache import ByteLRU
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.discovery import Datasets
@@ -70,6 +70,15 @@ class StoreDirectories:
         """Return the path in the store of a known file or directory that is shown unchanged; None for any other."""
         node = self._nodes.get(number) if number < TABLE_END else None
         return node.path if isinstance(node, FileNode | DirectoryNode) else None
+
+    def shown_version(self, path: str) -> Version:
+        """Return the version of the file that is shown unchanged at a path; None if none is shown there.
+
+        The store is asked only for a file that was looked up or listed, and if what it answered then has expired.
+        """
+        with suppress(*NOT_FOUND):
+            return self._files.version(path) if isinstance(self._nodes.known(path), FileNode) else None
+        return None
 
     # ---- lookups ----
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shardfs.formats.format import Format
     from shardfs.model.dataset import Dataset
+    from shardfs.model.values import Version
     from shardfs.storage.store import DirEntry
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.discovery import Datasets
@@ -142,12 +143,19 @@ class StoredFiles:
 
     def attributes(self, node: Node) -> Attributes:
         """Return the attributes of a file."""
-        if self._ttl != math.inf:
-            self.store.reopen(node.path)
-        blob = self.store.open(node.path)
-        stat = self._stat(node.path, blob)
+        blob, stat = self._opened(node.path)
         extent = Extent(blob, 0) if blob.fd >= 0 else None
         return Attributes(node.number, False, stat.size, stat.mtime_ns, extent)
+
+    def version(self, path: str) -> Version:
+        """Return the version of a file whose attributes are shown. Raise FileNotFoundError if it is gone."""
+        return self._opened(path)[1].version
+
+    def _opened(self, path: str) -> tuple[Blob, Stat]:
+        if self._ttl != math.inf:
+            self.store.reopen(path)
+        blob = self.store.open(path)
+        return blob, self._stat(path, blob)
 
     def _stat(self, path: str, blob: Blob) -> Stat:
         """Return size and modification time of a file.

@@ -140,7 +140,9 @@ def open_write_tree(
     publishing = publishing or Publishing()
     writer = open_writer(base.store, replace_links=replace_links, journal=journal.directory)
     try:
-        pending = WriteBuffer(journal, writer, base.datasets.forms.now, publishing, waiting, layout)
+        pending = WriteBuffer(
+            journal, writer, base.datasets.forms.now, base.directories.shown_version, publishing, waiting, layout
+        )
     except BaseException:
         writer.close()
         raise

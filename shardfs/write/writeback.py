@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardfs.model.blobs import Bytes
+    from shardfs.model.values import Version as ObjectVersion
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Journal
@@ -78,6 +79,7 @@ class WriteBuffer:
             that a version is not pending any more.
         writer: writes to the store.
         form_now: returns the present form of an array (`Forms.now`).
+        shown_version: returns the version of a file that the mount shows unchanged (`StoreDirectories.shown_version`).
         settings: when and how shards are published.
         waiting: called before a thread waits.
         layout: the options that say how the mount shows the source (`Options.shown_as`).
@@ -87,13 +89,15 @@ class WriteBuffer:
 
     def __init__(
         self, journal: Journal, writer: Writer, form_now: Callable[[ChunkDirs], str | None],
-        settings: Publishing, waiting: Callable[[], None] = nothing, layout: str = "",
+        shown_version: Callable[[str], ObjectVersion], settings: Publishing, waiting: Callable[[], None] = nothing,
+        layout: str = "",
     ) -> None:  # fmt: skip
         self.settings = settings
         self.backlog = Backlog(journal, layout)
         self.backlog.pending.require_layout(layout)
         self.journal = journal
         self._writer = writer
+        self._shown_version = shown_version
         self._waiting = waiting
         self._lock = self.backlog.lock
         self.shards = DirtyShards(self.backlog, self.settings)
@@ -224,7 +228,7 @@ class WriteBuffer:
             return path in self.backlog.versions and self.backlog.versions[path].obsolete
 
     def look(self, path: str, target: Target | None) -> Look:
-        """Return what a new version of a path is written over. A remote store is asked about chunks only.
+        """Return what a new version of a path is written over.
 
         Loads the chunk's index entry, so that a change under the caller's lock need not wait. Reads the chunk in a
         local store; a program that replaces remote chunks need not load them (docs/durability.md). Raise
@@ -238,10 +242,13 @@ class WriteBuffer:
         return Look(path, target, version, replaced, base)
 
     def _stored(self, path: str) -> Stored:
-        """Return what the source has at the path of a file that is no chunk."""
-        if (disk := self._writer.disk) is not None and not is_scratch(path.rpartition("/")[2]):
-            with suppress(OSError):
-                return NOTHING._replace(version=stat_of(disk.stat(path)).version)
+        """Return what the source has at the path of a file that is no chunk; a remote source: what the mount showed."""
+        if is_scratch(path.rpartition("/")[2]):
+            return NOTHING
+        if (disk := self._writer.disk) is None:
+            return NOTHING._replace(version=self._shown_version(path))
+        with suppress(OSError):
+            return NOTHING._replace(version=stat_of(disk.stat(path)).version)
         return NOTHING
 
     def _hold(self, look: Look) -> Stored:

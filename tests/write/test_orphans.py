@@ -348,14 +348,18 @@ def test_it_is_not_overwritten_when_a_document_says_that_it_is_no_chunk(source: 
 
 
 @pytest.mark.parametrize("theirs", [b"", b"theirs"])
-def test_a_file_that_was_there_is_overwritten_if_it_is_unchanged(theirs: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_rename", [False, True])
+def test_a_file_that_was_there_is_overwritten_if_it_is_unchanged(
+    source: str, by_rename: bool, theirs: bytes, tmp_path: Path
+) -> None:
     """As if `cp -r` is repeated. `theirs`: what another program writes after that."""
-    (tmp_path / "source/7").mkdir(parents=True)
-    (tmp_path / "source/7/1").write_bytes(b"earlier")
-    with mount_of(str(tmp_path / "source"), tmp_path) as tree:
-        put(tree, tree.resolve("7").number, "1", b"ours")
-        put(tree, tree.resolve("7").number, "1", b"ours again")
+    fs, root = fsspec.url_to_fs(source)
+    fs.makedirs(f"{root}/7", exist_ok=True)
+    fs.pipe_file(f"{root}/7/1", b"earlier")
+    with mount_of(source, tmp_path) as tree:
+        put(tree, tree.resolve("7").number, "1", b"ours", by_rename=by_rename)
+        put(tree, tree.resolve("7").number, "1", b"ours again", by_rename=by_rename)
         if theirs:
-            (tmp_path / "source/7/1").write_bytes(theirs)
+            fs.pipe_file(f"{root}/7/1", theirs)
         assert tree.close(20) == (["7/1"] if theirs else [])
-    assert (tmp_path / "source/7/1").read_bytes() == (theirs or b"ours again")
+    assert fs.cat_file(f"{root}/7/1") == (theirs or b"ours again")
