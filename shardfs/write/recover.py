@@ -143,7 +143,7 @@ def sweep(base: str | Path | None = None) -> None:
                 left = look(path)
                 if not left.entries and not left.unfinished and not left.problems:
                     with opened(path):
-                        pass  # closing an empty journal removes it
+                        pass
 
 
 def _is_journal(path: Path) -> bool:
@@ -238,9 +238,7 @@ def _write_file(journal: Journal | Reading, position: Position, out: Path, path:
 
 @contextmanager
 def opened(directory: str | Path) -> Iterator[Backlog]:
-    """Lock and open the journal of any source for changes. Raise FileNotFoundError if there is none."""
-    if not _is_journal(Path(directory)):
-        raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
+    """Lock and open the journal of any source for changes. Closing it removes it if it is empty."""
     journal = Journal.open(directory, None, limit_bytes=MAINTENANCE_BYTES, commit_s=0)
     clean = False
     try:
@@ -252,6 +250,11 @@ def opened(directory: str | Path) -> Iterator[Backlog]:
         journal.close(clean=clean)
 
 
+def _require_journal(directory: str | Path) -> None:
+    if not _is_journal(Path(directory)):
+        raise FileNotFoundError(errno.ENOENT, "there is no journal", str(directory))
+
+
 def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str] = ()) -> None:
     """Decide conflicts: the next mount publishes `ours` over any other version, and `theirs` are discarded here.
 
@@ -259,6 +262,7 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
     path has no conflict, or OSError (EINVAL) if a conflict is in both lists, or if the array of a path in `ours` now
     stores its chunks in another form.
     """
+    _require_journal(directory)
     with opened(directory) as backlog:
         chosen, discarded = (
             {p for given in paths for p in _conflicts(backlog.pending, given)} for paths in (ours, theirs)
@@ -295,6 +299,7 @@ def salvage(directory: str | Path) -> list[str]:
 
     Return a description of each loss.
     """
+    _require_journal(directory)
     with opened(directory) as backlog:
         backlog.journal.renew()
         return backlog.journal.problems + backlog.pending.losses()

@@ -190,6 +190,14 @@ def test_discard_puts_aside_and_keeps_for_a_week(directory: Path) -> None:
     assert not aside.exists()
 
 
+def test_the_journal_of_a_mount_that_was_killed_before_its_first_write_is_removed(tmp_path: Path) -> None:
+    directory = journal_directory(SOURCE, tmp_path)
+    kill(open_journal(directory))
+    assert os.listdir(directory) == ["lock"]
+    recover.sweep(tmp_path)
+    assert not directory.exists()
+
+
 def test_nothing_is_changed_while_a_mount_writes(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
     put(journal, "a")
