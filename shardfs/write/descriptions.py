@@ -190,15 +190,20 @@ class Descriptions(Part):
         self._names.invalidate(*split(path))
 
     def describe_anew(self, directory: str) -> None:
-        """Update the files in a directory whose documents have changed: their names may now have another kind."""
+        """Update the files in a directory whose documents have changed: their names may now have another kind.
+
+        Update none and raise OSError if a document that tells the kind of a name cannot be read.
+        """
         former, strays = self._former(self._names.renew(directory)), list[WritableFile]()
         gone = list[tuple[str, bytes, WritableFile | None]]()
         reshaped: list[int] = []
         with self._names.lock:
-            for parent, name, file in self._files.below(directory):
-                if file is not None and file.kind not in (NameKind.CHUNK, NameKind.ORPHAN, NameKind.COMPRESSED):
-                    continue
-                meaning = self._names.classify_name(parent, name)
+            named = [
+                (parent, name, file, self._names.classify_name(parent, name))
+                for parent, name, file in self._files.below(directory)
+                if file is None or file.kind in (NameKind.CHUNK, NameKind.ORPHAN, NameKind.COMPRESSED)
+            ]
+            for parent, name, file, meaning in named:
                 path = join(parent, name)
                 known = self._pending.shards.target(path) if file is None else file.target
                 if meaning.target is None and known is not None and known.tree in former:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -17,6 +18,7 @@ from shardfs.config.options import Options
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
+from shardfs.write.names import Names
 from shardfs.write.open_rw import open_writable
 from tests import handmade
 from tests.suites.walking import entries
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from shardfs.vfs.chunk_dirs import NameMeaning
     from shardfs.write.tree import WriteTree
 
 PLAIN: dict[str, Any] = {
@@ -211,6 +214,33 @@ def test_chunks_of_an_array_that_was_deleted_may_come_before_its_document(tmp_pa
         assert bytes(tree.read(tree.resolve("a/c/0/1").number, 0, 9)) == b"1234"
         tree.pending.flush()
         assert set(files(source / "a")) == {"zarr.json", "c/0/0"}
+
+
+@pytest.mark.parametrize("failing", [b"c.0.0", b"c.1.0", b"c.3.3"])
+def test_a_document_describes_all_chunks_or_none(
+    failing: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the name of one chunk means cannot be told for now: a document above cannot be read."""
+    classify = Names.classify_name
+
+    def fail(names: Names, directory: str, name: bytes) -> NameMeaning:
+        if name == failing and names.base_number(directory) and (tmp_path / "source/a/zarr.json").exists():
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "zarr.json")
+        return classify(names, directory, name)
+
+    with tree_of(tmp_path, "zarr3:chunks_per_shard=4x4") as tree:
+        directory = tree.mkdir(ROOT, b"a", 0o755).number
+        for name in NAMES:
+            put(tree, directory, name, name.encode()[-4:])
+        with monkeypatch.context() as patch:
+            patch.setattr(Names, "classify_name", fail)
+            with pytest.raises(OSError, match="Input/output error"):
+                put(tree, directory, "zarr.json", json.dumps(PLAIN).encode())
+            assert tree.state()["orphans"] == len(NAMES)
+        put(tree, directory, "zarr.json", json.dumps(PLAIN).encode())
+        tree.pending.flush()
+        assert tree.left() == []
+    assert set(files(tmp_path / "source" / "a")) == {"zarr.json", "c.0.0"}
 
 
 BOXES = [f"{x}-{x + 2}_0-2_0-2" for x in (0, 2, 4, 6)]
