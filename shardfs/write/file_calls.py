@@ -224,9 +224,10 @@ class FileCalls(Part):
             self._names.waiting()
         with self._names.lock:
             opened = self._open_files.handles.pop(handle)
-        file = opened.file
-        if file is None:
-            return
+            file = opened.file
+            if file is None:
+                self._open_files.remove_reader(opened.number)
+                return
         try:
             while opened.writes and not file.stop_writing():
                 try:

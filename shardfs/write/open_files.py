@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +40,7 @@ class OpenFiles(Part):
         super().__post_init__()
         self.handles: dict[int, Handle] = {}
         self._next_handle = count(1)
+        self._readers = Counter[int]()  # handles without a file, by the inode number of the tree
 
     # ---- handles ----
 
@@ -74,7 +76,14 @@ class OpenFiles(Part):
             self._require_shown(number)
             handle = next(self._next_handle)
             self.handles[handle] = Handle(number, None, False, 0)
+            self._readers[number] += 1
         return handle
+
+    def remove_reader(self, number: int) -> None:
+        """Count one handle without a file less. The caller holds the lock."""
+        self._readers[number] -= 1
+        if not self._readers[number]:
+            del self._readers[number]
 
     def add_known(self, number: int, flags: int) -> tuple[WritableFile, int]:
         """Return a file ready for changes, and a handle. A passed-through file is open on the disk."""
@@ -167,10 +176,11 @@ class OpenFiles(Part):
         With `replaced`, another file gets the name. A process that has looked up the old file may then be about to open
         it, so a passed-through file is kept open for it, too.
         """
-        file, reader = self._files.by_number.get(number), Handle(number, None, False, 0)
-        if reader in list(self.handles.values()):  # also if the file was renamed since
-            file = self.adopt(number, None)
+        file = self._files.by_number.get(number)
+        if number in self._readers:  # also if the file was renamed since
+            file, reader = self.adopt(number, None), Handle(number, None, False, 0)
             with self._names.lock:  # handles refer to it by the inode number of the tree
+                self._readers.pop(number, None)
                 for handle, opened in list(self.handles.items()):
                     if opened == reader:
                         self.handles[handle] = opened._replace(file=file)

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
 
@@ -20,13 +20,16 @@ from shardfs.write.files import WritableFile, split
 from shardfs.write.journal import Journal
 from shardfs.write.name_kind import document_at, is_document
 from shardfs.write.names import Names
+from shardfs.write.open_files import Handle
 from shardfs.write.tree import open_write_tree
 from tests.datasets import ROOT as TOP
 from tests.write.targets import TARGETS
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import FrameType
+    from types import FrameType, MethodType
+
+    from shardfs.write.file_calls import FileCalls
 
 TARGET = TARGETS["zarr_end"]
 
@@ -121,3 +124,34 @@ def test_a_close_takes_few_steps(tmp_path: Path) -> None:
         tree.release(handle)
     assert tree.close(20) == []
     assert calls.total() <= MOST_CALLS, calls
+
+
+class Unlisted(dict[int, Handle]):
+    """Handles that are found by their number only."""
+
+    def values(self) -> NoReturn:
+        raise AssertionError("all handles are looked at")
+
+    items = values
+
+
+def test_a_removal_looks_at_no_handles_of_other_files(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    TARGET.create(source)
+    TARGET.fill(source, TARGET.array({0: 1, 1: 2}))
+    journal = Journal.open(tmp_path / "journal", str(source), limit_bytes=64 << 20)
+    tree = open_write_tree(open_tree(str(source)), journal)
+    opened = cast("FileCalls", cast("MethodType", tree.open).__self__)._open_files
+    directory, name = split(TARGET.path(0))
+    parent, number = tree.resolve(directory).number, tree.resolve(TARGET.path(0)).number
+    handles = [tree.open(number, os.O_RDONLY) for _ in range(3)]
+    tree.release(handles.pop())
+    listed, opened.handles = opened.handles, Unlisted(opened.handles)
+    tree.unlink(parent, split(TARGET.path(1))[1])
+    opened.handles = listed
+    tree.unlink(parent, name)
+    for handle in handles:
+        assert bytes(tree.read(number, 0, 1 << 20)) == TARGET.shown(1)
+        tree.release(handle)
+    assert tree.close(20) == []
