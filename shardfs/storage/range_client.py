@@ -98,10 +98,14 @@ class ServerError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`."""
+    """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`.
+
+    `encoded`: the bytes are those of a compressed form (`Content-Encoding`), which fsspec's client would decompress.
+    """
 
     data: bytes | memoryview
     info: Mapping[str, Any]
+    encoded: bool = False
 
 
 def replaced(path: str) -> StaleShardError:
@@ -237,10 +241,11 @@ class RangeClient:
     def _answer(self, result: Any, data: memoryview) -> Answer:
         """Return the answer, unless it may be a web server's page or an encoded form of the object."""
         kind, encoding = result.attributes.get("Content-Type", ""), result.attributes.get("Content-Encoding", "")
-        if self._prefix.startswith("http") and ("html" in kind or encoding not in ("", "identity")):
+        encoded = encoding not in ("", "identity") and self._connect is not _s3  # s3fs returns the bytes as they are
+        if self._connect is _http and ("html" in kind or encoded):
             raise UnsuitedError(f"the answer has the type {kind!r} and the encoding {encoding!r}")
         self.proven = True
-        return Answer(data, self._info(result.meta))
+        return Answer(data, self._info(result.meta), encoded)
 
     def _info(self, meta: Mapping[str, Any]) -> dict[str, Any]:
         info = {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}

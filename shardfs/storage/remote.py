@@ -121,11 +121,12 @@ class FsspecStore:
 
     def stat(self, key: str) -> Stat:
         path = self.path(key)
-        if (client := self._client(path)) is not None:
-            self._waiting()
-            with store_errors(path), suppress(UnsuitedError):
-                return stat_of_info(self.retry.run("stat", client.head, path))
-        info = self._info(key)
+        with self.retry.one_operation():
+            if (client := self._client(path)) is not None:
+                self._waiting()
+                with store_errors(path), suppress(UnsuitedError):
+                    return stat_of_info(self.retry.run("stat", client.head, path))
+            info = self._info(key)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
         return stat_of_info(info)
@@ -167,7 +168,7 @@ class FsspecStore:
 
     def _fetch(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
         """Return the answers to one suffix or any number of ranges, none of which is empty."""
-        with store_errors(path):
+        with store_errors(path), self.retry.one_operation():
             answers = self._answers(path, requests, tag)
         self.retry.counters.received(sum(len(answer.data) for answer in answers))
         for answer, request in zip(answers, requests, strict=True):
@@ -207,16 +208,18 @@ class FsspecStore:
 
         May return more than `limit` bytes.
         """
-        if (documents := self._read_documents(paths, limit)) is not None:
-            return documents
-        starts, stops = [0] * len(paths), [limit + 1] * len(paths)  # without ranges, s3fs asks for each size first
-        found = self.retry.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
-        return cast("list[bytes | Exception]", found)
+        with self.retry.one_operation():
+            if (documents := self._read_documents(paths, limit)) is not None:
+                return documents
+            starts, stops = [0] * len(paths), [limit + 1] * len(paths)  # without ranges, s3fs asks for each size first
+            found = self.retry.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
+            return cast("list[bytes | Exception]", found)
 
     def _read_documents(self, paths: Sequence[str], limit: int) -> list[bytes | Exception] | None:
         """Return what `_ask_for_documents` returns, through obstore; None if obstore cannot tell.
 
-        That is so if no request of obstore has succeeded yet, or if an answer is neither the range nor a clear refusal.
+        That is so if no request of obstore has succeeded yet, or if an answer is neither the plain range nor a clear
+        refusal.
         """
         clients = [self._client(path) for path in paths]
         client = clients[0] if all(clients) else None
@@ -234,6 +237,8 @@ class FsspecStore:
                     return None
                 number = errno.EACCES if answer.status in (401, 403) else errno.ENOENT
                 out.append(OSError(number, os.strerror(number), path))
+            elif isinstance(answer, Answer) and answer.encoded:
+                return None
             else:
                 out.append(bytes(answer.data) if isinstance(answer, Answer) else answer)
         return out

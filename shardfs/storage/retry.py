@@ -93,6 +93,15 @@ class RetryPolicy:
         return self._silent
 
     @contextmanager
+    def one_operation(self) -> Iterator[None]:
+        """Within this block, the thread's calls end together after at most twice the time-out, as one call does."""
+        self._thread.began = clock()
+        try:
+            yield
+        finally:
+            self._thread.began = None
+
+    @contextmanager
     def optional(self) -> Iterator[None]:
         """Within this block, the thread's operations are not retried, and their time-outs do not make others fail."""
         self._thread.optional = True
@@ -117,7 +126,8 @@ class RetryPolicy:
         self.counters.begin(kind)
         try:
             with self._admitted() as retries:
-                return self._attempts(retries, began, method, args, kwargs)
+                end = (getattr(self._thread, "began", None) or began) + 2 * self.timeout_s
+                return self._attempts(retries, end, method, args, kwargs)
         except UnsuitedError:  # the store has not failed
             raise
         except Exception as e:
@@ -140,8 +150,7 @@ class RetryPolicy:
         finally:
             self._probing.release()
 
-    def _attempts(self, retries: int, began: float, method: Any, args: Any, kwargs: Any) -> Any:
-        end = began + self.timeout_s * (2 if retries else 1)
+    def _attempts(self, retries: int, end: float, method: Any, args: Any, kwargs: Any) -> Any:
         for number in range(retries + 1):
             result, failure = self._attempt(min(self.timeout_s, end - clock()), method, args, kwargs)
             timeout = isinstance(failure, StoreTimeout)
@@ -157,9 +166,9 @@ class RetryPolicy:
             if not transient or number == retries or clock() >= last:
                 break
             time.sleep(pause)
-            if any(isinstance(part, ThrottledError) for part in transient):
+            if throttled := next((part for part in transient if isinstance(part, ThrottledError)), None):
                 self.counters.attempt(again=True, timeout=False)
-                raise UnsuitedError from transient[0]
+                raise UnsuitedError from throttled
         if failure is not None:
             self._silent |= timeout and not self._is_optional()
             raise failure

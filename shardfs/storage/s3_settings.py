@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 VARIABLES = frozenset(
     (
         "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL",
-        "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE",
-        "AWS_EC2_METADATA_DISABLED", "AWS_PAGER", "AWS_CA_BUNDLE",
+        "AWS_ENDPOINT_URL_S3", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE", "AWS_CA_BUNDLE",
     )
 )  # fmt: skip
+
+IRRELEVANT = frozenset(("AWS_EC2_METADATA_DISABLED", "AWS_PAGER"))
+"""Variables without which botocore connects to S3 in the same way."""
 
 CREDENTIALS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 
 FIELDS = frozenset((*CREDENTIALS, "region", "endpoint_url", "ca_bundle", "output", "cli_pager"))
 """Fields of a profile in the files of AWS."""
+
+PLAIN_PROFILE = re.compile(r"profile (?!default$)[\w.-]+", re.ASCII)
+"""Sections of the file `config` that are profiles. Those in quotes and `[profile default]` are not plain."""
 
 COMMERCIAL = re.compile(r"(af|ap|ca|eu|il|me|mx|sa|us)-[a-z]+-\d")
 """Regions whose endpoints are below amazonaws.com."""
@@ -45,8 +50,8 @@ def s3_settings(options: Mapping[str, Any]) -> S3Settings | None:
     """Return how to connect with the storage options of s3fs; None if botocore must find that out."""
     client = options.get("client_kwargs") or {}
     profile = _profile(options.get("profile") or os.environ.get("AWS_PROFILE"))
-    names = {name for name in os.environ if name.startswith("AWS_")}
-    if profile is None or not names <= VARIABLES:
+    variables = {name: v for name, v in os.environ.items() if name.startswith("AWS_") and name not in IRRELEVANT}
+    if profile is None or not variables.keys() <= VARIABLES or "" in variables.values():
         return None
     fields = {**profile[1], **profile[0]}
     region = client.get("region_name") or os.environ.get("AWS_DEFAULT_REGION") or fields.get("region")
@@ -107,15 +112,21 @@ def _profile(name: str | None) -> tuple[Mapping[str, str], Mapping[str, str]] | 
 
 def _section(variable: str, default: str, name: str) -> Mapping[str, str] | None:
     """Return a section of a configuration file, which may be absent; None if it is not plain."""
-    path = os.path.expanduser(os.environ.get(variable) or default)
-    if not os.path.exists(path):
+    path = os.path.expanduser(os.path.expandvars(os.environ.get(variable) or default))
+    if not os.path.isfile(path):
         return {}
     from configparser import Error, RawConfigParser
 
-    parser = RawConfigParser(default_section="")
+    parser = RawConfigParser()
     try:
         parser.read(path)
     except (Error, UnicodeDecodeError, OSError):
         return None
-    fields = dict(parser[name]) if name in parser else {}
-    return fields if fields.keys() <= FIELDS else None
+    if any(title.startswith("profile") and not PLAIN_PROFILE.fullmatch(title) for title in parser.sections()):
+        return None
+    fields = dict(parser[name]) if parser.has_section(name) else {}
+    return fields if fields.keys() <= FIELDS and all(map(_is_plain, fields.values())) else None
+
+
+def _is_plain(value: str) -> bool:
+    return value != "" and "\n" not in value

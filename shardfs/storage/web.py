@@ -116,10 +116,11 @@ class WebStore(FsspecStore):
         return [answer_or_raise(a) for a in self._each("read", self._part, [(path, r, tag) for r in requests])]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
-        simple = self._read_documents(paths, limit)
-        if simple is not None and not any(_looks_like_a_page(data) for data in simple if isinstance(data, bytes)):
-            return simple
-        got = self._each("documents", self._document, [(path, limit) for path in paths])
+        with self.retry.one_operation():
+            simple = self._read_documents(paths, limit)
+            if simple is not None and not any(_looks_like_a_page(data) for data in simple if isinstance(data, bytes)):
+                return simple
+            got = self._each("documents", self._document, [(path, limit) for path in paths])
         documents = [found for found in got if isinstance(found, _Document)]
         pages = [found.page for found in documents if found.page is not None]
         proven = len(pages) < len(documents)

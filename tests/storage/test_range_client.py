@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -29,7 +30,9 @@ from shardfs.storage.open_store import open_store
 from shardfs.storage.retry import RetryPolicy, StoreTimeout
 from tests import handmade
 from tests.datasets import ROOT
+from tests.mount.distant import s3_options, s3_server
 from tests.waiting import wait_until
+from tests.write.azurite import azurite
 from tests.write.object_store import Handler, Object, QuietServer, Server, object_store
 from tests.write.object_store_gcs import GcsHandler, gcs_options
 
@@ -121,6 +124,45 @@ def read(store: FsspecStore, key: str = "x") -> bytes:
 
 def agent(request: Mapping[str, str]) -> str:
     return request.get("user-agent", "").partition("/")[0]
+
+
+# ---- objects that are stored compressed (`Content-Encoding`)
+
+
+DOCUMENT = json.dumps(handmade.zarr_metadata((4, 4), (4, 4), (2, 2))).encode()
+COMPRESSED = gzip.compress(DOCUMENT)
+
+
+def assert_documents_are_those_of_fsspec(source: str, options: dict[str, Any], wanted: bytes) -> None:
+    """The name of the object is `zarr.json`. As chunks, its bytes are those that are stored."""
+    store = opened(source, **options)
+    path = store.path("zarr.json")
+    assert store.fs.cat_ranges([path], [0], [1000]) == [wanted]
+    assert store.documents("", ["zarr.json", "nothing"], 999) == {"zarr.json": wanted}
+    assert store.open("zarr.json").read([ByteRange(2, 5)]) == [COMPRESSED[2:5]]
+
+
+def test_compressed_documents_in_s3(tmp_path: Path) -> None:
+    with s3_server(tmp_path) as url:
+        options = s3_options(url)
+        opened("s3://data", **options).fs.pipe_file("data/zarr.json", COMPRESSED, ContentEncoding="gzip")
+        assert_documents_are_those_of_fsspec("s3://data", options, COMPRESSED)
+
+
+def test_compressed_documents_in_gcs(google: Server) -> None:
+    google.objects["data/zarr.json"] = Object(COMPRESSED, {"Content-Encoding": "gzip"})
+    assert_documents_are_those_of_fsspec("gs://data", gcs_options(google), DOCUMENT)
+
+
+def test_compressed_documents_in_azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("adlfs")
+    blob = pytest.importorskip("azure.storage.blob")
+    with azurite() as account:
+        client = blob.BlobServiceClient.from_connection_string(account).create_container("data")
+        settings = blob.ContentSettings(content_encoding="gzip")
+        client.upload_blob("zarr.json", COMPRESSED, content_settings=settings)
+        client.close()
+        assert_documents_are_those_of_fsspec("abfs://data", {"connection_string": account}, DOCUMENT)
 
 
 # ---- which version is read
@@ -674,8 +716,7 @@ class Google(Recording, GcsHandler):
     """The JSON API, of which gcsfs makes use, and the XML API, of which obstore does."""
 
     def path_of(self) -> str:
-        path = super().path_of()
-        return path.lstrip("/")
+        return unquote(super().path_of()).lstrip("/")
 
     def called(self, query: Mapping[str, str]) -> str:
         path = urlsplit(self.path).path

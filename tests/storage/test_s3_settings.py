@@ -40,6 +40,12 @@ PLAIN: dict[str, tuple[dict[str, Any], dict[str, str], str, str]] = {
     "bundle": (ONE, {"AWS_CA_BUNDLE": "/a", "REQUESTS_CA_BUNDLE": "/b"}, "", ""),
     "bundle of requests": (ONE, {"REQUESTS_CA_BUNDLE": "/b"}, "", ""),
     "bundle of the file": (ONE, {"REQUESTS_CA_BUNDLE": "/b"}, "", "[default]\nca_bundle = /c"),
+    "fields of all sections": (ONE, {}, "", "[DEFAULT]\nendpoint_url = http://a:1\n[default]\nregion = eu-west-1"),
+    "fields of all sections and of none": (ONE, {}, "", "[DEFAULT]\nendpoint_url = http://a:1"),
+    "other spellings": (ONE, {}, "", "[Default]\nregion = a\n[ default ]\nregion = b\n[profile lab]\nregion = c"),
+    "upper case": (ONE, {}, "", "[default]\nREGION: eu-west-1"),
+    "path with a variable": (ONE, {"AWS_CONFIG_FILE": "$HOME/aws", "HOME": "{folder}"}, "", ""),
+    "path below ~": (ONE, {"AWS_CONFIG_FILE": "~/aws", "HOME": "{folder}"}, "", ""),
     "verify": ({**ONE, "client_kwargs": {"verify": False}}, {"AWS_CA_BUNDLE": "/a"}, "", ""),
 }
 
@@ -48,6 +54,19 @@ LEFT: dict[str, tuple[dict[str, Any], dict[str, str], str, str]] = {
     "key without secret": ({"key": "k"}, KEYS, LAB, ""),
     "unknown variable": (ONE, {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"}, "", ""),
     "role": ({}, KEYS, "", "[default]\nrole_arn = r\nsource_profile = x"),
+    "default as a profile": (ONE, {}, "", "[profile default]\nendpoint_url = http://a:1"),
+    "default as a profile, too": (ONE, {}, "", "[default]\nregion = a\n[profile default]\nendpoint_url = http://a:1"),
+    "profile in quotes": ({**ONE, "profile": "lab"}, {}, LAB.replace("default", "lab"), '[profile "lab"]\nregion = a'),
+    "profile and two spaces": ({**ONE, "profile": "lab"}, {}, LAB.replace("default", "lab"), "[profile  lab]"),
+    "role of all sections": ({}, KEYS, "", "[DEFAULT]\nrole_arn = r\n[default]\nregion = eu-west-1"),
+    "profile DEFAULT": ({**ONE, "profile": "DEFAULT"}, {}, "", "[DEFAULT]\nregion = eu-west-1"),
+    "endpoints are ignored": (ONE, {}, "", "[default]\nignore_configured_endpoint_urls = true"),
+    "FIPS": (ONE, {"AWS_USE_FIPS_ENDPOINT": "true"}, "", ""),
+    "dual stack": (ONE, {}, "", "[default]\nuse_dualstack_endpoint = true"),
+    "empty variable": (ONE, {"AWS_DEFAULT_REGION": ""}, "", "[default]\nregion = eu-west-1"),
+    "empty field": (ONE, {}, "", "[default]\nregion ="),
+    "nested field": ({**ONE, "endpoint_url": "http://a:1"}, {}, "", "[default]\nregion =\n  a = b"),
+    "no file": (ONE, {"AWS_CONFIG_FILE": ""}, "", ""),
     "addressing": (ONE, {}, "", "[default]\ns3 =\n  addressing_style = virtual"),
     "services": (ONE, {}, "", "[default]\nservices = x"),
     "no such profile": ({**ONE, "profile": "other"}, {}, LAB, ""),
@@ -64,10 +83,11 @@ def place(case: tuple[dict[str, Any], dict[str, str], str, str], folder: Path, p
         patch.delenv(name)
     (folder / "credentials").write_text(credentials)
     (folder / "config").write_text(config)
+    (folder / "aws").write_text("[default]\nregion = eu-west-1")
     patch.setenv("AWS_CONFIG_FILE", str(folder / "config"))
     patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "credentials"))
     for name, value in variables.items():
-        patch.setenv(name, value)
+        patch.setenv(name, value.format(folder=folder))
     return options
 
 
