@@ -244,7 +244,7 @@ def test_an_array_is_not_read_while_it_is_packed_in_place(tmp_path: Path, mounte
     done = shardfs("cat", source, "a/c/0/0")
     assert (done.returncode, f"{source}/a: {why}" in done.stderr) == (4, True), done.stderr
     done = shardfs("verify", source)
-    assert (done.returncode, f"a: metadata: {why}" in done.stdout) == (7, True), done.stdout
+    assert (done.returncode, f"a: metadata: {source}/a: {why}" in done.stdout) == (7, True), done.stdout
     done = shardfs("mount", "--rw", source, tmp_path / "empty")
     assert (done.returncode, f"{why}; until then, mount read-only; its array cannot be read" in done.stderr) == (
         4,

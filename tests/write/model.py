@@ -36,6 +36,7 @@ from hypothesis.stateful import (
 )
 
 from shardfs.shards import rewriting
+from shardfs.shards.open_chunks import open_chunks
 from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords, Sizes
+    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.storage.store import Store
 
 TARGET = TARGETS["zarr_end"]
 NUMBERS = [0, 1, 4, 5, 2, 6]  # a whole shard, and half of another one
@@ -644,10 +647,13 @@ class TurnedMachine(WritingMachine):
     initial = ()
 
     def ask(self) -> Asked:
-        def turned(path: str, collection: Collection, *more: Any, **named: Any) -> ChunkDirs:
+        def directories(path: str, collection: Collection, *more: Any, **named: Any) -> ChunkDirs:
             return ChunkDirs(path, replace(collection, transform=Turned()), *more, **named)
 
-        self._patch = mock.patch.object(chunk_trees, "ChunkDirs", turned)
+        def chunks(store: Store, directory: str, path: str, collection: Collection, *more: Any) -> ChunkStore:
+            return open_chunks(store, directory, path, replace(collection, transform=Turned()), *more)
+
+        self._patch = mock.patch.multiple(chunk_trees, ChunkDirs=directories, open_chunks=chunks)
         self._patch.start()
         return super().ask()
 
