@@ -55,7 +55,7 @@ def open_store(
     if offline and "::" in source:
         why = "chained sources are not kept in the disk cache, so there is nothing to read with -o offline"
         raise OSError(errno.EHOSTUNREACH, why, public_name(source))
-    options = _with_defaults(source, storage_options or {}, connections if prefetch else 10)
+    options = _with_connections(source, storage_options or {}, connections) if prefetch else storage_options or {}
     fs, path = _file_system(source, options, retry)
     if fs is None:
         return _open_local(path, waiting, prefetch, follow_symlinks=follow_symlinks)
@@ -78,17 +78,19 @@ def _is_protocol(word: str) -> bool:
 
 def _file_system(source: str, options: Mapping[str, Any], retry: RetryPolicy) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, None if it is that of the local disk, and the path in it."""
-    from shardfs.storage.late_file_system import late_file_system, prepared
+    from shardfs.storage.late_http import late_http, without_foreign_headers
 
-    if (late := late_file_system(source, options)) is not None:
-        return late
+    if (late := late_http(source, options)) is not None:
+        return late, source
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
     try:
         # Some file systems send requests when they are created, for instance to read the directory of an archive.
         fs, path = retry.run("open", lambda: url_to_fs(source, **options))
-        return None if isinstance(fs, LocalFileSystem) else prepared(fs), path
+        if "http" in fs.protocol:
+            without_foreign_headers(fs)
+        return None if isinstance(fs, LocalFileSystem) else fs, path
     except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
         raise ValueError(str(e)) from e
     except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"
@@ -148,12 +150,11 @@ def _with_cache(
     return CachedStore(store, cache, source, options, waiting, offline=offline)
 
 
-def _with_defaults(source: str, options: Mapping[str, Any], connections: int) -> Mapping[str, Any]:
-    """Let botocore use as many connections as may fetch ahead, and repeat nothing. The user's own values stay."""
+def _with_connections(source: str, options: Mapping[str, Any], connections: int) -> Mapping[str, Any]:
+    """Let s3fs use as many connections as may fetch ahead; its default is 10. The user's own value stays."""
     if not source.startswith(("s3://", "s3a://")):
         return options
-    defaults = {"max_pool_connections": connections, "retries": {"total_max_attempts": 1}}
-    return {**options, "config_kwargs": {**defaults, **(options.get("config_kwargs") or {})}}
+    return {**options, "config_kwargs": {"max_pool_connections": connections, **(options.get("config_kwargs") or {})}}
 
 
 def _open_local(path: str, waiting: Callable[[], None], prefetch: int, *, follow_symlinks: bool) -> LocalStore:

@@ -24,18 +24,7 @@ from urllib.parse import urlsplit
 
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import StaleShardError
-from shardfs.storage.retry import (
-    BOUND,
-    THROTTLED,
-    DaemonThreads,
-    StoreTimeout,
-    ThrottledError,
-    UnsuitedError,
-    bounded,
-    is_transient,
-    timeout_error,
-)
-from shardfs.storage.s3_settings import S3Settings, s3_settings
+from shardfs.storage.retry import BOUND, DaemonThreads, StoreTimeout, bounded, is_transient, timeout_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,32 +36,28 @@ log = logging.getLogger(__name__)
 PLAIN = re.compile(r"[\w.~-]+(/[\w.~-]+)*", re.ASCII)
 """Keys that no client changes or encodes. Keys of shards are almost always among them."""
 
-# Options that obstore heeds, that are read from the connected client, or that do not concern the reading of objects.
-_FSSPEC = {"skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths",
+# Options of the file systems that do not concern byte ranges, or are read from the connected client.
+_FSSPEC = {"asynchronous", "loop", "skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths",
            "default_block_size", "default_fill_cache", "default_cache_type", "block_size", "cache_type",
            "cache_options"}  # fmt: skip
 _S3 = {"anon", "key", "secret", "token", "username", "password", "profile", "endpoint_url", "use_ssl",
-       "requester_pays", "client_kwargs", "config_kwargs", "max_concurrency", "fixed_upload_size", "version_aware",
-       "s3_additional_kwargs", *_FSSPEC}  # fmt: skip
+       "requester_pays", "client_kwargs", "config_kwargs", "max_concurrency", "fixed_upload_size",
+       *_FSSPEC}  # fmt: skip
 _S3_INNER = {
     "client_kwargs": {"endpoint_url", "region_name", "verify", "use_ssl", "aws_access_key_id", "aws_secret_access_key",
                       "aws_session_token"},
     "config_kwargs": {"max_pool_connections", "connect_timeout", "read_timeout", "retries"},
-    "s3_additional_kwargs": {"ACL", "BucketKeyEnabled", "SSEKMSEncryptionContext", "SSEKMSKeyId",
-                             "ServerSideEncryption", "StorageClass", "Tagging"},
 }  # fmt: skip
 _GCS = {"project", "access", "token", "endpoint_url", "cache_timeout", "secure_serialize", "check_connection",
-        "requests_timeout", "timeout", "default_location", "requester_pays", "version_aware", *_FSSPEC}  # fmt: skip
+        "requests_timeout", "timeout", "default_location", *_FSSPEC}  # fmt: skip
 _AZURE = {"account_name", "account_key", "connection_string", "credential", "sas_token", "client_id", "client_secret",
           "tenant_id", "anon", "account_host", "assume_container_exists", "max_concurrency", "blocksize", "timeout",
-          "connection_timeout", "read_timeout", "version_aware", *_FSSPEC}  # fmt: skip
+          "connection_timeout", "read_timeout", *_FSSPEC}  # fmt: skip
 _HTTP = {"headers", "ssl", "client_kwargs", "simple_links", "same_scheme", "size_policy", *_FSSPEC}
-_HTTP_INNER = {"client_kwargs": {"headers", "trust_env"}}
+_HTTP_INNER = {"client_kwargs": {"headers"}}
 
 NO_OBJECT = ("NoSuchKey", "BlobNotFound")
 """What S3 and Azure say of a missing object. Otherwise, the bucket may be missing."""
-
-GOOGLE = "https://storage.googleapis.com"
 
 AZURE_SCOPE = "https://storage.azure.com/.default"
 
@@ -91,6 +76,12 @@ _runtime_pid: int | None = None
 """
 
 
+class UnsuitedError(Exception):
+    """obstore cannot answer the request; fsspec's file system may. `status`: the HTTP status, if there is one."""
+
+    status: int | None = None
+
+
 class ServerError(ConnectionError):
     """The server, or the connection to it, failed. `status`: the HTTP status, if there was an answer."""
 
@@ -98,14 +89,10 @@ class ServerError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`.
-
-    `encoded`: the bytes are those of a compressed form (`Content-Encoding`), which fsspec's client would decompress.
-    """
+    """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`."""
 
     data: bytes | memoryview
     info: Mapping[str, Any]
-    encoded: bool = False
 
 
 def replaced(path: str) -> StaleShardError:
@@ -114,23 +101,28 @@ def replaced(path: str) -> StaleShardError:
 
 
 def range_client(fs: Any, root: str, timeout_s: float) -> RangeClient | None:
-    """Return a client for the objects below `root` of a file system; None if obstore does not know its protocol.
+    """Return a client for the objects below `root` of a file system; None if obstore cannot.
 
-    Connects at the first request. Raise ValueError for a storage option that obstore does not know.
+    Connects at the first request.
     """
     protocol = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
     name = next((name for name in protocol if name in _CLIENTS), None)
     if name is None:
         return None
-    if find_spec("obstore") is None:
-        raise ImportError("obstore is not installed")
-    connect, options, inner = _CLIENTS[name]
-    given = fs.storage_options
-    unknown = [option for option in given if option not in options]
-    unknown += [f"{outer}.{key}" for outer in inner for key in (given.get(outer) or ()) if key not in inner[outer]]
+    if (obstacle := obstacle_to(name, fs.storage_options)) is not None:
+        log.info("%s: fsspec reads all bytes, because obstore %s", root, obstacle)
+        return None
+    return RangeClient(fs, root, _CLIENTS[name][0], timeout_s)
+
+
+def obstacle_to(protocol: str, given: Mapping[str, Any]) -> str | None:
+    """Return why obstore cannot read from a file system with the options `given`; None if nothing speaks against it."""
+    _, known, inner = _CLIENTS[protocol]
+    unknown = [name for name in given if name not in known]
+    unknown += [f"{name}.{key}" for name in inner for key in (given.get(name) or ()) if key not in inner[name]]
     if unknown:
-        raise ValueError(f"unknown storage option {unknown[0]!r} for {name}; docs/stores.md lists the options")
-    return RangeClient(fs, root, connect, timeout_s)
+        return f"does not know the option {unknown[0]}"
+    return "is not installed" if find_spec("obstore") is None else None
 
 
 class RangeClient:
@@ -191,7 +183,7 @@ class RangeClient:
                 meta = obstore.head(self._store, self._key(path))
                 request, tag = ByteRange(max(meta["size"] - request.size, 0), meta["size"]), tag or meta["e_tag"]
                 if not meta["size"]:
-                    return Answer(b"", self._info(meta))
+                    return Answer(b"", _info(meta))
             result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
             return self._answer(result, memoryview(result.bytes()))
 
@@ -204,7 +196,7 @@ class RangeClient:
             meta = obstore.head(self._store, self._key(path))
             if meta["e_tag"] is None:
                 raise UnsuitedError("the answer may describe the listing of a directory")
-            return self._info(meta)
+            return _info(meta)
 
     def get_many(self, calls: Sequence[tuple[str, ByteRequest, str | None]]) -> list[Answer | BaseException]:
         """Return the answers of `get`, or its errors, for requests that are sent at the same time.
@@ -241,15 +233,11 @@ class RangeClient:
     def _answer(self, result: Any, data: memoryview) -> Answer:
         """Return the answer, unless it may be a web server's page or an encoded form of the object."""
         kind, encoding = result.attributes.get("Content-Type", ""), result.attributes.get("Content-Encoding", "")
-        encoded = encoding not in ("", "identity") and self._connect is not _s3  # s3fs returns the bytes as they are
-        if self._connect is _http and ("html" in kind or encoded):
+        if self._prefix.startswith("http") and ("html" in kind or encoding not in ("", "identity")):
             raise UnsuitedError(f"the answer has the type {kind!r} and the encoding {encoding!r}")
         self.proven = True
-        return Answer(data, self._info(result.meta), encoded)
-
-    def _info(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        info = {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
-        return info | ({"generation": meta["version"]} if self._connect is _gcs else {})
+        info = _info(result.meta)
+        return Answer(data, info | ({"generation": result.meta["version"]} if self._connect is _gcs else {}))
 
     def _error(self, error: Exception, path: str, tag: str | None) -> Exception:
         """Return the exception that says what an exception of obstore means, which has the reason only as text."""
@@ -269,9 +257,11 @@ class RangeClient:
         known.status = unsuited.status = int(status[1]) if status is not None else None
         # A connection that never succeeded may need a proxy or a certificate that only the other client knows.
         lost = failure is not None and (self.proven or failure[1] == "Interrupted")
-        if known.status in THROTTLED:
-            return ThrottledError(errno.EIO, text, path)
         return known if lost or (known.status is not None and is_transient(known)) else unsuited
+
+
+def _info(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
 
 
 def _end() -> None:
@@ -303,11 +293,10 @@ def _http(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tupl
     parts = urlsplit(root)
     if "@" in parts.netloc:
         raise UnsuitedError("the URL contains a password")
+    if any(name.lower().endswith("_proxy") and value for name, value in os.environ.items()):
+        raise UnsuitedError("the environment names proxies, which fsspec does not use for web servers")
     given = fs.storage_options
-    inner = given.get("client_kwargs") or {}
-    if not inner.get("trust_env") and any(n.lower().endswith("_proxy") and value for n, value in os.environ.items()):
-        raise UnsuitedError("the environment names proxies, which are not used without client_kwargs.trust_env")
-    headers = {**inner.get("headers", {}), **given.get("headers", {})}
+    headers = {**(given.get("client_kwargs") or {}).get("headers", {}), **given.get("headers", {})}
     if not HARMLESS_HEADERS.issuperset(map(str.lower, headers)):
         raise UnsuitedError("it would send the headers to other hosts, too, if the server redirects to them")
     client["default_headers"] = {**headers, "Accept-Encoding": "identity"}
@@ -317,70 +306,56 @@ def _http(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tupl
 
 
 def _s3(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
-    """Return the bucket and a slash, and obstore's store for it, connected as s3fs is."""
+    """Return the bucket and a slash, and obstore's store for it, connected as s3fs is.
+
+    s3fs knows best which options, variables and configuration files apply, so its connected client is asked.
+    """
+    import botocore
     from obstore.store import S3Store
 
-    settings = s3_settings(fs.storage_options) or _asked_of_botocore(fs, client["timeout"].total_seconds())
-    bucket = root.partition("/")[0]
-    if PLAIN.fullmatch(bucket) is None:
-        raise UnsuitedError("the source is not in a bucket")
-    options: dict[str, Any] = {"request_payer": True} if fs.storage_options.get("requester_pays") else {}
-    options |= {"credential_provider": settings.provide} if settings.provide else {"skip_signature": True}
-    options |= {"region": settings.region, "endpoint": settings.endpoint}
-    _verify(client, settings.verify)
-    return f"{bucket}/", S3Store(bucket, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
-
-
-def _asked_of_botocore(fs: Any, seconds: float) -> S3Settings:
-    """Return how s3fs connects. It knows best which options, variables, files and services apply."""
-    import botocore
-
+    seconds = client["timeout"].total_seconds()
     boto = _wait_for(fs.set_session(), fs.loop, seconds)
+    bucket = root.partition("/")[0]
     config, credentials = boto.meta.config, boto._request_signer._credentials
-    provide = None
-    if (config.s3 or {}).get("addressing_style") == "virtual":
-        raise UnsuitedError("the AWS configuration names the virtual addressing style")
-    if config.signature_version is not botocore.UNSIGNED:
-        if config.signature_version != "s3v4" or credentials is None:
-            raise UnsuitedError(f"requests are signed with {config.signature_version}, or there are no credentials")
-        provide = _credentials(credentials, fs.loop, seconds)
+    options: dict[str, Any] = {"request_payer": True} if fs.req_kw else {}
+    if fs.split_path(f"{root}/x")[0] != bucket or not bucket:
+        raise UnsuitedError("the source is not in a bucket")
+    if config.proxies or (config.s3 or {}).get("addressing_style") == "virtual":
+        raise UnsuitedError("the AWS configuration names proxies or the virtual addressing style")
+    if config.signature_version is botocore.UNSIGNED:
+        options["skip_signature"] = True
+    elif config.signature_version != "s3v4" or credentials is None:
+        raise UnsuitedError(f"requests are signed with {config.signature_version}, or there are no credentials")
+    else:
+        options["credential_provider"] = _credentials(credentials, fs.loop, seconds)
+    _verify(client, boto._endpoint.http_session._verify)
     region = boto.meta.region_name
-    region = "us-east-1" if region in (None, "aws-global") else region
-    return S3Settings(boto.meta.endpoint_url, region, provide, boto._endpoint.http_session._verify)
-
-
-def gcs_is_open(options: Mapping[str, Any]) -> bool:
-    """Return whether gcsfs sends no credentials, to a known endpoint."""
-    variables = {"STORAGE_EMULATOR_HOST", "GOOGLE_API_USE_MTLS_ENDPOINT"}
-    return options.get("token") == "anon" and ("endpoint_url" in options or variables.isdisjoint(os.environ))
+    options["region"] = "us-east-1" if region in (None, "aws-global") else region
+    options["endpoint"] = boto.meta.endpoint_url
+    return f"{bucket}/", S3Store(bucket, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
 
 
 def _gcs(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
     """Return the bucket and a slash, and obstore's store for it, connected as gcsfs is."""
     from obstore.store import GCSStore
 
-    bucket, given, seconds = root.partition("/")[0], fs.storage_options, client["timeout"].total_seconds()
+    bucket, found, seconds = root.partition("/")[0], fs.credentials, client["timeout"].total_seconds()
 
     def provide() -> Any:
         headers: dict[str, str] = {}
         import asyncio
 
         # gcsfs may refresh the token, with blocking calls.
-        _wait_for(asyncio.to_thread(fs.credentials.apply, headers), fs.loop, seconds)
+        _wait_for(asyncio.to_thread(found.apply, headers), fs.loop, seconds)
         name = next(name for name in headers if name.lower() == "authorization")
-        expiry = fs.credentials.credentials.expiry
+        expiry = found.credentials.expiry
         return {"token": headers[name].removeprefix("Bearer "), "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
     if not bucket:
         raise UnsuitedError("the source is not in a bucket")
-    is_open = gcs_is_open(given)
-    options: dict[str, Any] = {"skip_signature": True}
-    if not is_open and fs.credentials.credentials:
-        options = {"credential_provider": provide}
-    if (payer := given.get("requester_pays")) is not None and payer is not False:
-        client["default_headers"] = {"x-goog-user-project": payer if isinstance(payer, str) else fs.project}
-    options["base_url"] = (given.get("endpoint_url") or GOOGLE) if is_open else fs._location
-    return f"{bucket}/", GCSStore(bucket, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"credential_provider": provide} if found.credentials else {"skip_signature": True}
+    store = GCSStore(bucket, base_url=fs._location, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
+    return f"{bucket}/", store
 
 
 def _azure(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
 from shardfs.model.errors import NOT_FOUND, ShardfsError, errno_of
 from shardfs.storage.cache import nothing
-from shardfs.storage.range_client import Answer, replaced
-from shardfs.storage.retry import RetryPolicy, StoreTimeout, ThrottledError, UnsuitedError, http_status, is_transient
+from shardfs.storage.range_client import Answer, UnsuitedError, replaced
+from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -113,27 +113,17 @@ class FsspecStore:
 
     def reopen(self, key: str) -> None:
         """Drop fsspec's cached listing of the directory of `key`."""
-        self.fs.invalidate_cache(self.path(key).rpartition("/")[0])
+        self.fs.invalidate_cache(self.fs._parent(self.path(key)))
 
     def reopen_below(self, key: str) -> None:
         """Drop all cached listings of fsspec, which caches by directory."""
         self.fs.invalidate_cache()
 
     def stat(self, key: str) -> Stat:
-        path = self.path(key)
-        with self.retry.one_operation():
-            if (client := self._client(path)) is not None:
-                self._waiting()
-                with store_errors(path), suppress(UnsuitedError):
-                    return stat_of_info(self.retry.run("stat", client.head, path))
-            info = self._info(key)
+        info = self._info(key)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
         return stat_of_info(info)
-
-    def _client(self, path: str) -> RangeClient | None:
-        """Return the client of obstore if it may be asked for an object."""
-        return self._ranges if self._ranges is not None and self._ranges.suits(path) else None
 
     def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Send a request with time-outs and retries, and convert the client's exceptions to OSError."""
@@ -168,7 +158,7 @@ class FsspecStore:
 
     def _fetch(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
         """Return the answers to one suffix or any number of ranges, none of which is empty."""
-        with store_errors(path), self.retry.one_operation():
+        with store_errors(path):
             answers = self._answers(path, requests, tag)
         self.retry.counters.received(sum(len(answer.data) for answer in answers))
         for answer, request in zip(answers, requests, strict=True):
@@ -176,17 +166,18 @@ class FsspecStore:
         return answers
 
     def _answers(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
-        if (client := self._client(path)) is None:
+        ranges = self._ranges
+        if ranges is None or not ranges.suits(path):
             return self._ask_for(path, requests, tag)
         try:
             if len(requests) == 1:
-                return [self.retry.run("read", client.get, path, requests[0], tag)]
-            found = self.retry.run("read", client.get_many, [(path, request, tag) for request in requests])
+                return [self.retry.run("read", ranges.get, path, requests[0], tag)]
+            found = self.retry.run("read", ranges.get_many, [(path, request, tag) for request in requests])
             return [answer_or_raise(a) for a in found]
         except UnsuitedError as e:
             answers = self._ask_for(path, requests, tag)
-            if any(answer.data for answer in answers) and not isinstance(e.__cause__, ThrottledError):
-                client.give_up(e)
+            if any(answer.data for answer in answers):
+                ranges.give_up(e)
             return answers
 
     def _ask_for(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
@@ -208,40 +199,9 @@ class FsspecStore:
 
         May return more than `limit` bytes.
         """
-        with self.retry.one_operation():
-            if (documents := self._read_documents(paths, limit)) is not None:
-                return documents
-            starts, stops = [0] * len(paths), [limit + 1] * len(paths)  # without ranges, s3fs asks for each size first
-            found = self.retry.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
-            return cast("list[bytes | Exception]", found)
-
-    def _read_documents(self, paths: Sequence[str], limit: int) -> list[bytes | Exception] | None:
-        """Return what `_ask_for_documents` returns, through obstore; None if obstore cannot tell.
-
-        That is so if no request of obstore has succeeded yet, or if an answer is neither the plain range nor a clear
-        refusal.
-        """
-        clients = [self._client(path) for path in paths]
-        client = clients[0] if all(clients) else None
-        if client is None:
-            return None
-        calls = [(path, ByteRange(0, limit + 1), None) for path in paths]
-        try:
-            answers = self.retry.run("documents", client.get_many, calls)
-        except UnsuitedError:
-            return None
-        out: list[bytes | Exception] = []
-        for path, answer in zip(paths, answers, strict=True):
-            if isinstance(answer, UnsuitedError):
-                if not client.proven or answer.status not in (401, 403, 404, 410):
-                    return None
-                number = errno.EACCES if answer.status in (401, 403) else errno.ENOENT
-                out.append(OSError(number, os.strerror(number), path))
-            elif isinstance(answer, Answer) and answer.encoded:
-                return None
-            else:
-                out.append(bytes(answer.data) if isinstance(answer, Answer) else answer)
-        return out
+        starts, stops = [0] * len(paths), [limit + 1] * len(paths)  # without ranges, s3fs asks for each size first
+        found = self.retry.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
+        return cast("list[bytes | Exception]", found)
 
     def entry(self, key: str) -> DirEntry:
         info = self._info(key)

@@ -41,22 +41,8 @@ MOST_THREADS = 64
 """Most blocking calls at a time. If all of them hang, further calls time out before they start."""
 
 
-THROTTLED = (429, 503)
-"""Statuses of answers with which servers send the header Retry-After."""
-
-
 class StoreTimeout(TimeoutError):
     """The store did not answer in time."""
-
-
-class UnsuitedError(Exception):
-    """A client cannot answer the request; another one may. `status`: the HTTP status, if there is one."""
-
-    status: int | None = None
-
-
-class ThrottledError(ConnectionError):
-    """An answer of `THROTTLED`, from a client that does not report headers."""
 
 
 def bounded(method: Method) -> Method:
@@ -93,15 +79,6 @@ class RetryPolicy:
         return self._silent
 
     @contextmanager
-    def one_operation(self) -> Iterator[None]:
-        """Within this block, the thread's calls end together after at most twice the time-out, as one call does."""
-        self._thread.began = clock()
-        try:
-            yield
-        finally:
-            self._thread.began = None
-
-    @contextmanager
     def optional(self) -> Iterator[None]:
         """Within this block, the thread's operations are not retried, and their time-outs do not make others fail."""
         self._thread.optional = True
@@ -119,17 +96,12 @@ class RetryPolicy:
         `method` may be a coroutine method of an object with the event loop `loop`, or be `bounded`.
 
         `method` may return a list that contains exceptions; the call is retried if one of them is transient.
-
-        Instead of a retry after a ThrottledError, raise UnsuitedError: another client must ask for Retry-After.
         """
         began, failure = clock(), None
         self.counters.begin(kind)
         try:
             with self._admitted() as retries:
-                end = (getattr(self._thread, "began", None) or began) + 2 * self.timeout_s
-                return self._attempts(retries, end, method, args, kwargs)
-        except UnsuitedError:  # the store has not failed
-            raise
+                return self._attempts(retries, began, method, args, kwargs)
         except Exception as e:
             failure = errno_of(e)
             raise
@@ -150,7 +122,8 @@ class RetryPolicy:
         finally:
             self._probing.release()
 
-    def _attempts(self, retries: int, end: float, method: Any, args: Any, kwargs: Any) -> Any:
+    def _attempts(self, retries: int, began: float, method: Any, args: Any, kwargs: Any) -> Any:
+        end = began + self.timeout_s * (2 if retries else 1)
         for number in range(retries + 1):
             result, failure = self._attempt(min(self.timeout_s, end - clock()), method, args, kwargs)
             timeout = isinstance(failure, StoreTimeout)
@@ -166,9 +139,6 @@ class RetryPolicy:
             if not transient or number == retries or clock() >= last:
                 break
             time.sleep(pause)
-            if throttled := next((part for part in transient if isinstance(part, ThrottledError)), None):
-                self.counters.attempt(again=True, timeout=False)
-                raise UnsuitedError from throttled
         if failure is not None:
             self._silent |= timeout and not self._is_optional()
             raise failure
@@ -250,7 +220,7 @@ class DaemonThreads:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the error is transient: a lost connection, a time-out, throttling or a server error."""
-    if isinstance(error, ThrottledError) or _error_code(error) in _TRANSIENT_CODES:
+    if _error_code(error) in _THROTTLED:
         return True
     status = http_status(error)
     if status is not None:
@@ -283,10 +253,8 @@ _PASSING_ERRNOS = {
     errno.ETIMEDOUT,
 }  # fmt: skip
 
-_TRANSIENT_CODES = {
-    "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "ServerBusy",
-    "InternalError", "ServiceUnavailable", "TooManyRequests",
-}  # fmt: skip
+_THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout", "ServerBusy",
+              "InternalError", "ServiceUnavailable", "TooManyRequests"}  # fmt: skip
 
 
 def _error_code(error: BaseException) -> str | None:

@@ -19,15 +19,14 @@ from urllib.parse import quote
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import NOT_FOUND
 from shardfs.storage.blob_views import absolute
-from shardfs.storage.range_client import Answer, replaced
+from shardfs.storage.range_client import Answer, UnsuitedError, replaced
 from shardfs.storage.remote import FsspecStore, answer_or_raise, range_header, stat_of_info, store_errors
 from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardfs.model.blobs import ByteRequest
-    from shardfs.storage.range_client import RangeClient
+    from shardfs.model.blobs import ByteRequest, Stat
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +93,13 @@ class WebStore(FsspecStore):
     def reopen_below(self, key: str) -> None:
         """Do nothing: no listing is cached."""
 
-    def _client(self, path: str) -> RangeClient | None:
-        # Where a page stands for missing names, each answer must be compared with that page.
-        return super()._client(path) if self._missing_page is None else None
+    def stat(self, key: str) -> Stat:
+        url, ranges = self.path(key), self._ranges
+        if self._missing_page is None and ranges is not None and ranges.suits(url):
+            self._waiting()
+            with store_errors(url), suppress(UnsuitedError):
+                return stat_of_info(self.retry.run("stat", ranges.head, url))
+        return super().stat(key)
 
     def _info(self, key: str) -> Mapping[str, Any]:
         self._waiting()
@@ -110,17 +113,19 @@ class WebStore(FsspecStore):
         unknown = directory or (info["page"] and info["size"] is None)
         return DirEntry(key.rsplit("/", 1)[-1], directory, None if unknown else stat_of_info(info), info["page"])
 
+    def _answers(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
+        # Where a page stands for missing names, each answer must be compared with that page.
+        return (super()._answers if self._missing_page is None else self._ask_for)(path, requests, tag)
+
     def _ask_for(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
         if len(requests) == 1:
             return [self.retry.run("read", self._part, path, requests[0], tag)]
         return [answer_or_raise(a) for a in self._each("read", self._part, [(path, r, tag) for r in requests])]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
-        with self.retry.one_operation():
-            simple = self._read_documents(paths, limit)
-            if simple is not None and not any(_looks_like_a_page(data) for data in simple if isinstance(data, bytes)):
-                return simple
-            got = self._each("documents", self._document, [(path, limit) for path in paths])
+        if (simple := self._simple_documents(paths, limit)) is not None:
+            return simple
+        got = self._each("documents", self._document, [(path, limit) for path in paths])
         documents = [found for found in got if isinstance(found, _Document)]
         pages = [found.page for found in documents if found.page is not None]
         proven = len(pages) < len(documents)
@@ -138,6 +143,27 @@ class WebStore(FsspecStore):
                 why = "the web server sends an HTML page instead of a metadata document or 404 Not Found"
                 out.append(OSError(errno.EIO, f"{why}; look at the URL in a browser: must you log in?", url))
         return out
+
+    def _simple_documents(self, paths: Sequence[str], limit: int) -> list[bytes | Exception] | None:
+        """Return what `_ask_for_documents` returns, through obstore; None if obstore cannot tell.
+
+        That is so if an answer may be a page, or has not the byte range, or if no request of obstore has succeeded yet.
+        """
+        ranges = self._ranges
+        if self._missing_page is not None or ranges is None or not all(ranges.suits(path) for path in paths):
+            return None
+        calls = [(path, ByteRange(0, limit + 1), None) for path in paths]
+        answers = self.retry.run("documents", ranges.get_many, calls)
+        out: list[bytes | Exception] = []
+        for url, answer in zip(paths, answers, strict=True):
+            if isinstance(answer, UnsuitedError):
+                if not ranges.proven or answer.status not in (401, 403, 404, 410):
+                    return None
+                denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), url)
+                out.append(denied if answer.status in (401, 403) else _missing(url))
+            else:
+                out.append(bytes(answer.data) if isinstance(answer, Answer) else answer)
+        return None if any(_looks_like_a_page(data) for data in out if isinstance(data, bytes)) else out
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()

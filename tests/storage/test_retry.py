@@ -9,7 +9,7 @@ import queue
 import socket
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from shardfs.model.blobs import ByteRange
 from shardfs.storage import retry
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
-from shardfs.storage.retry import RetryPolicy, StoreTimeout, ThrottledError, UnsuitedError, http_status, is_transient
+from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
 from tests.failing_starts import FailingStarts
 from tests.mount.distant import serving
 from tests.waiting import wait_until
@@ -132,38 +132,6 @@ def test_a_list_with_an_accident_in_it_is_asked_for_again() -> None:
     assert RetryPolicy(5, 4).run("read", lambda: lists.pop(0))[0] == b"a"
     assert lists == []
     assert isinstance(RetryPolicy(5, 1).run("read", lambda: [Reply(status=500)])[0], Reply)
-
-
-def test_another_client_is_asked_because_of_the_throttled_request() -> None:
-    throttled = ThrottledError(errno.EIO, "503")
-    with pytest.raises(UnsuitedError) as e:
-        RetryPolicy(5, 4).run("read", lambda: [Reply(status=500), throttled, b"a"])
-    assert e.value.__cause__ is throttled
-
-
-def test_the_calls_of_one_operation_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    left: list[float] = []
-
-    def note(futures: list[Future[Any]], seconds: float) -> Any:
-        left.append(seconds)
-        return wait(futures, 20)
-
-    monkeypatch.setattr(retry, "clock", lambda: now[0])
-    monkeypatch.setattr(retry, "wait", note)
-    policy = RetryPolicy(30, 4)
-
-    def slow() -> None:
-        now[0] += 50
-        raise UnsuitedError
-
-    for _ in range(2):
-        with policy.one_operation():
-            with pytest.raises(UnsuitedError):
-                policy.run("read", slow)
-            assert policy.run("read", lambda: b"data") == b"data"
-    assert policy.run("read", lambda: b"data") == b"data"
-    assert left == [30, 10, 30, 10, 30]
 
 
 def test_an_optional_operation_is_tried_once_and_makes_no_other_fail() -> None:
