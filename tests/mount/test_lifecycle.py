@@ -256,7 +256,7 @@ def test_a_service_manager_is_told(
                     told.pop()
                 if len(told) == 2:
                     break
-            status = re.compile(rf"STATUS=serving {source} on {mountpoint}: \d+ requests, [\d.]+ MiB served")
+            status = re.compile(rf"STATUS=serving {source} on {mountpoint}: \d+ requests?, [\d.]+ MiB served")
             assert [fields[:-1] for fields in told] == [["READY=1", "WATCHDOG=1"], ["WATCHDOG=1"]]
             assert all(status.fullmatch(fields[-1]) for fields in told), told
             process.send_signal(signal.SIGTERM)
