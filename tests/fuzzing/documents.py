@@ -15,16 +15,40 @@ from shardfs.formats.registry import format_of
 from shardfs.formats.zarr_transformer import META, ZARR_TRANSFORMER, ArrayDocuments
 from shardfs.formats.zarr_transformer.stored import CONSOLIDATED
 from shardfs.model.errors import CorruptShardError, UnsupportedError
+from tests import data_n5, handmade
 from tests.data_zarr_transformer import array_document, sharding
 from tests.fuzzing.inputs import Draw, bent
 from tests.strategies import json_paths, json_values, replaced
-from tests.write.bombs import PLAIN, SHARDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 FORMATS = {"zarr": "zarr3", "volume": "precomputed", "n5": "n5"}
 DRAFT = ZARR_TRANSFORMER.dataset_formats[0]
+
+ZARR = handmade.zarr_metadata((16, 16), (8, 8), (2, 2))
+VOLUME = handmade.volume_info(
+    (16, 16, 12), (4, 4, 2), handmade.sharding(preshift=1, minishard=2, shard=3, index="gzip")
+)
+N5 = data_n5.attributes(
+    (12, 12), (6, 6), "uint16", codecs=[data_n5.sharding((3, 3), [{"name": "n5bytes"}], data_n5.Index())]
+)
+PLAIN: dict[str, tuple[str, Any]] = {
+    "zarr": (
+        "zarr.json",
+        {
+            **ZARR,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}},
+            "codecs": [{"name": "bytes"}],
+        },
+    ),
+    "volume": ("info", {**VOLUME, "scales": [{k: v for k, v in VOLUME["scales"][0].items() if k != "sharding"}]}),
+    "n5": (
+        "attributes.json",
+        {"dimensions": [12, 12], "blockSize": [3, 3], "dataType": "uint16", "compression": {"type": "raw"}},
+    ),
+}
+SHARDED = {"zarr": ("zarr.json", ZARR), "volume": ("info", VOLUME), "n5": ("attributes.json", N5)}
 
 
 VALUES = json_values | st.sampled_from((10**400, -(10**400), 1e308, 5e-324))
@@ -63,7 +87,6 @@ class Kind:
         return {name: json.loads(data) for name, data in opened.documents.items()}
 
 
-ZARR = SHARDED["zarr"][1]
 GZIP = {"codec": "https://purl.org/zarr/spec/codec/gzip/1.0", "configuration": {"level": 1}}
 ARRAY = array_document((7, 10), (2, 3), sharding(2, 2), compressor=GZIP)
 GROUP = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"b": ZARR, "c/d": ZARR}}}

@@ -196,7 +196,7 @@ BUGS = [
         "conflicts",
         "        if key in same or base.digests is None or",
         "        if key in same or not base.digests or",
-        "tests/write/test_remote_writes.py::test_another_writer_is_noticed_in_every_stored_form",
+        "tests/write/test_stored_forms.py",
     ),
     bug(
         "a publish that a crash interrupted is taken for another writer",

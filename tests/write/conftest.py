@@ -5,17 +5,11 @@ Whoever writes is a program of its own, so that no test waits for its own mount.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import HELD_SECONDS, need_fuse, unmount
-from tests.datasets import ROOT
 from tests.write.object_store import object_store
 
 if TYPE_CHECKING:
@@ -23,42 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.write.object_store import Server
-
-
-@contextmanager
-def serving_memory(mountpoint: Path) -> Iterator[Path]:
-    """A `MemoryTree`, mounted."""
-    mountpoint.mkdir()
-    command = [sys.executable, "-m", "tests.write.serve_memory", str(mountpoint)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as server:
-        watchdog = threading.Timer(HELD_SECONDS, server.kill)
-        watchdog.daemon = True
-        watchdog.start()
-        assert server.stdout is not None
-        try:
-            first = server.stdout.readline()
-            assert first == b"ready\n", first + server.stdout.read()
-            yield mountpoint
-        finally:
-            unmount(mountpoint)
-            try:
-                said, _ = server.communicate(timeout=10)
-            finally:
-                server.kill()
-                watchdog.cancel()
-    mountpoint.rmdir()
-    # libfuse says so if it finds the mount gone in the moment in which it is about to unmount it.
-    said = b"".join(line for line in said.splitlines(True) if not line.startswith(b"fuse: failed to unmount"))
-    assert (server.returncode, said) == (0, b""), os.fsdecode(said)
-
-
-@pytest.fixture
-def memory_mount(tmp_path: Path) -> Iterator[Path]:
-    need_fuse()
-    with serving_memory(tmp_path / "mnt") as path:
-        yield path
 
 
 @pytest.fixture(autouse=True)

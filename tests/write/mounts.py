@@ -106,6 +106,13 @@ def client(script: str, *args: object, python: str | Path = sys.executable) -> I
                     stream.close()
 
 
+def program(name: str, *arguments: str | Path, timeout: float = 240) -> str:
+    """What `python -m tests.write.NAME` prints; it must succeed."""
+    run = conftest._run([sys.executable, "-m", f"tests.write.{name}", *map(str, arguments)], timeout, cwd=ROOT)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
 def succeeded(processes: Sequence[subprocess.Popen[str]], timeout: float) -> list[Any]:
     """What they printed as JSON, if anything; all must end well."""
     out = []

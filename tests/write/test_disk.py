@@ -59,13 +59,6 @@ def test_a_hook_shortens_writes_and_all_is_written(file: int) -> None:
     assert hook.count == 4
 
 
-def test_write_all_goes_on_where_it_was(file: int) -> None:
-    syscalls.hook = Only("write", lambda function, args: function(args[0], args[1][:4]))
-    syscalls.write_all(file, b"0123456789")
-    syscalls.write_all(file, memoryview(b"abc"))
-    assert os.pread(file, 99, 0) == b"0123456789abc"
-
-
 @pytest.mark.parametrize("refused", [None, "clone", "copy_file_range"])
 @given(start=st.integers(0, 9000), size=st.integers(0, 300_000), shift=st.sampled_from([-4096, -1, 0, 1, 4096, 8192]))
 def test_copies_are_exact(
@@ -113,45 +106,3 @@ def test_a_source_that_ends_is_an_error(tmp_path: Path, file: int) -> None:
         syscalls.copy_range(file, target, 0, 100, 0)
     os.close(target)
     assert caught.value.errno == errno.EIO
-
-
-def test_other_errors_of_copies_are_told(tmp_path: Path, file: int) -> None:
-    syscalls.pwrite_all(file, bytes(100), 0)
-    syscalls.hook = Only("copy_file_range", refuse(errno.ENOSPC))
-    with pytest.raises(OSError, match="No space"):
-        syscalls.copy_range(file, file, 0, 100, 4096)
-
-
-def test_exchange_and_rename_new(tmp_path: Path) -> None:
-    at = os.open(tmp_path, os.O_RDONLY)
-    try:
-        for name in "ab":
-            (tmp_path / name).write_text(name)
-        syscalls.exchange("a", "b", at, at)
-        assert [(tmp_path / n).read_text() for n in "ab"] == ["b", "a"]
-        with pytest.raises(FileExistsError):
-            syscalls.rename_new("a", "b", at, at)
-        syscalls.rename_new("a", "c", at, at)
-        assert (tmp_path / "c").read_text() == "b"
-        with pytest.raises(FileNotFoundError):
-            syscalls.exchange("a", "b", at, at)
-        syscalls.fsync_directory(at)
-        syscalls.fsync_directory(str(tmp_path))
-    finally:
-        os.close(at)
-
-
-def test_locks_are_of_the_open_file(tmp_path: Path) -> None:
-    path = str(tmp_path / "lock")
-    first, second = (syscalls.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
-    syscalls.lock(first)
-    with pytest.raises(BlockingIOError):
-        syscalls.lock(second, wait=0.05)
-    with pytest.raises(BlockingIOError):
-        syscalls.lock(second, exclusive=False)
-    syscalls.unlock(first)
-    syscalls.lock(second, exclusive=False)
-    syscalls.lock(first, exclusive=False)
-    os.close(second)
-    syscalls.lock(first, wait=1)
-    os.close(first)

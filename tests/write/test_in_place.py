@@ -16,7 +16,6 @@ import tensorstore as ts
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs.verify import ShardVerifier
-from shardfs.model.blobs import Suffix
 from shardfs.model.changes import Begun
 from shardfs.model.shard_format import Put
 from shardfs.shards import rewriting
@@ -166,32 +165,6 @@ def test_rounds_of_changes(index: str, meshes: bool, tmp_path: Path) -> None:
         assert {key: bytes(r.value) for key, r in natively.items() if r.state == "value"} == wanted
 
 
-def test_the_steps(place: Place) -> None:
-    """What is behind is synced before the journal knows, and that before an entry leads there."""
-    place.update(place.make({0: b"zero", 1: b"one", 2: b"two"}))
-    first, (number, _, mtime_ns) = place.path.read_bytes(), place.identity
-    notes: list[Begun] = []
-
-    def begun(note: Begun) -> None:
-        notes.append(note)
-        recorder.calls.append(("begun", ()))
-
-    checked: list[bytes] = []
-    with hooked(recorder := Recorder()):
-        make = place.make({0: b"more", 2: b"and more"})
-        place.update(make, begun, lambda new: checked.append(new.read([Suffix(1 << 20)])[0]))
-    taking = ["open", "lock"]
-    entries = [args[1:] for name, args in recorder.calls if name == "pwrite" and len(args[1]) == 16]
-    assert recorder.names == [*taking, "open", "pwrite", "fsync", "begun", "pwrite", "pwrite", "fsync", "unlink"]
-    now = place.path.read_bytes()
-    assert [(bytes(data), at) for data, at in entries] == [(now[0:16], 0), (now[32:48], 32)]
-    assert notes == [Begun(place.key, [number, len(first), mtime_ns], head=HEADER)]
-    assert Begun.from_json(json.loads(json.dumps(notes[0]._asdict()))) == notes[0]
-    assert checked == [now]
-    assert place.identity[0] == number
-    assert place.found == {0: b"more", 1: b"one", 2: b"and more"}
-
-
 def test_a_file_that_gets_no_new_bytes_becomes_another_version_all_the_same(place: Place) -> None:
     """The last chunk of a minishard goes: nothing is written but an empty entry."""
     place.update(place.make({0: b"zero", 1: b"one"}))
@@ -201,13 +174,6 @@ def test_a_file_that_gets_no_new_bytes_becomes_another_version_all_the_same(plac
     assert place.found == {0: b"zero"}
     usage = StoredShard(place.collection, 0, LocalStore(str(place.top)).open(place.key)).usage()
     assert usage.dead == len(b"one") + 24 + 16
-
-
-def test_what_is_there_already_is_not_written_again(place: Place) -> None:
-    place.update(place.make({0: b"zero", 1: b"one"}))
-    before = place.identity
-    place.update(place.make({0: b"zero"}, {5}))
-    assert place.identity == before
 
 
 def test_times_go_on_where_the_clock_is_coarse(place: Place) -> None:

@@ -21,7 +21,7 @@ from shardfs.model.errors import DanglingLinkError, StaleShardError
 from shardfs.model.kinds import is_in
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
-from shardfs.storage.writers import files, open_writer
+from shardfs.storage.writers import files
 from shardfs.storage.writers.local import LocalWriter
 from tests.write.hooks import Recorder, fail, hooked, in_child
 from tests.write.steps import Steps
@@ -74,12 +74,6 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(os.listdir(tmp_path / "a"))
 
 
-def test_it_is_what_local_stores_get(tmp_path: Path) -> None:
-    writer = open_writer(LocalStore(str(tmp_path)))
-    assert isinstance(writer, LocalWriter)
-    assert writer.local
-
-
 def test_an_object_is_made_of_all_kinds_of_pieces(writer: LocalWriter, tmp_path: Path) -> None:
     old, seen = os.urandom(300_000), list[bytes]()
     (tmp_path / KEY).write_bytes(old)
@@ -102,23 +96,6 @@ def test_many_bytes_in_memory_are_written_in_turn(writer: LocalWriter, tmp_path:
     assert recorder.names.count("pwrite") == 3
 
 
-def test_the_steps_of_a_new_object(writer: LocalWriter, tmp_path: Path) -> None:
-    notes: list[Begun] = []
-
-    def begun(note: Begun) -> None:
-        notes.append(note)
-        recorder.calls.append(("begun", ()))
-
-    with hooked(recorder := Recorder()):
-        writer.update(KEY, Steps(lambda _: [b"new"], begun))
-    taking = ["open", "lock"]
-    making = ["open", "lock", "pwrite", "fsync", "begun", "rename_new", "fsync_directory"]
-    assert recorder.names == [*taking, *making, "unlink"]
-    assert names(tmp_path) == ["shard"]
-    assert notes == [Begun(KEY, None, notes[0].temp, (tmp_path / KEY).stat().st_ino)]
-    assert json.loads(json.dumps(notes[0])) == list(notes[0])
-
-
 def test_many_new_objects_are_on_disk_together(writer: LocalWriter, tmp_path: Path) -> None:
     """Each file is synced, and each directory once. Those that an interrupted run has begun are overwritten."""
     (tmp_path / "a" / "b").mkdir(parents=True)
@@ -132,19 +109,6 @@ def test_many_new_objects_are_on_disk_together(writer: LocalWriter, tmp_path: Pa
     assert recorder.names.count("fsync_directory") < 40, "not for each file"
     with hooked(Recorder(2, fail(errno.EIO))), pytest.raises(OSError, match="Input/output"):
         writer.create([("new/0", b"")])
-
-
-def test_the_steps_of_a_replacement(writer: LocalWriter, tmp_path: Path) -> None:
-    (tmp_path / KEY).write_bytes(b"old")
-    before = (tmp_path / KEY).stat()
-    notes: list[Begun] = []
-    with hooked(recorder := Recorder()):
-        writer.update(KEY, Steps(lambda _: [ByteRange(0, 3), b"new"], tell=notes.append))
-    taking = ["open", "lock"]
-    making = ["open", "lock", "copy_file_range", "pwrite", "chmod", "fsync", "exchange", "fsync_directory", "unlink"]
-    assert recorder.names == [*taking, *making, "unlink"]
-    assert names(tmp_path) == ["shard"]
-    assert notes[0].base == [before.st_ino, 3, before.st_mtime_ns]
 
 
 @pytest.mark.parametrize("instead", [False, True])
@@ -178,16 +142,6 @@ def test_what_stays_as_it_is_is_not_touched(writer: LocalWriter, tmp_path: Path)
     stat = writer.update(KEY, Steps(lambda old: [ByteRange(0, 3)]))
     assert stat == LocalStore(str(tmp_path)).entry(KEY).stat
     assert (tmp_path / KEY).stat().st_ctime_ns == before.st_ctime_ns
-
-
-def test_the_steps_of_a_removal(writer: LocalWriter, tmp_path: Path) -> None:
-    (tmp_path / KEY).write_bytes(b"old")
-    with hooked(recorder := Recorder()):
-        assert writer.update(KEY, Steps(lambda _: None)) is None
-        assert recorder.names == ["open", "lock", "rename_new", "fsync_directory", "unlink", "unlink"]
-        assert writer.update(KEY, Steps(lambda _: None)) is None
-    assert recorder.names[6:] == ["open", "lock", "fsync_directory", "unlink"]
-    assert names(tmp_path) == []
 
 
 def test_directories_are_made_and_last(writer: LocalWriter, tmp_path: Path) -> None:
@@ -711,22 +665,6 @@ def test_a_directory_swapped_for_a_link_meanwhile(tmp_path: Path, outside: Path)
 
 
 # ------------------------------------------------------------------------------------------- passing through
-
-
-def test_passing_through(writer: LocalWriter, tmp_path: Path) -> None:
-    writer.put("README", b"text")
-    writer.disk.make_directory("d")
-    with pytest.raises(FileExistsError):
-        writer.disk.make_directory("d")
-    with pytest.raises(FileNotFoundError):
-        writer.disk.make_directory("no/d")
-    writer.rename("README", "d/README")
-    with pytest.raises(OSError, match="not empty"):
-        writer.remove_directory("d")
-    writer.delete("d/README")
-    with pytest.raises(FileNotFoundError):
-        writer.delete("d/README")
-    writer.remove_directory("d")
 
 
 def test_open_file(writer: LocalWriter, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.write import model
 from tests.write.layout_model import PAIRS, LayoutMachine
 from tests.write.model import told
+from tests.write.mounts import program
 from tests.write.scale import times
-from tests.write.test_changes import program
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,20 +6,12 @@ import ast
 import os
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
-import pytest
-
-from shardfs.formats.zarr3 import ZARR3
-from shardfs.model.kinds import NameKind
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
-from shardfs.write.buffers import Budget
-from shardfs.write.contents import FileContents
 from shardfs.write.files import WritableFile, split
 from shardfs.write.journal import Journal
-from shardfs.write.name_kind import document_at, is_document
-from shardfs.write.names import Names
 from shardfs.write.open_files import Handle
 from shardfs.write.tree import open_write_tree
 from tests.datasets import ROOT as TOP
@@ -35,52 +27,6 @@ TARGET = TARGETS["zarr_end"]
 
 MOST_CALLS = 80
 """Python calls of a FLUSH. It ran 146 when this was first counted."""
-
-
-@pytest.fixture
-def names(tmp_path: Path) -> Names:
-    TARGET.create(tmp_path)
-    TARGET.fill(tmp_path, TARGET.array({0: 1}))
-    return Names(open_tree(str(tmp_path)), cast("Any", None))
-
-
-def test_names_know_the_kind_of_a_name_whether_the_file_exists_or_not(names: Names) -> None:
-    for number in (0, 1):
-        directory, name = split(TARGET.path(number))
-        meaning = names.classify_name(directory, name)
-        assert meaning.kind is NameKind.CHUNK
-        assert meaning.target is not None
-        assert meaning.target.coords == TARGET.chunks[number]
-    assert names.classify_name("", b"notes.txt.partial").kind is NameKind.SCRATCH
-    assert names.classify_name("", b".shardfs-lock").kind is NameKind.HIDDEN
-
-
-def test_a_path_leads_to_a_number_and_back(names: Names) -> None:
-    directory, _ = split(TARGET.path(0))
-    number = names.base_number(directory)
-    assert number is not None
-    assert names.path_of(number) == directory
-    assert names.path_of(ROOT) == ""
-    assert names.base_number("missing") is None
-
-
-def test_contents_are_read_and_changed_without_any_call_of_a_file_system(names: Names) -> None:
-    contents = FileContents(
-        names, cast("Any", None), cast("Any", None), Budget(1 << 20, lambda: os.memfd_create("buffer"))
-    )
-    file = names.files.new("", b"f", NameKind.ORPHAN)
-    contents.load(file).write(2, b"xy")
-    contents.resize(file, 3)
-    assert contents.whole(file) == b"\0\0x"
-    assert contents.attributes(file).size == 3
-
-
-def test_a_document_is_known_by_its_name(names: Names) -> None:
-    found = document_at(names.base, "group/array", "zarr.json")
-    assert found is not None
-    assert (found.form, found.directory, found.path) == (ZARR3, "group/array", "group/array/zarr.json")
-    assert is_document("zarr.json")
-    assert document_at(names.base, "group", "notes.txt") is None
 
 
 def test_only_a_file_changes_its_own_state() -> None:

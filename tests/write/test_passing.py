@@ -148,15 +148,6 @@ def test_a_file_has_no_attributes_of_ours(tree: WriteTree, source: Path) -> None
     tree.release(handle)
 
 
-def test_one_may_be_made_or_replaced_alone(tree: WriteTree, source: Path) -> None:
-    there = number(tree, "d/file")
-    fails(errno.ENODATA, tree.set_xattr, there, NOTE, b"1", os.XATTR_REPLACE)
-    tree.set_xattr(there, NOTE, b"2", os.XATTR_CREATE)
-    fails(errno.EEXIST, tree.set_xattr, there, NOTE, b"3", os.XATTR_CREATE)
-    tree.set_xattr(there, NOTE, b"4", os.XATTR_REPLACE)
-    assert of_users(source / "d/file") == {NOTE: b"4"}
-
-
 @pytest.mark.parametrize("path", ["a/c/0/0", "a/zarr.json", "a/c", "a/c/0", ""])
 def test_what_the_formats_have_no_room_for(tree: WriteTree, source: Path, path: str) -> None:
     there = number(tree, path)
@@ -274,12 +265,6 @@ def test_no_room_is_made_for_what_is_no_file_of_the_disk(tree: WriteTree, path: 
     fails(errno.EOPNOTSUPP, tree.allocate, handle, 0, 1 << 20, 0)
     tree.release(handle)
     assert tree.read(number(tree, path), 0, 1 << 20) == before
-
-
-def test_who_reads_only_makes_no_room(tree: WriteTree) -> None:
-    handle = tree.open(number(tree, "d/file"), os.O_RDONLY)
-    fails(errno.EBADF, tree.allocate, handle, 0, 1000, 0)
-    tree.release(handle)
 
 
 # ---- symbolic links

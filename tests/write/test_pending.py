@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from shardfs.write.journal import Position, Record, RecordKind
 from shardfs.write.pending import Pending
-from shardfs.write.stored import ABSENT, ANYTHING, Stored
+from shardfs.write.stored import ABSENT, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 DIGEST = "6b86b273ff34fce19d6b804eff5a3f57"
-BASE = Stored((1, 2), (DIGEST,))
 
 
 def recorder() -> Callable[..., Record]:
@@ -31,26 +30,6 @@ def recorder() -> Callable[..., Record]:
 
 def put(record: Callable[..., Record], path: str, **meta: Any) -> Record:
     return record(RecordKind.PUT, data=True, path=path, mtime_ns=5, mode=0o644, **meta)
-
-
-def test_a_later_version_supersedes_and_keeps_the_base() -> None:
-    record, pending = recorder(), Pending()
-    assert pending.apply(put(record, "c/0", base=BASE.to_json())) == []
-    assert pending.apply(put(record, "c/0")) == [1]
-    assert pending.versions["c/0"].base == BASE
-    assert pending.apply(record(RecordKind.DEL, path="c/0")) == [2]
-    assert pending.versions["c/0"].data is None
-
-
-def test_done_frees_versions_begin_and_itself() -> None:
-    record, pending = recorder(), Pending()
-    pending.apply(put(record, "c/0", base=None))
-    pending.apply(record(RecordKind.BEGIN, key="shard", lsns=[1], temp="t"))
-    assert list(pending.begun) == [2]
-    free = pending.apply(record(RecordKind.DONE, key="shard", lsns=[1], entries={"c/0": DIGEST}))
-    assert sorted(free) == [1, 2, 3]
-    assert not pending.versions
-    assert not pending.begun
 
 
 def test_what_was_published_is_the_base_of_a_later_version() -> None:
@@ -77,30 +56,6 @@ def test_a_publish_of_other_chunks_of_the_shard_changes_only_the_version() -> No
     assert pending.versions["c/0"].base == Stored((3, 4))
 
 
-def test_a_move_needs_the_record_with_the_data() -> None:
-    record, pending = recorder(), Pending()
-    pending.apply(put(record, "c/0.partial", scratch=True, base=None))
-    assert (
-        pending.apply(record(RecordKind.MOVE, **{"from": "c/0.partial", "to": "c/0", "lsn": 1, "base": BASE.to_json()}))
-        == []
-    )
-    version = pending.versions["c/0"]
-    assert list(pending.versions) == ["c/0"]
-    assert (version.lsn, version.data, version.records, version.scratch) == (2, Position(1, 4096, 10, 0), (1, 2), False)
-    assert version.base == BASE
-    assert sorted(pending.apply(record(RecordKind.DONE, key="s", lsns=[2], entries={"c/0": DIGEST}))) == [1, 2, 3]
-
-
-def test_a_move_may_leave_a_tombstone() -> None:
-    record, pending = recorder(), Pending()
-    pending.apply(put(record, "c/0", base=BASE.to_json()))
-    pending.apply(record(RecordKind.MOVE, **{"from": "c/0", "to": "c/1", "lsn": 1, "gone": True}))
-    assert pending.versions["c/0"].data is None
-    assert pending.versions["c/0"].base == BASE
-    assert pending.apply(record(RecordKind.DONE, key="a", lsns=[2], entries={"c/1": DIGEST})) == [1, 3]
-    assert pending.apply(record(RecordKind.DONE, key="b", lsns=[2], entries={"c/0": ABSENT})) == [2, 4]
-
-
 def test_a_move_of_what_was_lost_is_told() -> None:
     record, pending = recorder(), Pending()
     pending.apply(put(record, "a"))
@@ -119,17 +74,6 @@ def test_a_move_that_was_done_with_is_not_lost() -> None:
     pending.apply(record(RecordKind.DONE, key="s", lsns=[3], entries={"x": DIGEST}))
     assert pending.versions == {}
     assert pending.lost == {}
-
-
-def test_a_conflict_stays_until_it_is_decided() -> None:
-    record, pending = recorder(), Pending()
-    pending.apply(put(record, "c/0", base=BASE.to_json()))
-    assert pending.apply(record(RecordKind.CONFLICT, path="c/0", lsn=1, why="written by somebody else")) == []
-    assert pending.versions["c/0"].conflict
-    pending.apply(record(RecordKind.CONFLICT, path="c/0", lsn=1, why=""))
-    assert pending.versions["c/0"].conflict == ""
-    assert pending.versions["c/0"].base == ANYTHING
-    assert sorted(pending.apply(record(RecordKind.DROP, path="c/0", lsn=1))) == [1, 2, 3, 4]
 
 
 PATHS = ("c/0", "c/1", "c/2", "t")

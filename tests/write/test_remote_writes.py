@@ -226,42 +226,9 @@ def test_two_programs_lose_nothing_of_each_other(server: Server, tmp_path: Path)
     assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
 
 
-def test_a_conflict_is_told_and_theirs_stays(server: Server, tmp_path: Path) -> None:
-    target = TARGETS["zarr_end"]
-    filled(target, server, tmp_path / "natively", {0: 1, 1: 2})
-    other = Other(server, target)
-    with opened(server, tmp_path) as fs:
-        fs.pipe_file(target.path(0), target.shown(100))
-        other.write(0, 200)
-        with pytest.raises(OSError, match=target.path(0)) as caught:
-            fs.publish(timeout=30)
-        assert caught.value.errno == errno.ESTALE
-        assert fs.cat_file(target.path(0)) == target.shown(100)
-    assert (arrived(target, server, tmp_path / "after") == target.array({0: 200, 1: 2})).all()
-
-
 def pending_of(fs: ShardFileSystem) -> WriteBuffer:
     assert isinstance(fs.tree, WriteTree)
     return fs.tree.pending
-
-
-@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
-@pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "zarr_zstd", "zarr_crc", "zarr_nested", "zarr_gzip_after"])
-@pytest.mark.parametrize("was_there", [True, False])
-def test_another_writer_is_noticed_in_every_stored_form(
-    name: str, was_there: bool, server: Server, tmp_path: Path
-) -> None:
-    """Its chunk has the size of the former one, and is where that was."""
-    target, held = TARGETS[name], {0: 1, 1: 2} if was_there else {1: 2}
-    filled(target, server, tmp_path / "natively", held)
-    with opened(server, tmp_path) as fs:
-        fs.pipe_file(target.path(0), target.shown(100))
-        target.fill(tmp_path / "natively", target.array(held | {0: 200}))
-        upload(server, tmp_path / "natively")
-        with pytest.raises(OSError, match="the stored chunk") as caught:
-            fs.publish(timeout=30)
-        assert caught.value.errno == errno.ESTALE
-    assert (arrived(target, server, tmp_path / "after") == target.array(held | {0: 200})).all()
 
 
 def test_an_entry_that_leaves_the_object_is_damage_of_a_published_chunk(server: Server, tmp_path: Path) -> None:

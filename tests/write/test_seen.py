@@ -22,18 +22,6 @@ def encoded(**members: Any) -> bytes:
 OLD, NEW = encoded(shape=[8], a=1), encoded(shape=[16], a=1, native=1)
 
 
-def test_the_version_that_was_read_or_written_last_is_kept() -> None:
-    known = Seen()
-    assert ("a" in known, known.latest("a")) == (False, None)
-    known.read("a", None)
-    assert ("a" in known, known.latest("a")) == (True, None)
-    for version in (OLD, NEW, None, OLD):
-        known.read("a", version)
-        assert known.latest("a") == version
-    known.wrote("a", NEW)
-    assert known.latest("a") == NEW
-
-
 def test_values_that_programs_outside_have_replaced_are_kept() -> None:
     known = Seen()
     known.read("a", OLD)
@@ -84,14 +72,6 @@ def test_a_change_is_kept_at_every_moment_of_another_call(call: Callable[[Seen, 
 
     for _ in interleaved(lambda: call(known, "a", NEW), lambda: known.read("a", theirs), "write/seen", prepare=prepare):
         assert "a" in known.taken_back("a", theirs, OLD)
-
-
-def test_a_directory_is_forgotten_with_what_is_below() -> None:
-    known = Seen()
-    for path in ("a/x", "a/b/x", "ab/x", "x"):
-        known.read(path, OLD)
-    known.forget("a")
-    assert [path for path in ("a/x", "a/b/x", "ab/x", "x") if path in known] == ["ab/x", "x"]
 
 
 def test_memory_is_bounded() -> None:

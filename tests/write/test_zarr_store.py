@@ -12,9 +12,8 @@ from zarr.testing.store import StoreTests
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.write import zarr_machines
-from tests.write.mounts import writable
+from tests.write.mounts import program, writable
 from tests.write.scale import times
-from tests.write.test_changes import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from tests.write.posix import cases, chunks, files, listing, names  # noqa: F401 - they register what they have
+from tests.write.posix import cases, files, listing, names  # noqa: F401 - they register what they have
 
 
 def main(directory: Path, prefixes: list[str]) -> dict[str, object]:
-    if prefixes == ["--chunks"]:
-        return {"ran": len(chunks.CHUNKS), "failed": chunks.run(directory)}
     return {"ran": len(cases.CASES), "failed": cases.run(directory, prefixes)}
 
 

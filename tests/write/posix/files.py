@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from tests.write.posix.cases import TICK_S, case, changes, fails, file, names_too_long, opened, same
+from tests.write.posix.cases import TICK_S, case, changes, fails, file, opened, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,13 +26,6 @@ def mode_of(path: Path) -> int:
 
 
 # ---- open
-
-
-@case("open/creates an empty regular file")
-def _(d: Path) -> None:
-    opened(d / "f", CREATE)
-    found = os.stat(d / "f")
-    same((stat.S_ISREG(found.st_mode), found.st_size, found.st_nlink), (True, 0, 1))
 
 
 @case("open/mode is that asked for without the umask")
@@ -56,14 +49,6 @@ def _(d: Path) -> None:
     changes(d, lambda: opened(d / "f", CREATE))
 
 
-@case("open/O_CREAT of what exists changes nothing")
-def _(d: Path) -> None:
-    file(d / "f")
-    changes(d, lambda: opened(d / "f", CREATE, 0o600), is_changed=False)
-    changes(d / "f", lambda: opened(d / "f", CREATE), is_changed=False)
-    same(((d / "f").read_bytes(), mode_of(d / "f")), (b"content", 0o644))
-
-
 @case("open/the times of a new file are now")
 def _(d: Path) -> None:
     before = time.time() - 1
@@ -84,46 +69,6 @@ def _(d: Path) -> None:
     same((d / "f").read_bytes(), b"")
 
 
-@case("open/O_TRUNC while others have it open")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_RDONLY)
-    opened(d / "f", os.O_WRONLY | os.O_TRUNC)
-    same((os.fstat(fd).st_size, os.pread(fd, 10, 0)), (0, b""))
-    os.close(fd)
-
-
-@case("open/through a file: ENOTDIR")
-def _(d: Path) -> None:
-    fails(errno.ENOTDIR, opened, file(d / "f") / "x", CREATE)
-    fails(errno.ENOTDIR, opened, d / "f" / "x")
-
-
-@case("open/names that are too long")
-def _(d: Path) -> None:
-    names_too_long(lambda path: opened(path, CREATE), d)
-    fails(errno.ENAMETOOLONG, opened, d / ("x" * 256))
-
-
-@case("open/what does not exist: ENOENT")
-def _(d: Path) -> None:
-    fails(errno.ENOENT, opened, d / "f")
-    fails(errno.ENOENT, opened, d / "none" / "f", CREATE)
-
-
-@case("open/a directory for writing: EISDIR")
-def _(d: Path) -> None:
-    (d / "x").mkdir()
-    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, CREATE, os.O_RDONLY | os.O_CREAT):
-        fails(errno.EISDIR, opened, d / "x", flags)
-
-
-@case("open/O_EXCL on a file or directory: EEXIST")
-def _(d: Path) -> None:
-    (d / "x").mkdir()
-    for path in (d / "x", file(d / "f")):
-        fails(errno.EEXIST, opened, path, CREATE | os.O_EXCL)
-
-
 @case("open/O_DIRECTORY on a file: ENOTDIR")
 def _(d: Path) -> None:
     fails(errno.ENOTDIR, opened, file(d / "f"), os.O_RDONLY | os.O_DIRECTORY)
@@ -138,32 +83,6 @@ def _(d: Path) -> None:
             fails(errno.ETXTBSY, os.truncate, d / "sleep", 1)
         finally:
             running.kill()
-
-
-@case("open/O_NONBLOCK of a pipe that nobody reads: ENXIO")
-def _(d: Path) -> None:
-    os.mkfifo(d / "p")
-    fails(errno.ENXIO, opened, d / "p", os.O_WRONLY | os.O_NONBLOCK)
-
-
-@case("open/O_APPEND writes at the end, whoever wrote there")
-def _(d: Path) -> None:
-    a, b = (os.open(d / "f", CREATE | os.O_APPEND) for _ in range(2))
-    for i in range(50):
-        os.write(a, b"a%d " % i)
-        os.write(b, b"b%d " % i)
-    os.pwrite(a, b"end", 0)  # Linux appends here, too
-    os.close(a)
-    os.close(b)
-    same((d / "f").read_bytes(), b"".join(b"a%d b%d " % (i, i) for i in range(50)) + b"end")
-
-
-@case("open/O_TMPFILE makes a file without a name")
-def _(d: Path) -> None:
-    fd = os.open(d, os.O_TMPFILE | os.O_RDWR)
-    os.write(fd, b"x")
-    same(os.listdir(d), [])
-    os.close(fd)
 
 
 # ---- truncate
@@ -205,12 +124,6 @@ def _(d: Path) -> None:
         changes(file(d / "f"), lambda size=size: os.truncate(d / "f", size))  # type: ignore[misc]
 
 
-@case("ftruncate/moves the times")
-def _(d: Path) -> None:
-    for size in (3, 100, 0):
-        changes(file(d / "f"), lambda size=size: _cut_open(d / "f", size))  # type: ignore[misc]
-
-
 @case("truncate/errors")
 def _(d: Path) -> None:
     (d / "x").mkdir()
@@ -222,13 +135,6 @@ def _(d: Path) -> None:
     same((d / "f").read_bytes(), b"content")
 
 
-@case("ftruncate/on a descriptor that only reads: EINVAL")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_RDONLY)
-    fails((errno.EINVAL, errno.EBADF), os.ftruncate, fd, 0)
-    os.close(fd)
-
-
 @case("ftruncate/of a file that was removed")
 def _(d: Path) -> None:
     fd = os.open(file(d / "f"), os.O_RDWR)
@@ -238,40 +144,7 @@ def _(d: Path) -> None:
     os.close(fd)
 
 
-@case("truncate/while it is being written")
-def _(d: Path) -> None:
-    fd = os.open(d / "f", os.O_RDWR | os.O_CREAT)
-    os.write(fd, b"a" * 10_000)
-    os.truncate(d / "f", 5)
-    os.write(fd, b"b")
-    same(os.pread(fd, 20_000, 0), b"aaaaa" + bytes(9_995) + b"b")
-    os.close(fd)
-
-
-@case("truncate/beyond what a file may have: EFBIG, or it is done")
-def _(d: Path) -> None:
-    path = file(d / "f")
-    try:
-        os.truncate(path, 1 << 60)
-    except OSError as e:
-        same(e.errno, errno.EFBIG)
-        same(path.read_bytes(), b"content")
-
-
 # ---- bytes
-
-
-@case("write/anywhere, in any order")
-def _(d: Path) -> None:
-    fd, data = os.open(d / "f", os.O_RDWR | os.O_CREAT), bytearray()
-    for offset, size in ((100_000, 10), (0, 5), (4090, 12), (65_530, 20_000), (3, 4), (200_000, 1)):
-        piece = os.urandom(size)
-        data.extend(bytes(max(0, offset + size - len(data))))
-        data[offset : offset + size] = piece
-        same(os.pwrite(fd, piece, offset), size)
-        same(os.pread(fd, 300_000, 0), bytes(data))
-    os.close(fd)
-    same((d / "f").read_bytes(), bytes(data))
 
 
 @case("write/of nothing leaves the size")
@@ -289,66 +162,11 @@ def _(d: Path) -> None:
     os.close(fd)
 
 
-@case("write/on a descriptor that only reads: EBADF")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_RDONLY)
-    fails(errno.EBADF, os.write, fd, b"x")
-    os.close(fd)
-
-
-@case("read/on a descriptor that only writes: EBADF")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_WRONLY)
-    fails(errno.EBADF, os.read, fd, 1)
-    os.close(fd)
-
-
 @case("read/at and behind the end gives nothing")
 def _(d: Path) -> None:
     fd = os.open(file(d / "f"), os.O_RDONLY)
     same([os.pread(fd, 10, at) for at in (6, 7, 8, 1 << 40)], [b"t", b"", b"", b""])
     os.close(fd)
-
-
-@case("write/a file that was removed")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_RDWR)
-    os.unlink(d / "f")
-    os.pwrite(fd, b"more", 7)
-    same((os.pread(fd, 20, 0), os.fstat(fd).st_size), (b"contentmore", 11))
-    fails(errno.ENOENT, os.stat, d / "f")
-    os.close(fd)
-
-
-@case("write/a file that was replaced goes to the old one")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_RDWR)
-    os.rename(file(d / "g", b"new"), d / "f")
-    os.pwrite(fd, b"X", 0)
-    same((os.pread(fd, 20, 0), (d / "f").read_bytes()), (b"Xontent", b"new"))
-    os.close(fd)
-
-
-@case("write/what others wrote is read at once")
-def _(d: Path) -> None:
-    w, r = os.open(d / "f", os.O_RDWR | os.O_CREAT), os.open(d / "f", os.O_RDONLY)
-    for i in range(100):
-        os.pwrite(w, b"%04d" % i, 4 * i)
-        same(os.pread(r, 4, 4 * i), b"%04d" % i)
-        same(os.stat(d / "f").st_size, 4 * i + 4)
-    os.close(w)
-    os.close(r)
-
-
-@case("mmap/shared stores are read by others")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f", bytes(10_000)), os.O_RDWR)
-    with mmap.mmap(fd, 10_000) as view:
-        view[4000:4200] = b"x" * 200
-        same(os.pread(fd, 300, 3950), bytes(50) + b"x" * 200 + bytes(50))
-        os.close(fd)
-        view[0:3] = b"abc"
-    same((d / "f").read_bytes(), b"abc" + bytes(3997) + b"x" * 200 + bytes(5800))
 
 
 @case("mmap/stores behind the last close of the descriptor are kept")
@@ -360,36 +178,6 @@ def _(d: Path) -> None:
         view[i] = i % 251
     view.close()
     same((d / "f").read_bytes(), bytes(i % 251 for i in range(10_000)))
-
-
-@case("mmap/private stores are seen by nobody")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_RDWR)
-    with mmap.mmap(fd, 7, mmap.MAP_PRIVATE) as view:
-        view[0] = 0
-    os.close(fd)
-    same((d / "f").read_bytes(), b"content")
-
-
-@case("fsync/of files and directories")
-def _(d: Path) -> None:
-    fd = os.open(file(d / "f"), os.O_RDWR)
-    os.write(fd, b"x")
-    os.fsync(fd)
-    os.fdatasync(fd)
-    os.close(fd)
-    fd = os.open(d, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
-
-
-@case("open/O_SYNC and O_DSYNC")
-def _(d: Path) -> None:
-    for flag in (os.O_SYNC, os.O_DSYNC):
-        fd = os.open(d / "f", CREATE | flag)
-        os.write(fd, b"x" * 5000)
-        os.close(fd)
-    same((d / "f").read_bytes(), b"x" * 5000)
 
 
 @case("posix_fallocate/gives room, and zeros")
@@ -435,28 +223,7 @@ def _(d: Path) -> None:
     os.close(fd)
 
 
-@case("copy_file_range/copies")
-def _(d: Path) -> None:
-    data = os.urandom(200_000)
-    source, target = os.open(file(d / "f", data), os.O_RDONLY), os.open(d / "g", CREATE)
-    done = 0
-    while n := os.copy_file_range(source, target, 200_000):
-        done += n
-    os.close(source)
-    os.close(target)
-    same((done, (d / "g").read_bytes() == data), (200_000, True))
-
-
 # ---- modes, owners, times
-
-
-@case("chmod/permission bits of files and directories")
-def _(d: Path) -> None:
-    (d / "x").mkdir()
-    for path in (file(d / "f"), d / "x"):
-        for mode in (0o111, 0o777, 0o640, 0, 0o1777, 0o755):
-            os.chmod(path, mode)
-            same(mode_of(path), mode)
 
 
 @case("chmod/through a descriptor")
@@ -467,23 +234,11 @@ def _(d: Path) -> None:
     os.close(fd)
 
 
-@case("chmod/set-user-id and set-group-id")
-def _(d: Path) -> None:
-    for mode in (0o4755, 0o2755, 0o6711):
-        os.chmod(file(d / "f"), mode)
-        same(mode_of(d / "f"), mode)
-
-
 @case("chmod/leaves bytes and mtime")
 def _(d: Path) -> None:
     os.utime(file(d / "f"), ns=(5, 10**18 + 7))
     os.chmod(d / "f", 0o600)
     same(((d / "f").read_bytes(), os.stat(d / "f").st_mtime_ns), (b"content", 10**18 + 7))
-
-
-@case("chmod/moves ctime")
-def _(d: Path) -> None:
-    changes(file(d / "f"), lambda: os.chmod(d / "f", 0o600))
 
 
 @case("chmod/errors")
@@ -493,52 +248,16 @@ def _(d: Path) -> None:
     fails(errno.ENAMETOOLONG, os.chmod, d / ("x" * 256), 0o600)
 
 
-@case("chown/to oneself")
-def _(d: Path) -> None:
-    for uid, gid in ((os.getuid(), os.getgid()), (-1, -1), (os.getuid(), -1)):
-        os.chown(file(d / "f"), uid, gid)
-    same((os.stat(d / "f").st_uid, os.stat(d / "f").st_gid), (os.getuid(), os.getgid()))
-
-
-@case("chown/to another user, by root")
-def _(d: Path) -> None:
-    os.chown(file(d / "f"), 12_345, 54_321)
-    same((os.stat(d / "f").st_uid, os.stat(d / "f").st_gid), (12_345, 54_321))
-
-
 @case("chown/errors")
 def _(d: Path) -> None:
     fails(errno.ENOENT, os.chown, d / "f", -1, -1)
     fails(errno.ENOTDIR, os.chown, file(d / "f") / "x", -1, -1)
 
 
-@case("utimensat/mtime to the nanosecond")
-def _(d: Path) -> None:
-    (d / "x").mkdir()
-    for path in (file(d / "f"), d / "x"):
-        for ns in (1, 10**9 - 1, 10**18 + 123_456_789, 2**31 * 10**9 + 5):
-            os.utime(path, ns=(7, ns))
-            same(os.stat(path).st_mtime_ns, ns)
-
-
 @case("utimensat/mtime before 1970")
 def _(d: Path) -> None:
     os.utime(file(d / "f"), ns=(0, -(10**18) + 1))
     same(os.stat(d / "f").st_mtime_ns, -(10**18) + 1)
-
-
-@case("utimensat/atime of its own")
-def _(d: Path) -> None:
-    os.utime(file(d / "f"), ns=(10**17, 10**18))
-    same(os.stat(d / "f").st_atime_ns, 10**17)
-
-
-@case("utimensat/now")
-def _(d: Path) -> None:
-    os.utime(file(d / "f"), ns=(0, 0))
-    before = time.time() - 1
-    os.utime(d / "f")
-    same(before < os.stat(d / "f").st_mtime < time.time() + 1, True)
 
 
 @case("utimensat/holds until something is written, also for an open file")

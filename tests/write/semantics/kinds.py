@@ -653,6 +653,20 @@ def _(x: Place) -> None:
     same(x.names("c/2"), ["2"])
 
 
+@case("directories/what is removed or written during a listing is so afterwards", kernel=True)
+def _(x: Place) -> None:
+    for n in range(4):
+        x.put(f"c/3/{n}", b"abcd")
+    with os.scandir(x.calls.root / x.path("c/3")) as entries:  # type: ignore[attr-defined]
+        next(entries)
+        x.unlink("c/3/0")
+        x.unlink("c/3/1")
+        x.put("c/3/2", b"longer")
+        list(entries)
+    same([x.exists(f"c/3/{n}") for n in range(4)], [False, False, True, True])
+    same((x.stat("c/3/2").st_size, x.get("c/3/2")), (6, b"longer"))
+
+
 @case("directories/what an array has to say", kernel=True)
 def _(x: Place) -> None:
     x.put("c/0/0", b"abcd")
