@@ -181,20 +181,6 @@ def test_what_bcolz_has_not_is_refused_when_mounted(
     assert not any(name.startswith("g/odd") for name in walk(tree))
 
 
-def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, chain, fill in (("wrapped", [LITTLE, ZSTD], 7), ("passed", [BIG, BLOSC, CRC], 0)):
-        write_zarr(tmp_path / name, np.pad(ramp((9,), "uint16"), 20), (4,), chain, shard=(8,), fill_value=fill)
-    tree = _shown(tmp_path)
-
-    def fail(*_: Any, **__: Any) -> bytes:
-        raise AssertionError("a chunk is decoded")
-
-    monkeypatch.setattr("shardfs.codecs.encoded_chunks.decode", fail)
-    sizes = dict(_sizes(tree, ROOT))
-    assert len(sizes) == 2 * (13 + 3)
-    assert min(sizes.values()) > 0
-
-
 def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
     for e in entries(tree, number):
         name = f"{path}/{e.name.decode()}"

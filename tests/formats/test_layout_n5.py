@@ -31,7 +31,6 @@ from shardfs.model.dataset import Dataset
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.grid import NestedNames, cell_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
-from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_n5
 from tests.data_n5 import MEMBER, VARIANTS, attributes, header
@@ -493,20 +492,6 @@ def test_what_n5_cannot_say_is_refused_when_mounted(
     shown = walk(tree)
     assert "g/even/attributes.json" in shown
     assert not any(name.startswith("g/odd") for name in shown)
-
-
-def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, chain, fill in (("turned", [LITTLE, ZSTD], 0), ("filled", [BIG, GZIP, CRC], 7)):
-        write_zarr(tmp_path / name, _ISLAND, (4, 5), chain, shard=(8, 10), fill_value=fill)
-    tree = _n5(tmp_path)
-
-    def fail(*_: Any, **__: Any) -> bytes:
-        raise AssertionError("a chunk is decoded")
-
-    monkeypatch.setattr("shardfs.codecs.encoded_chunks.decode", fail)
-    sizes = dict(_sizes(tree, ROOT))
-    assert len(sizes) == 2 * 9 + 3
-    assert min(sizes.values()) > 0
 
 
 def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:

@@ -19,14 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.model.errors import NotADatasetError, UnsupportedError
-from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, PRECOMPUTED, ZSTD, sharding, transpose
 from tests.handmade import group_document, write_files, write_json
-from tests.suites.walking import entries, read_all, walk
+from tests.suites.walking import read_all, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.datasets import Array as Data
@@ -222,29 +221,6 @@ def test_what_precomputed_cannot_say_is_refused_when_mounted(
     shown = walk(tree)
     assert "g/even/info" in shown
     assert not any(name.startswith("g/odd") for name in shown)
-
-
-def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, chain, fill in (("turned", [BIG, ZSTD], 0), ("filled", [LITTLE, GZIP, CRC], 7)):
-        write_zarr(tmp_path / name, _RAMP, (4, 4, 5), chain, shard=(8, 8, 10), fill_value=fill)
-    tree = _precomputed(tmp_path)
-
-    def fail(*_: Any, **__: Any) -> bytes:
-        raise AssertionError("a chunk is decoded")
-
-    monkeypatch.setattr("shardfs.codecs.encoded_chunks.decode", fail)
-    sizes = dict(_sizes(tree, ROOT))
-    assert len(sizes) == 2 * (18 + 1)
-    assert sum(n for name, n in sizes.items() if name.startswith("/turned/1")) == _RAMP.nbytes
-
-
-def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
-    for e in entries(tree, number):
-        name = f"{path}/{e.name.decode()}"
-        if e.directory:
-            yield from _sizes(tree, e.number, name)
-        else:
-            yield name, e.size
 
 
 # --------------------------------------------------------------------------------------------------- images

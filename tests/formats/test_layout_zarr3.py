@@ -219,20 +219,6 @@ def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]
             yield name, e.size
 
 
-def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, compression in (("a", data_n5.GZIP), ("b", data_n5.BLOSC), ("c", data_n5.BZIP2)):
-        data_n5.write_twin(tmp_path / name, ramp((7, 4), "uint16"), (3, 2), compression, "z5")
-    tree = _zarr3(tmp_path)
-
-    def fail(*_: Any, **__: Any) -> bytes:
-        raise AssertionError("a chunk is decoded")
-
-    monkeypatch.setattr("shardfs.codecs.encoded_chunks.decode", fail)
-    sizes = dict(_sizes(tree, ROOT))
-    assert len(sizes) == 3 * 6 + 10
-    assert min(sizes.values()) > 0
-
-
 def test_images_of_n5_are_told_as_ome_zarr(tmp_path: Path) -> None:
     for i in range(2):
         data = ramp((8 >> i, 6 >> i, 4 >> i), "uint8")

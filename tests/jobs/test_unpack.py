@@ -7,10 +7,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -38,9 +34,9 @@ from shardfs.storage import syscalls
 from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.write.journal.places import Lock
 from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_zarr_transformer
-from tests.conftest import client_python, read_with, run_client
+from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, ramp, same
-from tests.jobs.dask_cluster import Cluster, cluster, started, wait_for_chunks
+from tests.jobs.dask_cluster import cluster, started
 from tests.jobs.interrupting import interrupted
 from tests.jobs.test_pack import files, parsed
 from tests.write.faults import hooked
@@ -221,24 +217,7 @@ def test_options_of_a_mount_hold(sharded: Path, tmp_path: Path) -> None:
     assert files(tmp_path / "target") == shown(sharded, "n5", chunk_codec="raw", unsupported="skip")
 
 
-@pytest.mark.interop
-def test_zarr_python_2_reads_the_layout_zarr2(sharded: Path, tmp_path: Path) -> None:
-    unpacked(sharded, tmp_path / "target", layout="zarr2")
-    for member, dtype in (("a", "u2"), ("b", "u4")):
-        out = tmp_path / "out.npy"
-        run_client("read_zarr2", tmp_path / "target", out, "--member", member, python=client_python("zarr2"))
-        assert same(np.load(out), VALUES.astype(dtype))
-
-
 # ---- pack, then unpack
-
-
-@pytest.mark.parametrize("name", ["group_consolidated", "keys_v2_dot", "rank_4", "sparse"])
-def test_packed_and_unpacked_is_the_original(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    twin = dataset("zarr3", name).twin
-    shardfs.pack(twin, tmp_path / "packed")
-    shardfs.unpack(tmp_path / "packed", tmp_path / "again")
-    assert parsed(files(tmp_path / "again")) == parsed(files(twin))
 
 
 def test_every_format_packed_and_unpacked_is_the_original(
@@ -282,27 +261,6 @@ def test_zarr2_packed_and_unpacked_is_the_original(tmp_path: Path) -> None:
 # ---- sharing the work out
 
 
-def test_every_way_to_share_the_work_makes_the_same_files(sharded: Path, tmp_path: Path) -> None:
-    run = unpacked(sharded, tmp_path / "alone")
-    assert (run.shards, run.files, run.objects) == (12, 14, CHUNKS + 2)
-    group = zarr.open_consolidated(tmp_path / "alone")
-    for name, dtype in (("a", "u2"), ("b", "u4")):
-        array = group[name]
-        assert isinstance(array, zarr.Array)
-        assert array.shards is None
-        assert same(np.asarray(array[:]), VALUES.astype(dtype))
-    unpacked(sharded, tmp_path / "two", workers=2)
-    with ThreadPoolExecutor(3) as threads:
-        shardfs.unpack(sharded, tmp_path / "threads", executor=threads, jobs=3)
-    for number in (3, 1, 2):
-        assert not (tmp_path / "parts" / "zarr.json").exists()
-        run = unpacked(sharded, tmp_path / "parts", part=JobPart(number, 3))
-    assert (run.finished, run.objects) == (True, CHUNKS + 2)
-    for name in ("two", "threads", "parts"):
-        assert files(tmp_path / name) == files(tmp_path / "alone")
-        assert sorted(os.listdir(tmp_path / name)) == ["a", "b", "notes", "zarr.json"]
-
-
 def test_an_interrupted_job_continues(sharded: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     job = UnpackJob(JobSource.of(sharded), JobSource.of(target))
@@ -326,20 +284,6 @@ def test_a_chunk_that_an_interrupted_task_has_begun_is_written_again(sharded: Pa
     (target / "a" / "c" / "0" / "0").write_bytes(longer)
     (target / "a" / "c" / "0" / "1").write_bytes(b"")
     list(run.run())
-    assert files(target) == shown(sharded)
-
-
-@pytest.mark.slow
-def test_a_killed_job_continues(sharded: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    command = [sys.executable, "-m", "shardfs", "unpack", str(sharded), str(target)]
-    for wanted in (1, 30, 60):
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while process.poll() is None and len([p for p in target.rglob("c/*/*") if p.is_file()]) < wanted:
-            pass
-        process.kill()
-        process.wait()
-    subprocess.run(command, check=False, timeout=250, stdout=subprocess.DEVNULL)
     assert files(target) == shown(sharded)
 
 
@@ -422,23 +366,6 @@ def test_another_run_ends_the_job_while_a_task_notes_that_it_is_finished(
         shutil.rmtree(tmp_path / "target")
         calls += 1
     assert calls > 20
-
-
-@pytest.mark.interop
-@pytest.mark.slow
-def test_a_killed_worker_of_a_dask_cluster(
-    cluster: Cluster, tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
-) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    array = zarr.create_array(source, shape=(40, 400), chunks=(1, 10), shards=(1, 100), dtype="u2")
-    array[:] = np.arange(1, 16001).reshape(40, 400)
-    process = started("unpack", str(source), str(target), "--dask", str(cluster.file))
-    wait_for_chunks(process, target, 30)
-    assert process.poll() is None, process.communicate()
-    cluster.workers[0].send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=250)
-    assert (process.returncode, out.split(" (")[0]) == (0, "160 files become 1,600"), err
-    assert files(target) == shown(source)
 
 
 def test_arrays_that_are_not_named_are_copied(sharded: Path, tmp_path: Path) -> None:

@@ -608,20 +608,6 @@ def test_a_source_that_is_gone_meanwhile(tmp_path: Path) -> None:
     assert [f.kind for f in findings] == ["read", "read"]
 
 
-@pytest.mark.interop
-def test_on_a_dask_cluster(source: str, tmp_path: Path) -> None:
-    distributed = pytest.importorskip("distributed")
-    options = {"n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
-        what = shared_work.JobSource.of(source)
-        found = told(shared_work.verify(what, executor=client.get_executor(), workers=2))
-        assert found == told(shared_work.verify(what))
-        write_json(tmp_path / "scheduler.json", {"type": "Scheduler", "address": cluster.scheduler_address})
-        for where in (cluster.scheduler_address, str(tmp_path / "scheduler.json")):
-            done = shardfs("verify", source, "--json", "--dask", where)
-            assert (done.returncode, done.stdout) == (7, shardfs("verify", source, "--json").stdout), done.stderr
-
-
 # ---- the command line
 
 

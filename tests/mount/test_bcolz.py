@@ -16,7 +16,7 @@ from tests import data_bcolz, data_blosc2
 from tests.conftest import run_client
 from tests.data_bcolz import BLP, Superchunk
 from tests.datasets import client_python, read_tree, same
-from tests.mount.programs import attempt, run, shardfs
+from tests.mount.programs import attempt, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -214,16 +214,6 @@ def test_a_wrong_checksum_is_an_error_of_that_chunk_alone(checksum: int, mounted
                     path.read_bytes()
             else:
                 assert path.read_bytes() == BLP + chunk
-
-
-def test_the_command_line_knows_them(superchunks: tuple[Path, dict[str, Array]]) -> None:
-    root, _ = superchunks
-    told = shardfs("info", root, "--json")
-    assert told.returncode == 0, told.stderr
-    assert "bcolz" in told.stdout
-    assert "bloscpack" in told.stdout
-    where = shardfs("locate", root, "no_offsets/data/__5.blp")
-    assert "no_offsets/data/__2__.bin" in where.stdout
 
 
 @pytest.mark.parametrize("options", [(), ("--rw",)])

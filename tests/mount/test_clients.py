@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import datasets
-from tests.datasets import read_tree, same
+from tests.datasets import same
 from tests.mount.programs import dealt, link_tree, read_many
 
 if TYPE_CHECKING:
@@ -91,20 +91,6 @@ def test_client_reads_every_variant(
         if difference := differences(found, right):
             failures[f"{variant.name} {member}"] = difference
     assert failures == {}
-
-
-@pytest.mark.parametrize("kind", ["zarr3", "precomputed"])
-def test_every_variant_is_the_tree_of_its_twin(
-    kind: Kind, farm: Callable[[Kind], tuple[Path, Mapping[str, Dataset]]], mounted: Mounted
-) -> None:
-    root, variants = farm(kind)
-    with mounted(root) as mount:
-        wrong = {}
-        for name, variant in variants.items():
-            shown, twin = read_tree(mount / name), read_tree(variant.twin)
-            if shown != twin:
-                wrong[name] = sorted(path for path in shown.keys() | twin if shown.get(path) != twin.get(path))
-    assert wrong == {}
 
 
 def test_one_array_is_mounted_by_itself(

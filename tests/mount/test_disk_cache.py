@@ -5,22 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.conftest import daemon_pid
 from tests.mount.distant import in_words, serving
 from tests.mount.test_read_ahead import ALL, DATA, SHARDS, read, write
 from tests.mount.test_read_ahead import store as store  # a fixture
-from tests.waiting import wait_until
 from tests.write.object_store import object_store
 from tests.write.targets import TARGETS
 from tests.write.test_remote_writes import filled
@@ -76,16 +71,6 @@ def test_cached_chunks_are_looked_up_once_and_not_fetched_ahead(store: Store, mo
     assert (counters["bytes_ahead_used"], counters["bytes_ahead_wasted"]) == (0, 0)
 
 
-def test_two_mounts_share_a_cache(store: Store, mounted: Mounted, tmp_path: Path) -> None:
-    given = options(tmp_path / "cache", "prefetch=0")
-    with mounted(f"{store.url}/a", *given) as one, mounted(store.url, *given) as other:
-        read(one, ALL[:200])
-        wait_until(lambda: len(entries(tmp_path / "cache")) >= 200)
-        store.requests()
-        read(other / "a", ALL[:200])
-        assert store.requests() == []
-
-
 def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     path, given = tmp_path / "served" / "a", options(tmp_path / "cache", "index_ttl=0")
@@ -123,23 +108,6 @@ def test_offline(mounted: Mounted, tmp_path: Path) -> None:
         assert status(mount)["requests"].keys() <= {"open"}
 
 
-def test_damaged_entries_are_fetched_again(store: Store, mounted: Mounted, tmp_path: Path) -> None:
-    given, some = options(tmp_path / "cache", "prefetch=0"), ALL[:100]
-    with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, some)
-    rng = random.Random(1)
-    for path in entries(tmp_path / "cache"):
-        data = bytearray(path.read_bytes())
-        data[rng.randrange(len(data))] ^= 1
-        path.write_bytes(data[: rng.choice((len(data), len(data) // 2))])
-    with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, some)
-        assert status(mount)["bytes_from_disk_cache"] == 0
-    with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, some)
-        assert status(mount)["disk_cache_misses"] == 0
-
-
 @contextmanager
 def disk(path: Path, size: str) -> Iterator[Path]:
     """A file system of this size."""
@@ -152,61 +120,6 @@ def disk(path: Path, size: str) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", "-l", path], check=True)
-
-
-def test_a_full_disk_fails_no_read(store: Store, mounted: Mounted, tmp_path: Path) -> None:
-    with disk(tmp_path / "disk", "2M") as path:
-        with mounted(f"{store.url}/a", *options(path)) as mount:
-            read(mount, ALL, 4)
-            read(mount, ALL[:50], 4)
-        free = os.statvfs(path)
-        assert free.f_bavail >= free.f_blocks // 20
-        assert entries(path)
-        (path / "filler").write_bytes(bytes(free.f_bavail * free.f_frsize))
-        with mounted(f"{store.url}/a", *options(path)) as mount:
-            read(mount, ALL, 4)
-
-
-def test_a_read_only_disk_serves_what_it_has(store: Store, mounted: Mounted, tmp_path: Path) -> None:
-    with disk(tmp_path / "disk", "100M") as path:
-        with mounted(f"{store.url}/a", *options(path)) as mount:
-            read(mount, ALL[:100])
-        subprocess.run(["mount", "-o", "remount,ro", path], check=True)
-        with mounted(f"{store.url}/a", *options(path, "prefetch=0")) as mount:
-            read(mount, ALL[:100])
-            assert status(mount)["disk_cache_misses"] == 0
-            read(mount, ALL)
-            wait_until(lambda: b"cache" in (mount / ".shardfs/log").read_bytes())
-            assert (mount / ".shardfs/log").read_text().count("WARNING") == 1
-        with mounted(f"{store.url}/a", *options(path / "below")) as mount:
-            read(mount, ALL[:100])
-            assert "no disk cache" in (mount / ".shardfs/log").read_text()
-
-
-def test_a_daemon_killed_while_it_writes_leaves_nothing_wrong(store: Store, mounted: Mounted, tmp_path: Path) -> None:
-    given = options(tmp_path / "cache")
-    for delay in (0.0, 0.03, 0.1):
-        with mounted(f"{store.url}/a", *given) as mount:
-            pid = daemon_pid(mount)
-            reader = subprocess.Popen(["cp", "-r", mount / "c", tmp_path / "copy"], stderr=subprocess.DEVNULL)
-            wait_until(lambda: bool(entries(tmp_path / "cache")))
-            time.sleep(delay)
-            os.kill(pid, signal.SIGKILL)
-            reader.wait(60)
-    with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, ALL, 4)
-    with mounted(f"{store.url}/a", *given) as mount:
-        read(mount, ALL, 4)
-        assert status(mount)["disk_cache_misses"] == 0
-
-
-def test_a_small_cache_keeps_what_was_read_last(store: Store, mounted: Mounted, tmp_path: Path) -> None:
-    with mounted(f"{store.url}/a", *options(tmp_path / "cache", "cache_size=2M", "prefetch=0")) as mount:
-        read(mount, ALL)
-    assert sum(path.stat().st_blocks * 512 for path in entries(tmp_path / "cache")) <= 2 << 20
-    with mounted(f"{store.url}/a", *options(tmp_path / "cache", "cache_size=2M", "prefetch=0")) as mount:
-        read(mount, ALL[-20:])
-        assert status(mount)["disk_cache_misses"] <= 2  # the indices may be gone: they were used first
 
 
 @pytest.mark.s3

@@ -77,16 +77,6 @@ def test_client_reads_every_variant(client: Client, farm: Farm, mounted: Mounted
     assert wrong == {}
 
 
-@pytest.mark.fuse
-def test_every_variant_is_the_tree_of_its_twin(farm: Farm, mounted: Mounted) -> None:
-    root, variants = farm
-    with mounted(root) as mount:
-        shown = {name: _parsed(read_tree(mount / name)) for name in variants}
-        names = {name: [entry.name for entry in sorted((mount / name / MEMBER).iterdir())] for name in variants}
-    assert {n for n, d in variants.items() if shown[n] != _parsed(read_tree(d.twin))} == set()
-    assert {n for n, d in variants.items() if names[n] != sorted(p.name for p in (d.twin / MEMBER).iterdir())} == set()
-
-
 @pytest.fixture
 def fs(farm: Farm) -> Iterator[ShardFileSystem]:
     yield ShardFileSystem(source=str(farm[0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from tests import data_precomputed_ids, handmade_ids
+from tests import data_precomputed_ids
 from tests.clients.write_igneous import LABELS
 from tests.conftest import client_python, run_client
-from tests.datasets import read_tree
-from tests.mount.programs import errno_of, link_tree, shardfs
+from tests.mount.programs import link_tree, shardfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,31 +38,6 @@ def farm(id_dataset: Callable[[str], IdDataset], tmp_path_factory: pytest.TempPa
             continue
         link_tree(planted[name].path, root / name)
     return root, planted
-
-
-def test_every_variant_is_the_tree_of_its_twin(farm: Farm, mounted: Mounted) -> None:
-    root, variants = farm
-    with mounted(root) as mount:
-        wrong = {}
-        for name, variant in variants.items():
-            shown, twin = read_tree(mount / name), read_tree(variant.twin)
-            if shown != twin:
-                wrong[name] = sorted(path for path in shown.keys() | twin if shown.get(path) != twin.get(path))
-    assert wrong == {}
-
-
-def test_the_suffix_of_every_file_is_that_of_its_twin(farm: Farm, mounted: Mounted) -> None:
-    """`stat` and `read` at any offset, not only from the start to the end."""
-    root, variants = farm
-    with mounted(root) as mount:
-        for name, variant in variants.items():
-            for path in (p for p in variant.twin.rglob("*") if p.is_file() and p.name != "info"):
-                shown = mount / name / path.relative_to(variant.twin)
-                size = path.stat().st_size
-                assert shown.stat().st_size == size
-                with shown.open("rb") as file:
-                    file.seek(size // 2)
-                    assert file.read() == path.read_bytes()[size // 2 :]
 
 
 @pytest.mark.parametrize("client", ["read_cloudvolume_ids", "read_neuroglancer"])
@@ -115,19 +88,6 @@ def test_igneous_finds_all_skeletons_of_a_mount_and_shards_them_again(
         assert {int(name) for name in os.listdir(mount / "skeletons") if name.isdigit()} == set(LABELS)
 
 
-@pytest.mark.parametrize("name", sorted(handmade_ids.CASES))
-def test_damage_harms_nothing_beside_it(name: str, mounted: Mounted, tmp_path: Path) -> None:
-    case = handmade_ids.CASES[name](tmp_path / "case")
-    with mounted(case.path) as mount:
-        assert {path: errno_of((mount / path).read_bytes) for path in case.bad} == dict.fromkeys(case.bad, errno.EIO)
-        assert all(map(os.path.isfile, (mount / path for path in case.bad)))
-        assert {errno_of((mount / path).stat) for path in case.absent} <= {errno.ENOENT}
-        assert {path: (mount / path).read_bytes() for path in case.good} == dict(case.good)
-        listed = {os.path.relpath(os.path.join(d, n), mount) for d, _, names in os.walk(mount) for n in names}
-    assert listed >= set(case.good)
-    assert listed.isdisjoint(case.absent)
-
-
 def test_every_name_has_a_number_of_its_own(farm: Farm, mounted: Mounted) -> None:
     """Ids of 64 bits do not fit in the numbers by which the kernel knows files; what is listed is what is found."""
     root, variants = farm
@@ -166,19 +126,6 @@ def test_where_a_file_lies(farm: Farm, mounted: Mounted) -> None:
                 assert (told["shard"], told["offset"], told["size"]) == (where["shard"], start, size)
             found = shardfs("locate", source, "--shard", where["shard"], "--offset", str(start + size)).stdout
             assert found == f"path: mesh/{label}.index\n"
-
-
-def test_info_tells_of_all_that_is_below_a_volume(farm: Farm) -> None:
-    root, _ = farm
-    run = shardfs("info", "--json", root / "nested")
-    assert run.returncode == 0, run.stderr
-    told = json.loads(run.stdout)
-    assert {(c["path"], c["data_type"], c["chunks"]) for c in told["collections"]} == {
-        ("s", "uint8", 2),
-        ("meshes/fine", "meshes", 1),
-        ("deep/er/skeletons", "skeletons", 1),
-    }
-    assert told["problems"] == []
 
 
 def test_a_mesh_asks_the_kernel_no_more_than_a_plain_file(

@@ -17,14 +17,14 @@ from tests.conftest import MountFailed
 from tests.datasets import read_tree, same
 from tests.mount.distant import SECRETS, in_words, s3_options, s3_server
 from tests.mount.programs import attempt, lines, link_tree, read_many, run
-from tests.mount.web import FRONT, GUARDED, HIDDEN, LISTED, UNLISTED, WHOLE, find_nginx, serving
+from tests.mount.web import FRONT, GUARDED, HIDDEN, UNLISTED, WHOLE, find_nginx, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tests.conftest import Mounted
     from tests.datasets import Dataset
-    from tests.mount.web import Request, Web
+    from tests.mount.web import Web
 
 pytestmark = [pytest.mark.fuse, pytest.mark.interop]
 
@@ -120,18 +120,6 @@ def test_http_with_listings(
     run("chmod", "-R", "u+w", tmp_path / "copy")
 
 
-@pytest.mark.parametrize("server", [LISTED, UNLISTED, GUARDED, HIDDEN])
-def test_http_read_by_tensorstore(
-    server: str, web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted, tmp_path: Path
-) -> None:
-    for name, variant in served[1].items():
-        scratch = tmp_path / name
-        scratch.mkdir()
-        if name in ("zarr_python", "group", "index_gzip_data_gzip", "two_scales"):
-            with mounted(web.url(name, server)) as mount:
-                assert_clients_read({"": variant}, mount, scratch)
-
-
 def test_http_without_listings(web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:
     """What the metadata names can be listed and read; what only a listing would tell is reached by its name."""
     variants = served[1]
@@ -193,76 +181,12 @@ def test_http_requests_of_a_mount(web: Web, mounted: Mounted) -> None:
         assert [r.method for r in asked].count("HEAD") <= 2
 
 
-def data_requests(requests: list[Request], shard: str) -> int:
-    """How often bytes of a shard were asked for. Its size and time are in the answers."""
-    assert {r.path for r in requests} <= {shard}, requests
-    assert all(r.method == "GET" and r.range != "-" and r.status == 206 for r in requests)
-    return len(requests)
-
-
 def test_http_times(web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:
     """HTTP has whole seconds."""
     stored = served[1]["zarr_python"].path
     with mounted(web.url("zarr_python")) as mount:
         assert os.stat(mount / "zarr.json").st_mtime == int(os.stat(stored / "zarr.json").st_mtime)
         assert os.stat(mount / "c/7/4/2").st_mtime == int(os.stat(stored / "c/1/1/1").st_mtime)
-
-
-def test_http_requests_for_a_chunk_of_a_zarr_array(web: Web, mounted: Mounted) -> None:
-    with mounted(web.url("zarr_python")) as mount:
-        (mount / "zarr.json").read_bytes()
-        os.stat(mount / "c")
-        with web.requests() as cold:
-            (mount / "c/1/2/0").read_bytes()
-        assert data_requests(cold, "/zarr_python/c/0/0/0") == 2
-        with web.requests() as warm:
-            (mount / "c/3/0/1").read_bytes()
-        assert [r.method for r in warm] == ["GET"]
-        with web.requests() as again:
-            (mount / "c/3/0/1").read_bytes()
-            os.stat(mount / "c/2/2/1")
-        assert again == []
-
-
-def test_http_requests_for_a_chunk_of_a_volume(
-    web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted
-) -> None:
-    name = "index_raw_data_raw"
-    scale = served[1][name].twin / "8_8_40"
-    with mounted(web.url(name), "-o", "prefetch=0") as mount:
-        places: dict[str, list[str]] = {}
-        with web.requests() as cold:
-            first = sorted(os.listdir(scale))[0]
-            (mount / "8_8_40" / first).read_bytes()
-            shard = os.getxattr(mount / "8_8_40" / first, "user.shardfs.shard").decode()
-        about_shards = [r for r in cold if r.path.endswith(".shard")]
-        assert data_requests(about_shards, f"/{name}/{shard}") == 3
-        # Every other chunk costs one request, and one more if its minishard was not met yet (4 of them in 2 shards).
-        for chunk in sorted(os.listdir(scale))[1:]:
-            with web.requests() as next_:
-                (mount / "8_8_40" / chunk).read_bytes()
-            gets = sum(r.method == "GET" for r in next_)
-            places.setdefault(str(gets), []).append(chunk)
-        counted = {int(gets): len(chunks) for gets, chunks in places.items()}
-        assert counted.keys() <= {1, 2, 3}
-        assert counted.get(3, 0) <= 1  # the other shard
-        assert counted.get(2, 0) + counted.get(3, 0) <= 7
-        assert counted[1] > 20
-
-
-def test_http_missing_chunks_cost_nothing(web: Web, mounted: Mounted) -> None:
-    with mounted(web.url("sparse")) as mount:
-        os.stat(mount / "c/0/0")
-        with web.requests() as warm:
-            assert not (mount / "c/3/1").exists()
-            assert not (mount / "c/2/0").exists()
-        assert warm == []
-        with web.requests() as absent_shard:
-            assert not (mount / "c/5/0").exists()
-            assert not (mount / "c/6/1").exists()
-            assert not (mount / "c/5/0").exists()
-        assert {r.status for r in absent_shard} == {404}
-        assert len(absent_shard) <= 2
 
 
 def test_http_passwords_are_not_shown(web: Web, mounted: Mounted) -> None:

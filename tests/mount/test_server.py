@@ -226,28 +226,6 @@ def kernel() -> Iterator[Kernel]:
 ATTR = "QQQqqqIIIIIIIIII"
 
 
-def test_lookup_tells_the_attributes_and_counts(kernel: Kernel) -> None:
-    reply = kernel.lookup(b"zarr.json")
-    entry = struct.unpack("=QQQQII" + ATTR, reply.body)
-    node, generation, entry_s, attr_s, entry_ns, attr_ns, ino, size, blocks, *times = entry[:15]
-    assert (node, generation, ino, size, blocks) == (DOCUMENT, 0, DOCUMENT, 5, 1)
-    assert (entry_s, entry_ns, attr_s, attr_ns) == (3600, 0, 3600, 0)
-    assert times == [1_700_000_000] * 3 + [123] * 3
-    assert entry[15:] == (0o100444, 1, os.getuid(), os.getgid(), 0, 4096, 0)
-    assert kernel.tree.lookups == {DOCUMENT: 1}
-    kernel.send(protocol.FORGET, DOCUMENT, struct.pack("=Q", 1))
-    wait_until(lambda: kernel.tree.lookups == {DOCUMENT: 0})
-    assert kernel.quiet()
-
-
-def test_getattr(kernel: Kernel) -> None:
-    kernel.tree.known[b"."] = Attributes(ROOT, True, 0, 0)
-    seconds, nanoseconds, _, ino, *rest = struct.unpack("=QII" + ATTR, kernel.ask(protocol.GETATTR, ROOT).body)
-    assert (seconds, nanoseconds, ino) == (3600, 0, ROOT)
-    assert rest[8:10] == [0o40555, 2]
-    assert kernel.ask(protocol.GETATTR, 99).error == errno.ENOENT
-
-
 @pytest.mark.parametrize(("timeout", "seconds", "nanoseconds"), [(2.5, 2, 500_000_000), (float("inf"), 1 << 31, 0)])
 def test_absent_names_are_remembered_as_long_as_is_asked_for(timeout: float, seconds: int, nanoseconds: int) -> None:
     with serving(negative_timeout=timeout) as kernel:
@@ -259,16 +237,6 @@ def test_absent_names_are_remembered_as_long_as_is_asked_for(timeout: float, sec
 def test_absent_names_are_not_remembered_with_a_time_out_of_0() -> None:
     with serving(negative_timeout=0) as kernel:
         assert kernel.lookup(b"nothing") == Reply(2, errno.ENOENT, b"")
-
-
-def test_modes_and_owners() -> None:
-    with serving(uid=5, gid=6, umask=0o27, dir_mode=0o755) as kernel:
-        kernel.tree.known[b"d"] = Attributes(DIRECTORY, True, 0, 0)
-        file, directory = (
-            struct.unpack_from("=IIII", kernel.lookup(name).body, 40 + 60) for name in (b"zarr.json", b"d")
-        )
-    assert file == (0o100440, 1, 5, 6)
-    assert directory == (0o40750, 2, 5, 6)
 
 
 def test_many_are_forgotten_at_once(kernel: Kernel) -> None:
@@ -283,12 +251,6 @@ def test_many_are_forgotten_at_once(kernel: Kernel) -> None:
 # ---- bytes
 
 
-def test_bytes_of_the_tree(kernel: Kernel) -> None:
-    kernel.lookup(b"zarr.json")
-    assert kernel.read(DOCUMENT, 1, 4096).body == b"ello"
-    assert kernel.read(DOCUMENT, 5, 4096).body == b""
-
-
 @pytest.fixture
 def chunk(kernel: Kernel, tmp_path: Path) -> Path:
     """The shard of a chunk of 300,000 bytes that lie in a local file, 100 bytes from its start."""
@@ -297,12 +259,6 @@ def chunk(kernel: Kernel, tmp_path: Path) -> Path:
     blob = LocalStore(str(tmp_path)).open("shard")
     kernel.tree.known[b"c"] = Attributes(CHUNK, False, 300_000, MTIME_NS, Extent(blob, 100))
     return path
-
-
-def test_bytes_of_a_local_file(kernel: Kernel, chunk: Path) -> None:
-    data = bytes(range(250)) * 1200
-    for offset, size in [(0, 4096), (4096, 131_072), (0, 1 << 20), (299_999, 4096), (300_000, 4096), (400_000, 1)]:
-        assert kernel.read(CHUNK, offset, size).body == data[offset : offset + size], (offset, size)
 
 
 def test_bytes_that_are_gone_from_the_file_are_asked_of_the_tree(kernel: Kernel, chunk: Path) -> None:
@@ -401,46 +357,11 @@ def many(kernel: Kernel) -> FakeTree:
     return tree
 
 
-@pytest.mark.parametrize("size", [1000, 4096, 1 << 17])
-def test_listing(kernel: Kernel, many: FakeTree, size: int) -> None:
-    dots, found = listed(kernel, size)[:2], listed(kernel, size)[2:]
-    assert [(e.node, e.ino, e.name) for e in dots] == [(0, ROOT, b"."), (0, ROOT, b"..")]
-    assert [e.name for e in found] == many.names
-    assert [e.ino for e in found] == many.numbers
-    for e, number, expected in zip(found, many.numbers, many.sizes, strict=True):
-        assert e.mode == 0o100444
-        if expected < 0:
-            assert e.node == 0  # a name and nothing else: the kernel asks when it wants to know
-        else:
-            assert (e.node, e.size) == (number, expected)
-
-
-@pytest.mark.parametrize("n", [0, 1, 8])
-def test_a_small_directory_is_listed_as_any_other(kernel: Kernel, many: FakeTree, n: int) -> None:
-    many.names, many.sizes = many.names[:n], many.sizes[:n]
-    many.numbers = [TABLE_END + i for i in range(n)]
-    pages = [kernel.ask(protocol.READDIRPLUS, ROOT, read_body(at, 4096)).body for at in (0, 6)]  # four in each
-    whole = listed(kernel)
-    rows = zip(many.names, many.numbers, many.sizes, strict=True)
-    many.small = [(name, number, False, size, MTIME_NS, i + 1) for i, (name, number, size) in enumerate(rows)]
-    many.scans.clear()
-    assert kernel.ask(protocol.READDIRPLUS, ROOT, read_body(0, 4096)).body == b"".join(pages)
-    assert listed(kernel) == whole
-    assert many.scans == []
-    assert listed(kernel, 160 * (n + 2) - 1) == whole  # in several pages
-
-
 def test_nodes_that_were_listed_with_their_attributes_are_counted(kernel: Kernel, many: FakeTree) -> None:
     many.lookups = {}
     listed(kernel)
     assert many.lookups == {number: 1 for number, size in zip(many.numbers, many.sizes, strict=True) if
                             number < TABLE_END and size >= 0}  # fmt: skip
-
-
-def test_listing_by_name_only(kernel: Kernel, many: FakeTree) -> None:
-    many.lookups = {}
-    assert [e.name for e in listed(kernel, plus=False)] == [b".", b"..", *many.names]
-    assert many.lookups == {}
 
 
 def test_listings_go_on_at_any_position(kernel: Kernel, many: FakeTree) -> None:
@@ -467,18 +388,6 @@ def test_more_listings_at_once_than_are_kept(kernel: Kernel, many: FakeTree) -> 
             assert page == whole[at : at + len(page)]
 
 
-def test_a_small_directory_is_one_page_and_an_end(kernel: Kernel) -> None:
-    page = entries(kernel.ask(protocol.READDIRPLUS, ROOT, read_body(0, 4096)).body)
-    assert [e.name for e in page] == [b".", b"..", b"c", b"zarr.json"]
-    assert kernel.ask(protocol.READDIRPLUS, ROOT, read_body(page[-1].position, 4096)).body == b""
-
-
-def test_an_empty_directory(kernel: Kernel) -> None:
-    kernel.tree.names = []
-    assert [e.name for e in listed(kernel)] == [b".", b".."]
-    assert [e.name for e in listed(kernel, position=1)] == [b".."]
-
-
 def test_behind_a_million_entries_only_names_are_listed(
     kernel: Kernel, many: FakeTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,35 +398,7 @@ def test_behind_a_million_entries_only_names_are_listed(
     assert [e.node != 0 for e in found] == [i in range(2, 12) for i in range(len(found))]
 
 
-def test_what_the_tree_would_have_listed_by_name(kernel: Kernel, many: FakeTree) -> None:
-    many.sizes, many.by_name_from = [5] * len(many.names), 8
-    found = listed(kernel)
-    assert [e.name for e in found] == [b".", b"..", *many.names]
-    assert [e.node != 0 for e in found] == [i in range(2, 10) for i in range(len(found))]
-
-
 # ---- extended attributes and the rest
-
-
-def xattr(kernel: Kernel, node: int, name: bytes, room: int) -> Reply:
-    return kernel.ask(protocol.GETXATTR, node, struct.pack("=II", room, 0) + name + b"\0")
-
-
-def test_extended_attributes(kernel: Kernel) -> None:
-    name = b"user.shardfs.shard"
-    assert xattr(kernel, CHUNK, name, 100).body == b"c/0/0"
-    assert struct.unpack("=I4x", xattr(kernel, CHUNK, name, 0).body) == (5,)
-    assert xattr(kernel, CHUNK, name, 4).error == errno.ERANGE
-    assert xattr(kernel, CHUNK, b"user.other", 100).error == errno.ENODATA
-    assert int(xattr(kernel, ROOT, b"user.shardfs.pid", 100).body) == os.getpid()
-    names = kernel.ask(protocol.LISTXATTR, ROOT, struct.pack("=II", 1000, 0)).body
-    assert names == b"user.shardfs.pid\0user.shardfs.version\0"
-
-
-@pytest.mark.parametrize("name", [b"system.posix_acl_access", b"security.selinux", b"trusted.x"])
-def test_attributes_that_are_not_ours_are_not_supported(kernel: Kernel, name: bytes) -> None:
-    """With ENODATA instead, `ls -l` would ask for each file."""
-    assert xattr(kernel, CHUNK, name, 100).error == errno.EOPNOTSUPP
 
 
 def test_changes_are_refused_and_what_is_not_needed_is_not_asked_again(kernel: Kernel) -> None:
@@ -562,16 +443,6 @@ def test_a_bug_is_eio_and_a_traceback_and_the_mount_goes_on(kernel: Kernel, capl
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
     assert kernel.lookup(b"zarr.json").error == 0
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.ETIMEDOUT, errno.ENOTDIR])
-def test_errnos_pass_through(kernel: Kernel, number: int) -> None:
-    def fail(node: int, offset: int, size: int) -> bytes:
-        raise OSError(number, "words")
-
-    kernel.lookup(b"zarr.json")
-    kernel.tree.read = fail
-    assert kernel.read(DOCUMENT, 0, 10).error == number
 
 
 def test_bytes_are_counted_before_they_are_there(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

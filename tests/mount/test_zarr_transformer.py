@@ -14,7 +14,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.conftest import client_python, run_client
 from tests.data_zarr_transformer import contents, parsed, write_variants
 from tests.datasets import same
-from tests.mount.programs import copy_tree, errno_of, outcome_of, shardfs
+from tests.mount.programs import copy_tree, errno_of, outcome_of
 from tests.mount.web import GUARDED, LISTED, UNLISTED, find_nginx, serving
 
 if TYPE_CHECKING:
@@ -79,18 +79,6 @@ def test_shards_can_be_read_by_who_knows_them_only(hierarchies: Mapping[str, Hie
     assert isinstance(without, str)
 
 
-def test_every_hierarchy_is_the_tree_of_its_twin(
-    hierarchies: Mapping[str, Hierarchy], source: Path, mounted: Mounted
-) -> None:
-    with mounted(source) as mount:
-        differ = {}
-        for name, hierarchy in hierarchies.items():
-            shown, twin = parsed(contents(mount / name)), parsed(contents(hierarchy.twin))
-            if shown != twin:
-                differ[name] = sorted(path for path in shown.keys() | twin if shown.get(path) != twin.get(path))
-    assert differ == {}
-
-
 def test_every_hierarchy_through_fsspec(hierarchies: Mapping[str, Hierarchy], source: Path) -> None:
     fs = ShardFileSystem(source=str(source), skip_instance_cache=True)
     for name, hierarchy in hierarchies.items():
@@ -112,20 +100,6 @@ def test_one_hierarchy_is_mounted_by_itself(
                 wrong(read_all([(mount, path) for path in hierarchy.arrays], tmp_path), list(hierarchy.arrays.items()))
                 == {}
             )
-
-
-def test_info_and_locate_know_it(hierarchies: Mapping[str, Hierarchy]) -> None:
-    source = hierarchies["gzip"].path
-    told = json.loads(shardfs("info", source, "--json").stdout)
-    (collection,) = told["collections"]
-    assert told["problems"] == []
-    assert (collection["format"], collection["path"], collection["codecs"]) == ("zarr3-draft", "data/root/a", ["gzip"])
-    assert (collection["shape"], collection["chunk_shape"], collection["shard_shape"]) == ([7, 10], [2, 3], [4, 6])
-    assert (collection["shards"], collection["chunks"]) == (4, 16)
-    where = json.loads(shardfs("locate", source, "data/root/a/c3/1", "--json").stdout)
-    stored = (source / where["shard"]).read_bytes()[where["offset"] : where["offset"] + where["size"]]
-    assert where["shard"] == "data/root/a/c1/0"
-    assert stored == (hierarchies["gzip"].twin / "data/root/a/c3/1").read_bytes()
 
 
 def test_damage_is_an_error_for_its_chunks_alone(

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import zarr
 
 from shardfs.codecs.transcode import Transcoder
 from shardfs.codecs.zlib_streams import MAX_DECODED
 from shardfs.vfs.tree import Tree, open_tree
 from tests.datasets import GZIP, LITTLE, ZSTD
+from tests.mount.programs import run
 from tests.storage.test_byte_budget import totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.conftest import Mounted
 
 MIB = 1 << 20
 CHUNKS, READERS = 6, 12
@@ -105,3 +110,24 @@ def test_all_decodes_of_a_tree_share_a_budget(
     one = shard if around else 3 * MIB
     assert 2 * MIB < max(recorded) <= max(cache, one)
     assert budget.used == 0
+
+
+@pytest.mark.fuse
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "least", "most"), [((), 0, 17 << 20), (("-o", "direct_io"), 47 << 20, 49 << 20)])
+def test_decoded_chunks_that_the_kernel_keeps_are_soon_forgotten(
+    options: tuple[str, ...], least: int, most: int, mounted: Mounted, tmp_path: Path
+) -> None:
+    """And each is decoded once, although many requests ask for its parts."""
+    values = np.random.default_rng(3).integers(0, 50, (24, 1 << 20), dtype="<u2")
+    array = zarr.create_array(
+        tmp_path / "a.zarr", shape=values.shape, dtype="<u2", chunks=(1, 1 << 20), shards=(4, 1 << 20)
+    )
+    array[:] = values
+    with mounted(tmp_path / "a.zarr", "--layout", "n5", *options) as mount:
+        run("sh", "-c", f"cat {mount}/0/* | md5sum", timeout=60)
+        cache = json.loads(run("cat", mount / ".shardfs/status.json", timeout=60))["caches"]["chunk"]
+        assert least <= cache["bytes"] <= most
+        assert cache["misses"] == len(values)
+        block = subprocess.run(["cat", mount / "0/23"], stdout=subprocess.PIPE, timeout=250, check=True).stdout
+        assert np.array_equal(np.frombuffer(block[12:], ">u2"), values[23])
