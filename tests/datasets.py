@@ -34,7 +34,7 @@ Client = Literal["tensorstore", "zarr3", "dask", "z5", "cloudvolume"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def client_python(name: Literal["cv", "zarr2", "bcolz", "blosc2"]) -> Path:
+def client_python(name: Literal["cv", "zarr2", "bcolz"]) -> Path:
     """The Python that has the libraries of `scripts/lock/NAME.in`. Skips the test if there is none.
 
     `scripts/test.sh` makes one virtualenv for each list, because they cannot share one. `SHARDFS_<NAME>_PYTHON` may say

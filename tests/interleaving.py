@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
-PATIENCE_S = 0.02
+PATIENCE_S = 0.005
 """Time after which the other call is taken to wait for a lock of the stopped one, which then goes on."""
 
 

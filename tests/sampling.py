@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MOST = 6
+MOST = 4
 MOST_LONG = {"slow": 1, "fuse": 2, "s3": 2, "interop": 2}
 """The same for tests with these markers: each of their cases takes a second or more, or several if `slow`."""
 

@@ -125,3 +125,9 @@ def test_each_habit_is_found(code: str) -> None:
 @pytest.mark.parametrize("code", ["a, b = b, a", "a, b = f(), 1", "self.a = a", "def f(entry=None): x = x.found"])
 def test_other_code_has_none(code: str) -> None:
     assert list(habits(ast.parse(code))) == []
+
+
+def test_the_first_line_of_a_test_file_says_what_it_shows() -> None:
+    docstrings = {p: ast.get_docstring(ast.parse(p.read_text())) or "" for p in (ROOT / "tests").rglob("test_*.py")}
+    lines = {str(path): text.partition("\n")[0] for path, text in docstrings.items()}
+    assert {path: line for path, line in lines.items() if not line.endswith(".") or len(line.split()) < 4} == {}

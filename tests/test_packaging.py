@@ -135,6 +135,7 @@ def test_the_steps_of_the_image_make_a_shardfs_that_mounts(given: Path) -> None:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, given / "src" / name)
     commands = ["cp -r /given/src /src" if name == "COPY" else rest for name, rest in found if name in ("RUN", "COPY")]
+    commands = [command.replace("--no-cache-dir ", "") for command in commands]  # the test environment has filled it
     assert found[-1] == ("ENTRYPOINT", '["shardfs-run"]')
     use = "mkdir /tmp/brain; shardfs-run /given/source /tmp/brain sh -c 'ls \"$0\"/c' /tmp/brain"
     in_a_copy(given, "\n".join(["rm -f /usr/bin/shardfs", *commands, use]))
@@ -178,7 +179,7 @@ def requirements_of(name: str) -> list[Requirement]:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("name", ["image", "test", "cv", "zarr2", "bcolz", "blosc2"])
+@pytest.mark.parametrize("name", ["image", "test", "cv", "zarr2", "bcolz"])
 @pytest.mark.parametrize("python", ["3.11.2", "3.12.0", "3.13.0", "3.14.0"])
 def test_a_lock_file_has_a_version_with_hashes_for_each_requirement(name: str, python: str) -> None:
     versions = locked(name, python)

@@ -17,8 +17,8 @@ version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' shardfs/model/version.py)
 case $1 in
 wheel)
     need_python
-    make_venv "$scratch/venv" build twine
-    "$scratch/venv/bin/python" -m build --quiet --outdir "$out" .
+    make_venv "$scratch/venv" build hatchling twine # hatchling is what builds: see pyproject.toml
+    "$scratch/venv/bin/python" -m build --quiet --no-isolation --outdir "$out" .
     "$scratch/venv/bin/python" -m twine check --strict "$out"/shardfs-"$version"*
     ;;
 deb)

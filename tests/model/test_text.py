@@ -1,4 +1,4 @@
-"""Words for messages."""
+"""Words in messages agree with the numbers before them."""
 
 from __future__ import annotations
 

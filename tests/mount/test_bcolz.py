@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -261,7 +262,7 @@ def test_blosc2_reads_every_variant(mounted: Mounted, tmp_path: Path) -> None:
     root.mkdir()
     for name, write in data_blosc2.WRITERS.items():
         write(root / name, True)
-    python = client_python("blosc2")
+    python = Path(sys.executable)
     (tmp_path / "stored").mkdir()
     wanted = _read("read_blosc2", python, {name: root / name for name in data_blosc2.WRITERS}, tmp_path / "stored")
     arrays = {name: array for name, array in wanted.items() if not isinstance(array, str)}

@@ -1,4 +1,4 @@
-"""`with shardfs.mounted(source) as path:`"""
+"""A program has a mount for the length of `with shardfs.mounted(source) as path:`, and no longer."""
 
 from __future__ import annotations
 

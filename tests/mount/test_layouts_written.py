@@ -1,4 +1,4 @@
-"""Programs that know only a layout write to sources of each format, and the source's own library reads the result."""
+"""Programs that know only a layout read and write sources of each format, whose own library reads the result."""
 
 from __future__ import annotations
 
@@ -288,6 +288,7 @@ def _overwritten(library: str, layout: str, mount: Path, arrays: Mapping[str, Ar
         np.testing.assert_array_equal(found.reshape(arrays[name].shape), arrays[name], err_msg=f"{library}, {name}")
 
 
+@pytest.mark.every_case
 @pytest.mark.fuse
 @pytest.mark.parametrize("layout", WRITERS)
 def test_programs_write_to_each_source(layout: str, stored: tuple[Path, Mapping[str, Array]], tmp_path: Path) -> None:

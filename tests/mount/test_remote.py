@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.datasets import Dataset
     from tests.mount.web import Web
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 SERVED = [
     ("zarr3", "zarr_python"),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Get = Callable[[str, str], Dataset]
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.slow]
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may move mounts")
 
 KERNELS = pytest.mark.parametrize("beneath", [True, False], ids=["beneath", "before_6_5"])

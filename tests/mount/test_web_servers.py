@@ -1,5 +1,4 @@
-"""Mounts of what web servers serve: with listings, without them, with one page for everything; with byte ranges and
-without."""
+"""Mounts of what web servers serve: with listings, without them, with one page for all; with and without ranges."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Mounted
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 NAMES = (
     "a b.txt", "a+b.txt", "a&b.txt", "&amp;.txt", "q?.txt", "h#.txt", "ü-日本.txt", "<x>.txt", "it's.txt", 'q"q.txt',

@@ -19,7 +19,7 @@ from tests.write.mounts import WritableMount, writable
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 READ_N5 = """
 import sys

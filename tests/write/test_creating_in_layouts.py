@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-pytestmark = [pytest.mark.fuse, pytest.mark.interop]
+pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 
 def _created(tmp_path: Path, tool: str, layout: str, rule: str) -> Path:

@@ -102,6 +102,7 @@ def test_arrays_of_bcolz_are_their_writers() -> None:
 
 @pytest.mark.fuse
 @pytest.mark.interop
+@pytest.mark.slow
 @pytest.mark.parametrize("described_by", ["the RFC", "bcolz 1.x"])
 def test_bcolz_lengthens_an_array_on_a_mount(tmp_path: Path, described_by: str) -> None:
     need_fuse()

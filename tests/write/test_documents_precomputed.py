@@ -263,6 +263,7 @@ def test_cloud_volume_changes_and_adds_scales(tmp_path: Path) -> None:
 
 
 @pytest.mark.interop
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["precomputed", "precomputed:chunks_per_shard=8,8,8,minishard_bits=2"])
 def test_cloud_volume_creates_a_sharded_volume(tmp_path: Path, rule: str) -> None:
     mount = Mount(tmp_path, PRECOMPUTED, rule)

@@ -147,6 +147,7 @@ def test_random_operations(rw: WritableMount, path: str) -> None:
     random_operations(rw.path / path, 1, 3000)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300 * times())
 @pytest.mark.parametrize("path", ["a/c/7", "plain/file"])
 def test_random_operations_with_publishing_between(rw: WritableMount, path: str) -> None:
@@ -163,10 +164,11 @@ def test_conditional_writes_of_tensorstore(rw: WritableMount, place: str, mode: 
 
 @pytest.mark.slow
 def test_tools_leave_what_they_leave_on_a_plain_directory(rw: WritableMount, plain: Path) -> None:
+    shell(SOURCE, plain)
     for number, name in enumerate(filter(can_run, SCRIPTS)):
         mounted, wanted = rw.path / "plain" / str(number), plain / str(number)
         for directory in (mounted, wanted):
             directory.mkdir()
-            shell(SOURCE, directory)
+            shell(f"cp -a {plain}/source .", directory)
             shell(SCRIPTS[name], directory)
         assert content(mounted) == content(wanted), name

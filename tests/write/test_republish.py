@@ -75,6 +75,7 @@ def test_volumes(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Pa
 
 
 @pytest.mark.interop
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["murmur", "index_gzip_data_gzip", "sparse_murmur", "negative_offset", "two_scales", "flat"]
 )
@@ -84,6 +85,7 @@ def test_volumes_are_read_by_cloudvolume(name: str, dataset: Callable[[str, str]
 
 
 @pytest.mark.interop
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(data_precomputed_ids.DATASETS))
 def test_meshes_skeletons_and_annotations(name: str, id_dataset: Callable[[str], IdDataset], tmp_path: Path) -> None:
     written = id_dataset(name)

@@ -110,6 +110,7 @@ def test_a_document_of_another_shape_is_what_everybody_sees(mount: WritableMount
     assert on(mount, "print(json.load(open('a/zarr.json'))['shape'], os.path.exists('a/z.partial'))") == "[9, 9] False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [CHUNK, STORED])
 def test_compressed_chunks_after_a_crash(mount: WritableMount, name: str) -> None:
     look = "print([(n, pathlib.Path('v/s', n).read_bytes()) for n in sorted(os.listdir('v/s')) if '-' in n])"

@@ -1,5 +1,6 @@
-"""No error vanishes: one that came up while publishing is told at the next close of each who has the file open, and by
-`flush`; what was written stays readable and is published when the cause is gone.
+"""No error vanishes: what failed while publishing is told at the next close, and by `flush`.
+
+What was written stays readable, and is published when the cause is gone.
 """
 
 from __future__ import annotations
