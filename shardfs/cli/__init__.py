@@ -1,6 +1,6 @@
 """The command line `shardfs`: dispatches verbs, reports errors, maps errors to exit codes.
 
-Each family of verbs has its own module in this package, imported only to run one of these verbs or to print the help.
+Each verb has its own module in this package, imported only to run the verb or to print the help.
 To keep the start fast, these modules import heavy packages inside functions only.
 """
 
@@ -26,27 +26,14 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-VERBS = {
-    "mount": "mounting",
-    "umount": "mounting",
-    "flush": "mounting",
-    "status": "observing",
-    "doctor": "observing",
-    "ls": "looking",
-    "cat": "looking",
-    "info": "looking",
-    "locate": "looking",
-    "verify": "jobs",
-    "recover": "recovering",
-    "compact": "jobs",
-    "pack": "packing",
-    "unpack": "packing",
-    "cache": "caching",
-    "config": "configuring",
-    "install": "installing",
-    "uninstall": "installing",
-}
-"""Verb -> module in this package with the click command of the same name, in the order of the help text."""
+VERBS = (
+    *("mount", "umount", "flush", "status", "doctor", "ls", "cat", "info", "locate", "verify", "recover", "compact"),
+    *("pack", "unpack", "cache", "config", "install", "uninstall"),
+)
+"""All verbs, in the order of the help text."""
+
+MODULES = {"umount": "mount", "flush": "mount", "unpack": "pack", "uninstall": "install"}
+"""Verbs that share a module of this package with another verb. All others have a module of their own name."""
 
 ALIASES = {"unmount": "umount"}
 
@@ -68,7 +55,7 @@ class _Verbs(Group):
         name = ALIASES.get(cmd_name, cmd_name)
         if name not in VERBS:
             return super().get_command(ctx, name)
-        command = getattr(importlib.import_module(f"shardfs.cli.{VERBS[name]}"), name)
+        command = getattr(importlib.import_module(f"shardfs.cli.{MODULES.get(name, name)}"), name)
         return command if isinstance(command, click.Command) else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -112,7 +99,7 @@ def commands() -> None:
 
 
 def _complete_verb(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from shardfs.cli.completing import starting_with
+    from shardfs.cli.completion import starting_with
 
     return starting_with(incomplete, commands.list_commands(ctx))
 
@@ -190,7 +177,7 @@ def main() -> NoReturn:
     # At its import, numpy would start a thread for each CPU, for linear algebra, which no code of shardfs uses.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "_SHARDFS_COMPLETE" in os.environ:
-        from shardfs.cli.completing import register
+        from shardfs.cli.completion import register
 
         register()
     sys.exit(run(sys.argv[1:]))

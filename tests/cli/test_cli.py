@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardfs import __version__, cli
-from shardfs.cli import looking
+from shardfs.cli import ls
 from shardfs.config import options
 from shardfs.fuse.settings import FuseSettings
 from shardfs.model.errors import CorruptShardError
@@ -429,12 +429,12 @@ def test_ls_sorts_a_bounded_part_of_a_directory(monkeypatch: pytest.MonkeyPatch)
             read += 1
             yield batch(*names)
 
-    monkeypatch.setattr(looking, "SORTED", 3)
-    found = looking._ordered(batches())
+    monkeypatch.setattr(ls, "SORTED", 3)
+    found = ls._ordered(batches())
     assert next(found).names.tolist() == [b"x2", b"x9", b"x10"]
     assert read == 2  # the rest streams
     assert [b.names.tolist() for b in found] == [[b"x1", b"x0"]]
-    assert [b.names.tolist() for b in looking._ordered(iter([batch(b"10", b"9")]))] == [[b"9", b"10"]]
+    assert [b.names.tolist() for b in ls._ordered(iter([batch(b"10", b"9")]))] == [[b"9", b"10"]]
 
 
 # ---- what goes wrong ----

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardfs.cli import observing, watching
+from shardfs.cli import status as status_verb
+from shardfs.cli import status_watch
 from shardfs.daemon import figures, status, status_server
 from shardfs.daemon.asking import Mount, MountState
 from shardfs.daemon.figures import FIGURES, Cell, Figure, Kind
@@ -46,13 +47,13 @@ def value_of(figure: Figure, values: dict[str, Any]) -> Any:
 
 
 def text_of(values: dict[str, Any]) -> str:
-    return "\n".join(observing._lines(Mount("/mnt", "x", MountState.ANSWERS, values)))
+    return "\n".join(status_verb._lines(Mount("/mnt", "x", MountState.ANSWERS, values)))
 
 
 def watched(before: dict[str, Any], now: dict[str, Any]) -> str:
     console = Console(width=400, record=True, file=io.StringIO())
     mount = Mount("/mnt", "x", MountState.ANSWERS, now)
-    console.print(watching.shown([MountView(mount, [])], {"/mnt": before}))
+    console.print(status_watch.shown([MountView(mount, [])], {"/mnt": before}))
     return console.export_text()
 
 

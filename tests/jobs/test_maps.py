@@ -119,7 +119,7 @@ def test_a_map_in_colours(steps: Path) -> None:
 
     from rich.console import Console
 
-    from shardfs.cli.mapping import print_map
+    from shardfs.cli.info_map import print_map
 
     out = io.StringIO()
     print_map(Console(file=out, force_terminal=True, color_system="truecolor", width=80), mapped(steps))

@@ -27,8 +27,8 @@ SYSTEMD = "/lib/systemd/systemd"
 
 PROGRAMS = {
     "shardfs": "-m shardfs",
-    "mount.shardfs": "-c 'from shardfs.cli.helper import main; main()'",
-    "mount.fuse.shardfs": "-c 'from shardfs.cli.helper import main; main()'",
+    "mount.shardfs": "-c 'from shardfs.cli.mount_helper import main; main()'",
+    "mount.fuse.shardfs": "-c 'from shardfs.cli.mount_helper import main; main()'",
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.cli.helper import helper
+from shardfs.cli.mount_helper import helper
 from tests.datasets import ROOT
 from tests.mount.namespace import Namespace, namespace
 from tests.mount.programs import copy_tree

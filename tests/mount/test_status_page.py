@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from shardfs.cli import watching
+from shardfs.cli import status_watch
 from shardfs.daemon import health
 from shardfs.daemon.asking import Mount, MountState
 from shardfs.daemon.health import MountsReport, MountView
@@ -145,7 +145,7 @@ def test_what_is_watched() -> None:
         MountView(dead, [*health.examine_mount(dead)]),
     ]
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(watching.shown(views, {"/mnt/a": before}))
+    console.print(status_watch.shown(views, {"/mnt/a": before}))
     text = console.export_text()
     assert re.search(r"/mnt/a +2\.0 MiB/s +10/s +90\.0 % +- ", text), text
     assert "\x1b" not in text

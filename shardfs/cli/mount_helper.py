@@ -14,9 +14,9 @@ from typing import NoReturn
 import click
 
 from shardfs import cli
-from shardfs.cli.mounting import start
+from shardfs.cli.mount import start
 from shardfs.cli.printing import echo
-from shardfs.cli.sources import given_options
+from shardfs.cli.source_options import given_options
 from shardfs.daemon.opening import check
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import public_name

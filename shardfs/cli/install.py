@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfs.cli.printing import echo
-from shardfs.cli.sources import decorated
+from shardfs.cli.source_options import decorated
 from shardfs.model.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
 
     Without --user, the files are for all users of this machine, and only root can install them.
     """
-    from shardfs.cli.completing import register
+    from shardfs.cli.completion import register
     from shardfs.daemon.install import items, reload_manager
 
     register()

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.jobs import executor_of, part_of, source_of_job, target_of_job
+from shardfs.cli.job_options import executor_of, part_of, source_of_job, target_of_job
+from shardfs.cli.pack_regions import repack
 from shardfs.cli.printing import ProgressDisplay, echo, write_json
-from shardfs.cli.repacking import repack
-from shardfs.cli.sources import CommandOptions, decorated, given_options, source_options
+from shardfs.cli.source_options import CommandOptions, decorated, given_options, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import OptionError

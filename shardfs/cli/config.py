@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli import Group
-from shardfs.cli.completing import profiles as complete_profile
+from shardfs.cli.completion import profiles as complete_profile
 from shardfs.cli.printing import echo, write_json
 from shardfs.config import loading, options, parsers
 from shardfs.model.errors import OptionError

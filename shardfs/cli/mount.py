@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli import completing
+from shardfs.cli import completion
 from shardfs.cli.printing import echo, waiting
-from shardfs.cli.sources import (
+from shardfs.cli.source_options import (
     CommandOptions,
     debug_option,
     decorated,
@@ -33,7 +33,7 @@ from shardfs.storage.source_locks import journal_directory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.cli.sources import Function
+    from shardfs.cli.source_options import Function
     from shardfs.config.options import Options, Setting
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 def _flag(setting: Setting) -> Callable[[Function], Function]:
     if setting.value:
-        text, complete = f"{setting.help}  [{setting.default}]", completing.setting_values(setting)
+        text, complete = f"{setting.help}  [{setting.default}]", completion.setting_values(setting)
         return click.option(setting.flag, setting.name, metavar=setting.value, help=text, shell_complete=complete)
     off = "/--ro" if setting.name == "rw" else f"/--no-{setting.flag[2:]}"
     return click.option(setting.flag + off, setting.name, default=None, is_flag=True, help=setting.help)
@@ -63,8 +63,8 @@ class _MountCommand(click.Command):
 
 
 @click.command(cls=_MountCommand)
-@click.argument("source", required=False, shell_complete=completing.profiles_and_files)
-@click.argument("mountpoint", required=False, shell_complete=completing.kind("dir"))
+@click.argument("source", required=False, shell_complete=completion.profiles_and_files)
+@click.argument("mountpoint", required=False, shell_complete=completion.kind("dir"))
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground; Ctrl-C unmounts.")
 @click.option("-v", "--verbose", is_flag=True, help="Print what is mounted where, and log at level info.")
 @source_options
@@ -145,7 +145,7 @@ def _only_profile(word: str, profile: str | None) -> str:
 
 
 @click.command()
-@click.argument("mountpoint", shell_complete=completing.profiles_and_files)
+@click.argument("mountpoint", shell_complete=completion.profiles_and_files)
 @click.option("--timeout", default="60", metavar="SECONDS", help="How long to wait for the daemon to end.  [60]")
 @click.option("-l", "--lazy", is_flag=True, help="Detach the mount now, even if programs still use it.")
 @click.option("--patient", is_flag=True, help="While the mount is busy, retry until the time-out.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import echo, waiting, write_json
-from shardfs.cli.sources import CommandOptions, is_source, source_options
+from shardfs.cli.source_options import CommandOptions, is_source, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import ShardfsError, message
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.cli.sources import Function
+    from shardfs.cli.source_options import Function
     from shardfs.config.options import Options
     from shardfs.write.recover import Left
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from shardfs.cli.completing import mount_options
+from shardfs.cli.completion import mount_options
 from shardfs.cli.printing import echo
 from shardfs.config import layers
 from shardfs.config.parsers import absolute

@@ -1,4 +1,4 @@
-"""The verbs `status` and `doctor`."""
+"""The verb `status`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import sys
 import time
 from contextlib import suppress
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.completing import profiles_and_files
+from shardfs.cli.completion import profiles_and_files
 from shardfs.cli.printing import echo, write_json
-from shardfs.cli.sources import CommandOptions, is_source, profile_named, source_options
+from shardfs.cli.source_options import CommandOptions, is_source, profile_named, source_options
 from shardfs.config.parsers import absolute
 from shardfs.daemon import figures
 from shardfs.model.exit_codes import ExitCode
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from shardfs.daemon.asking import Mount
     from shardfs.write.recover import Left
+
 
 LOOK_S = 0.5
 
@@ -79,7 +79,7 @@ def _watch(mountpoint: str | None, *, alone: bool) -> int:
         raise click.UsageError("--watch excludes --json and --wait")
     if not sys.stdout.isatty():
         raise click.UsageError("--watch needs a terminal; see --json for programs")
-    from shardfs.cli.watching import watch
+    from shardfs.cli.status_watch import watch
 
     with suppress(KeyboardInterrupt):
         watch(mountpoint)
@@ -178,47 +178,3 @@ def _duration(seconds: float) -> str:
     parts = [(hours // 24, "d"), (hours % 24, "h"), (m, "m"), (s, "s")]
     first = next((i for i, (n, _) in enumerate(parts) if n), 3)
     return " ".join(f"{n}{unit}" for n, unit in parts[first : first + 2])
-
-
-@click.command()
-@click.argument("argument", required=False, metavar="[SOURCE|MOUNTPOINT|PROFILE]", shell_complete=profiles_and_files)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-@source_options
-def doctor(argument: str | None, as_json: bool, command_options: CommandOptions) -> int:
-    """Find what prevents mounts from working.
-
-    Checks this machine and all mounts, and SOURCE if given. Each problem comes with a remedy. Exit code 1 if there is a
-    problem.
-    """
-    from shardfs.daemon import doctor as work
-    from shardfs.daemon import unmount
-    from shardfs.daemon.asking import mounts
-    from shardfs.daemon.health import WRONG
-    from shardfs.model import redact
-
-    options = command_options.options()
-    source = argument
-    if argument is not None and mounts(os.path.abspath(argument)):
-        source = None  # `examine_machine` checks all mounts
-    elif argument is not None and (profile := profile_named(argument, options.config)) is not None:
-        source = profile.source
-        options = command_options.with_profile(argument).options()
-    findings = work.examine_machine(options)
-    if source is not None:
-        redact.add_secrets(source)
-        source = absolute(source)
-        profile = profile_named(options.profile, options.config) if options.profile is not None else None
-        is_mounted = (
-            profile is not None and absolute(profile.source) == source and unmount.is_mounted(profile.mountpoint)
-        )
-        findings = chain(findings, work.examine_source(source, options, is_mounted=is_mounted))
-    wrong = False
-    for finding in findings:
-        wrong |= finding.state == WRONG
-        if as_json:
-            write_json(finding._asdict())
-        else:
-            echo(f"{finding.state:5}  {finding.check}: {finding.message}")
-            if finding.fix:
-                echo(f"       -> {finding.fix}")
-    return ExitCode.PROBLEM if wrong else ExitCode.OK

@@ -10,7 +10,7 @@ import click
 
 from shardfs.cli import Group
 from shardfs.cli.printing import echo, write_json
-from shardfs.cli.sources import decorated
+from shardfs.cli.source_options import decorated
 from shardfs.config import loading, parsers
 from shardfs.model.text import counted, human_bytes
 

@@ -1,4 +1,4 @@
-"""The verbs that work on all shards of a source: `verify`, `compact`."""
+"""The verb `verify`."""
 
 from __future__ import annotations
 
@@ -6,35 +6,22 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from shardfs.cli.printing import csv_line, echo, waiting, write, write_json
-from shardfs.cli.sources import CommandOptions, opened, source_options
-from shardfs.config.parsers import absolute
+from shardfs.cli.job_options import executor_of, part_of, source_of_job
+from shardfs.cli.printing import csv_line, write, write_json
+from shardfs.cli.source_options import CommandOptions, source_options
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted, human_bytes, printable
 from shardfs.storage.source_errors import opening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from shardfs.config.options import Options
-    from shardfs.jobs.compact import CompactProblem, Work
     from shardfs.jobs.findings import Damage, Report, ShardTally
     from shardfs.jobs.shared_work import JobPart, JobSource, Plan
-
-
-def part_of(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
-    """Parse the value of an option of the form I/N, as a callback of click."""
-    from shardfs.jobs.shared_work import JobPart
-
-    number, slash, of = text.partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise click.BadParameter(f"{text!r} is not of the form i/n, with i from 1 to n")
-    return JobPart(int(number), int(of))
 
 
 @click.command()
@@ -121,46 +108,6 @@ def _print_regions(
     return n
 
 
-def source_of_job(source: str, options: Options) -> JobSource:
-    """The source as workers open it, with all options for reading it."""
-    from shardfs.jobs.shared_work import JobSource
-
-    return JobSource.of(
-        absolute(source),
-        options.storage_options,
-        follow_symlinks=options.symlinks == "follow",
-        store_timeout_s=options.store_timeout,
-        store_retries=options.store_retries,
-        index_cache_bytes=options.index_cache,
-        chunk_cache_bytes=options.chunk_cache,
-        prefetch_bytes=options.prefetch,
-        connections=options.connections,
-        cache_dir=options.cache_dir,
-        cache_size=options.cache_size,
-        offline=options.offline,
-    )
-
-
-def target_of_job(target: str, options: Options) -> JobSource:
-    """The target as workers open it."""
-    from shardfs.jobs.shared_work import JobSource
-
-    retry: dict[str, Any] = {"store_timeout_s": options.store_timeout, "store_retries": options.store_retries}
-    return JobSource.of(absolute(target), options.storage_options, **retry)
-
-
-def executor_of(dask: str | None, jobs: int, stack: ExitStack) -> tuple[Executor | None, int]:
-    """The executor for the options `--dask` and `--jobs`, and the number of its workers."""
-    if dask is None:
-        return None, jobs
-    from shardfs.jobs.dask_cluster import dask_executor
-
-    try:
-        return stack.enter_context(dask_executor(dask))
-    except ImportError as e:
-        raise click.UsageError(f"--dask needs the package distributed: pip install distributed ({e})") from e
-
-
 class _Output:
     """Prints findings as they arrive and counts at the end: as JSON, or as text with a progress bar on a terminal."""
 
@@ -237,72 +184,3 @@ def _words(t: ShardTally) -> Iterator[str]:
     if t.unchecked_chunks:
         yield f"{counted(t.unchecked_chunks, 'chunk')} not decoded: no decoder is installed"
     yield counted(t.findings, "finding") if t.findings else "sound"
-
-
-@click.command()
-@click.argument("source")
-@click.option("-n", "--dry-run", is_flag=True, help="Only print what could be saved.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
-@source_options
-def compact(source: str, dry_run: bool, as_json: bool, command_options: CommandOptions) -> int:
-    """Reclaim space from overwritten chunks.
-
-    Rewrites the shards of SOURCE without the bytes that no index leads to. Reads every index, and compares each new
-    shard with the old one, chunk by chunk, before replacing it. Programs that cache the positions of chunks read wrong
-    bytes afterwards. Exit code 3 if some shards cannot be packed; 4 if another writer uses SOURCE.
-    """
-    from shardfs.jobs import compact
-
-    options = command_options.options()
-    tree = opened(source, options)
-    with ExitStack() as stack:
-        packer = None
-        if not dry_run:
-            packer = stack.enter_context(compact.Packer.opened(tree, absolute(source), options))
-        totals = _Totals(stack.enter_context(waiting("packing" if packer else "reading")), as_json=as_json)
-        with opening(source):
-            for work in compact.survey(tree):
-                if isinstance(work, compact.CompactProblem):
-                    totals.problem(work)
-                    continue
-                outcome = packer.pack(work) if packer else 0
-                if isinstance(outcome, compact.CompactProblem):
-                    totals.problem(outcome)
-                    outcome = 0
-                totals.shard(work, outcome)
-    totals.end(dry_run)
-    return ExitCode.LEFT if totals.faults else ExitCode.OK
-
-
-class _Totals:
-    """Prints results of `compact`: one JSON object per shard, or only the totals as text."""
-
-    def __init__(self, show_progress: Callable[[str], object], *, as_json: bool) -> None:
-        self._show_progress = show_progress
-        self._as_json = as_json
-        self.shards = self.dead = self.saved = self.faults = 0
-
-    def problem(self, problem: CompactProblem) -> None:
-        self.faults += not problem.skipped
-        if self._as_json:
-            write_json({"type": "fault", **problem._asdict()})
-        else:
-            echo(f"{problem.where or '/'}: {problem.why}", err=True)
-
-    def shard(self, work: Work, saved: int) -> None:
-        size = work.usage.size
-        dead = work.usage.dead
-        self.shards += 1
-        self.dead += dead
-        self.saved += saved
-        if self._as_json:
-            write_json({"type": "shard", "shard": work.key, "size": size, "dead": dead, "saved": saved})
-        self._show_progress(f"{counted(self.shards, 'shard')}, {human_bytes(self.saved or self.dead)}")
-
-    def end(self, dry_run: bool) -> None:
-        if self._as_json:
-            write_json({"type": "end", "shards": self.shards, "dead": self.dead, "saved": self.saved})
-        elif dry_run:
-            echo(f"{human_bytes(self.dead)} in {counted(self.shards, 'shard')} can be reclaimed")
-        else:
-            echo(f"{human_bytes(self.saved)} saved in {counted(self.shards, 'shard')}")
