@@ -45,9 +45,9 @@ class Buffer:
         most: maximum size of the file in bytes. Beyond it, calls raise OSError (EFBIG).
     """
 
-    def __init__(self, budget: Budget, most: int) -> None:
+    def __init__(self, budget: Budget, limit: int) -> None:
         self._budget = budget
-        self._most = most
+        self._most = limit
         self._memory = bytearray()
         self._fd = -1
         self._size = 0

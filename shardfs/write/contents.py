@@ -114,12 +114,13 @@ class FileContents:
         with self.names.lock:
             if file.buffer is not None:
                 return file.buffer.read(offset, size)
-            version, target = file.version, file.target
+            version = file.version
+            target = file.target
         if file.frozen is not None:
             return memoryview(file.frozen)[offset : offset + size]
         if version is not None and version.data is not None:
             try:
-                if version.stored:
+                if version.is_encoded:
                     return memoryview(self._shown(version, target))[offset : offset + size]
                 return self.pending.journal.read(version.data, offset, size)
             except OSError as e:
@@ -145,8 +146,8 @@ class FileContents:
     def _shown_size(self, target: Target, version: Version | None) -> int:
         """Return the shown size of a chunk in the journal, or else in its shard, without decoding if possible."""
         if version is None:
-            tree, coords = target.tree, target.coords
-            return tree.chunk_attributes(tree.numbers.of_chunk(tree.path, coords), coords).size
+            tree = target.tree
+            return tree.chunk_attributes(tree.numbers.of_chunk(tree.path, target.coords), target.coords).size
         size = -1
         if version.data is not None:
             size = target.tree.chunks.shown_size(target.coords, version.data.size)

@@ -1,4 +1,8 @@
-"""Effects of metadata documents on names: a new document turns some files into chunks, and others into plain files."""
+"""Effects of metadata documents on names: a new document turns some files into chunks, and others into plain files.
+
+`Documents` writes a document to the store. This module then gives the files of the mount the kinds that their names
+have now, and shows documents and chunks of the source in place of those that are obsolete.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ from shardfs.write.stored import NOTHING, conflicts, digest_of, digest_of_pieces
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardfs.model.attributes import Attributes
     from shardfs.model.blobs import Blob, Plan
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journaled import CompressedKind
@@ -32,6 +37,9 @@ if TYPE_CHECKING:
     from shardfs.write.stored import Stored
 
 log = logging.getLogger(__name__)
+
+DESCRIBED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.COMPRESSED)
+"""Kinds of files that another document may give another kind."""
 
 
 @dataclass(eq=False)
@@ -132,18 +140,20 @@ class Descriptions(Part):
         size = self._overlay.attributes(number).size
         if size > MAX_DOCUMENT:
             return
-        shown = bytes(self._overlay.read(number, 0, max(size, 1)))
-        if self._documents.is_changed(directory, name, shown):
+        data = bytes(self._overlay.read(number, 0, max(size, 1)))
+        if self._documents.is_changed(directory, name, data):
             log.info(
                 "%s: another program has changed the document in the source; the mount shows the new version", path
             )
             self._show_stored(directory, name)
             raise stale(number)
-        self._documents.seen.read(path, shown)
+        self._documents.seen.read(path, data)
 
     def _show_stored(self, directory: str, name: str) -> None:
         """Show the source's version of a document that another program has changed."""
-        path, found, data = join(directory, name), None, None
+        path = join(directory, name)
+        entry: Attributes | None = None
+        data: bytes | None = None
         with suppress(OSError, CorruptShardError):
             self._open_files.keep(self._overlay.number(path))
         with self._names.gate.alone():
@@ -151,7 +161,7 @@ class Descriptions(Part):
                 self.describe_anew(at)
             self._base.changed(path)
         with suppress(OSError, CorruptShardError):
-            found = self._overlay.with_mode(self._base.resolve(path), path)
+            entry = self._overlay.with_mode(self._base.resolve(path), path)
             data = self._documents.shown(path)
         with self._names.lock:
             file = self._files.at(path)
@@ -159,9 +169,9 @@ class Descriptions(Part):
                 self._show_anew(path, file, data)
             else:
                 file.freeze(data, superseded=True)
-            shown = self._files.at(path)
-            if shown is not None and found is not None:
-                shown.set_status(mtime_ns=found.mtime_ns, mode=found.mode)
+            file = self._files.at(path)
+            if file is not None and entry is not None:
+                file.set_status(mtime_ns=entry.mtime_ns, mode=entry.mode)
 
     def show_stored(self, file: WritableFile) -> None:
         """Show the source's document if it supersedes the one written here, unless a program still writes to the file.
@@ -194,35 +204,35 @@ class Descriptions(Part):
 
         Update none and raise OSError if a document that tells the kind of a name cannot be read.
         """
-        former, strays = self._former(self._names.renew(directory)), list[WritableFile]()
-        gone = list[tuple[str, bytes, WritableFile | None]]()
-        reshaped: list[int] = []
+        former = self._former(self._names.renew(directory))
+        obsolete = list[tuple[str, WritableFile | None]]()
+        strays = list[WritableFile]()
+        reshaped = list[int]()
         with self._names.lock:
-            named = [
-                (parent, name, file, self._names.classify_name(parent, name))
+            meanings = [
+                (join(parent, name), file, self._names.classify_name(parent, name))
                 for parent, name, file in self._files.below(directory)
-                if file is None or file.kind in (NameKind.CHUNK, NameKind.ORPHAN, NameKind.COMPRESSED)
+                if file is None or file.kind in DESCRIBED
             ]
-            for parent, name, file, meaning in named:
-                path = join(parent, name)
-                known = self._pending.shards.target(path) if file is None else file.target
-                if meaning.target is None and known is not None and known.tree in former:
+            for path, file, meaning in meanings:
+                target = self._pending.shards.target(path) if file is None else file.target
+                if meaning.target is None and target is not None and target.tree in former:
                     continue  # outside of the new shape, but still readable and deletable
-                if file is not None and file.dirty and _is_reformed(file.target, meaning.target):
+                is_reformed = _is_reformed(target, meaning.target)
+                if is_reformed and file is not None and file.dirty:
                     continue  # the program that closes the file gets the error
-                if self._pending.retarget(path, meaning.target) or _is_reformed(known, meaning.target):
-                    gone.append((parent, name, file))
-                    continue
-                if file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
-                    if _is_reshaped(file.target, meaning.target):
+                if self._pending.retarget(path, meaning.target) or is_reformed:
+                    obsolete.append((path, file))
+                elif file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
+                    if _is_reshaped(target, meaning.target):
                         _forget_shown(file)
                         reshaped.append(file.number)
                     file.become(meaning.kind, meaning.target)
-                    self._overlay.make_parents(parent)
-                if file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
+                    self._overlay.make_parents(split(path)[0])
+                elif file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
                     strays.append(file)
-            for parent, name, file in gone:
-                self._show_anew(join(parent, name), file, None)  # the source's chunk, not a version for a former array
+            for path, file in obsolete:  # show the source's chunks, not versions for a former array
+                self._show_anew(path, file, None)
         if reshaped:
             self._names.hooks.reshaped(np.array(reshaped, np.uint64))
         for file in strays:
@@ -308,7 +318,10 @@ class Descriptions(Part):
             formers: list[ChunkDirs] = []
             with suppress(OSError, CorruptShardError):
                 formers = self._base.collection(path).shapes[:-1]
-            (self._overlay.cut.add if formers else self._overlay.cut.discard)(path)
+            if formers:
+                self._overlay.cut.add(path)
+            else:
+                self._overlay.cut.discard(path)
             every.update(formers)
         return every
 
@@ -344,7 +357,7 @@ class _PassedThrough(Change):
     def plan(self, old: Blob | None) -> Plan:
         version = None if old is None else old.stat().version
         base = self.base.including(digest_of_pieces([self.data]))  # a crash may have ended an earlier attempt
-        if conflicts({"": base}, frozenset(), version, lambda asked: {key: digest_of(old) for key in asked}):
+        if conflicts({"": base}, frozenset(), version, lambda keys: {key: digest_of(old) for key in keys}):
             why = "another program has written this file to the source, too"
             if not self.wins:
                 raise UnseenChangeError(errno.ESTALE, f"{why}. Use shardfs recover --ours or --theirs", self.path)
@@ -356,7 +369,8 @@ def _is_reshaped(old: Target | None, new: Target | None) -> bool:
     """Return whether the file of a chunk has changed with its array: layouts crop or pad chunks at the edge."""
     if old is None or new is None or new.is_verbatim:
         return False
-    before, after = old.tree.collection.array, new.tree.collection.array
+    before = old.tree.collection.array
+    after = new.tree.collection.array
     if before is None or after is None:
         return False
     return (before.inside(old.coords), before.fill_value) != (after.inside(new.coords), after.fill_value)

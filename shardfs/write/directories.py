@@ -42,19 +42,19 @@ class Directories:
         self._inhabited: set[str] = set()  # named by documents; shown even if missing in the store
         self._removed: set[str] = set()  # named by documents; the store has their chunks at another path
 
-    def hides(self, found: Attributes, parent: int, path: str) -> bool:
+    def hides(self, entry: Attributes, parent: int, path: str) -> bool:
         """Return whether the mount does not show this entry of the tree."""
-        if not found.directory:
+        if not entry.directory:
             return False
-        return not self.shows(found) or self._is_implied(parent, path)
+        return not self.shows(entry) or self._is_implied(parent, path)
 
-    def shows(self, found: Attributes) -> bool:
+    def shows(self, entry: Attributes) -> bool:
         """Return False for a virtual directory of chunks that the mount does not show."""
-        tree = self._names.base.chunk_tree(found.number) if found.directory else None
+        tree = self._names.base.chunk_tree(entry.number) if entry.directory else None
         if tree is None:
             return True
         with self._names.lock:
-            return self._is_set(tree, found.number)
+            return self._is_set(tree, entry.number)
 
     def _is_implied(self, parent: int, path: str) -> bool:
         """Return whether only documents name a directory, so the mount does not show it."""
@@ -69,10 +69,10 @@ class Directories:
     def only_shown(self, batch: Batch, directory: int, path: str) -> Batch:
         """Return the entries of the tree's `directory` without the directories that the mount does not show."""
         if directory < TABLE_END and batch.directories.any():
-            names, made = batch.names.tolist(), ~batch.directories
+            names, mask = batch.names.tolist(), ~batch.directories
             for i in np.flatnonzero(batch.directories).tolist():
-                made[i] = not self._is_implied(directory, join(path, names[i]))
-            batch = batch if made.all() else batch.only(made)
+                mask[i] = not self._is_implied(directory, join(path, names[i]))
+            batch = batch if mask.all() else batch.only(mask)
         virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
         tree = self._names.base.chunk_tree(int(virtual[0])) if len(virtual) else None
         if tree is None:
@@ -80,19 +80,19 @@ class Directories:
         with self._names.lock:
             return batch.only(self._are_set(tree, batch.numbers))
 
-    def show(self, path: str, *, shown: bool = True) -> None:
-        """Show a directory of the tree from now on, or with `shown=False` hide it."""
+    def show(self, path: str, *, is_shown: bool = True) -> None:
+        """Show a directory of the tree from now on, or with `is_shown=False` hide it."""
         self._removed.discard(path)
-        if not shown:
+        if not is_shown:
             self._inhabited.discard(path)
         number = self._names.base_number(path)
         tree = self._names.base.chunk_tree(number) if number is not None else None
         if tree is None or number is None:
             if self._names.classify_name(*split(path)).kind is NameKind.DIRECTORY:
-                (self._inhabited if shown else self._removed).add(path)
+                (self._inhabited if is_shown else self._removed).add(path)
             return
         with self._names.lock:
-            self._set(tree, number, shown=shown)
+            self._set(tree, number, is_shown=is_shown)
 
     def show_inhabited(self, path: str) -> None:
         """Show a directory that has files in the journal: after a crash, the store may lack it."""
@@ -130,15 +130,15 @@ class Directories:
 
     def _are_set(self, tree: ChunkDirs, numbers: U64) -> Bool:
         """Return for each number whether it is shown. Numbers outside of the collection count as shown."""
-        bits, shown = self._of(tree), np.ones(len(numbers), np.bool_)
+        bits, mask = self._of(tree), np.ones(len(numbers), np.bool_)
         first = np.uint64(tree.first)
         mine = (numbers >= first) & (numbers < first + np.uint64(tree.directories))
         if bits is not None:
             at = (numbers[mine] - first).astype(np.int64)
-            shown[mine] = np.frombuffer(bits, np.uint8)[at >> 3] >> (at & 7).astype(np.uint8) & 1
-        return shown
+            mask[mine] = np.frombuffer(bits, np.uint8)[at >> 3] >> (at & 7).astype(np.uint8) & 1
+        return mask
 
-    def _set(self, tree: ChunkDirs, number: int, *, shown: bool = True) -> None:
-        bits, at = self._of(tree, change=not shown), number - tree.first
+    def _set(self, tree: ChunkDirs, number: int, *, is_shown: bool = True) -> None:
+        bits, at = self._of(tree, change=not is_shown), number - tree.first
         if bits is not None:
-            bits[at >> 3] = bits[at >> 3] & ~(1 << (at & 7)) | shown << (at & 7)
+            bits[at >> 3] = bits[at >> 3] & ~(1 << (at & 7)) | is_shown << (at & 7)

@@ -182,15 +182,15 @@ class DirtyShards:
     def take(self, shard: DirtyShard) -> dict[str, Taken]:
         """Begin to publish a shard: return its chunks that can be published now."""
         with self._lock:
-            taken = self._to_publish(shard)
-            shard.publishing = frozenset(taken)
+            chunks = self._to_publish(shard)
+            shard.publishing = frozenset(chunks)
             shard.due = False
-            if not taken:  # look again in a second, even if the journal is full
+            if not chunks:  # look again in a second, even if the journal is full
                 now = time.monotonic()
                 shard.retry_at = now + 1
                 shard.first = now
                 shard.last = now
-            return taken
+            return chunks
 
     def published(self, shard: DirtyShard, paths: Iterable[str], unfit: Mapping[str, str], *, absent: bool) -> None:
         """Note that a shard was replaced, or (`absent`) removed, and which of its chunks do not fit, and why."""
@@ -249,8 +249,8 @@ class DirtyShards:
             if shard.failure is not None:
                 return bool(shard.targets)
             shard.due = True
-            taken = self._to_publish(shard)
-            shard.due = any(path in taken and taken[path][1].lsn <= lsn for path, lsn in lsns.items())
+            chunks = self._to_publish(shard)
+            shard.due = any(path in chunks and chunks[path][1].lsn <= lsn for path, lsn in lsns.items())
             return shard.due
 
     def can_progress(self) -> bool:

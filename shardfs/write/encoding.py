@@ -49,10 +49,10 @@ def encode(target: Target | None, buffer: Buffer) -> Encoded | None:
         return None
     edition, data = buffer.edition, buffer.read(0, buffer.size)
     with _refusing(_chunk(target)):
-        stored = transform.store(target.coords, data)
+        stored_bytes = transform.store(target.coords, data)
         exact = transform.is_exact(target.coords, data)
-        shown = data if exact else bytes(transform.show(target.coords, stored))
-        return Encoded(stored, data, shown, target, buffer, edition)
+        shown_bytes = data if exact else bytes(transform.show(target.coords, stored_bytes))
+        return Encoded(stored_bytes, data, shown_bytes, target, buffer, edition)
 
 
 def uncompressed(path: str, data: bytes) -> bytes:
@@ -74,15 +74,16 @@ def cleared(target: Target) -> tuple[bytes, bytes] | None:
 
     None in all other layouts, where the chunk is removed from its shard.
     """
-    zeros, transform = target.tree.collection.zeros, target.transform
+    zeros = target.tree.collection.zeros
+    transform = target.transform
     if zeros is None:
         return None
     data = zeros.show(target.coords)
     if transform is None:
         return data, data
     with _refusing(_chunk(target)):
-        stored = transform.store(target.coords, data)
-        return stored, bytes(transform.show(target.coords, stored))
+        stored_bytes = transform.store(target.coords, data)
+        return stored_bytes, bytes(transform.show(target.coords, stored_bytes))
 
 
 def _chunk(target: Target) -> str:
@@ -90,10 +91,10 @@ def _chunk(target: Target) -> str:
 
 
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
+def _refusing(subject: str) -> Iterator[None]:
     """Turn a ValueError into an OSError (EINVAL), and log it: some programs ignore errors of `close`."""
     try:
         yield
     except ValueError as e:
-        log.warning("%s is refused: %s", what, e)
+        log.warning("%s is refused: %s", subject, e)
         raise OSError(errno.EINVAL, str(e)) from e

@@ -116,7 +116,7 @@ class Entries(Part):
         zeros = None if target is None else self._cleared(target)
         if target is None or zeros is None:
             return False
-        stored, shown = zeros
+        stored_bytes, shown_bytes = zeros
         path = join(directory, name)
         look = self._pending.look(path, target)
         with self._names.lock:
@@ -124,8 +124,8 @@ class Entries(Part):
             if old is not None:
                 self._files.unname(old)
             file = self._files.new(directory, name, NameKind.CHUNK, target)
-            file.set_status(size=len(shown), mtime_ns=time.time_ns())
-            self._kinds.journaled.put(file, look, stored, stored=not target.is_verbatim)
+            file.set_status(size=len(shown_bytes), mtime_ns=time.time_ns())
+            self._kinds.journaled.put(file, look, stored_bytes, is_encoded=not target.is_verbatim)
         return True
 
     def _cleared(self, target: Target) -> tuple[bytes, bytes] | None:
@@ -229,7 +229,7 @@ class Entries(Part):
             with self._names.lock:
                 self._files.forget_below(path)
                 self._files.unname(file)
-        self._directories.show(path, shown=False)
+        self._directories.show(path, is_shown=False)
         base = self._names.base_number(path)
         if base is None:
             return
@@ -244,7 +244,8 @@ class Entries(Part):
         self._remove_stored(path)
         with self._names.lock:
             self._files.forget_below(path)
-        self._documents.removed(path)
+        self._base.store.reopen(path)
+        self._documents.seen.forget(path)  # the sharding is kept: tools delete an array in order to write it anew
         self._names.renew(path)
 
     def _has_entries(self, number: int, besides: bytes = b"") -> bool:

@@ -63,19 +63,19 @@ class Failures:
         if not self._errors:
             return 0
         with self._lock:
-            found = self._newest(path)
-            return 0 if found is None else found[0] - (found[2] in self._unseen)
+            newest = self._newest(path)
+            return 0 if newest is None else newest[0] - (newest[2] in self._unseen)
 
-    def since(self, path: str, seen: int) -> tuple[int, OSError | None]:
-        """Return the number of the newest error, and the error if it is newer than `seen`, else None."""
+    def since(self, path: str, last: int) -> tuple[int, OSError | None]:
+        """Return the number of the newest error, and the error if it is newer than `last`, else None."""
         if not self._errors:
-            return seen, None
+            return last, None
         with self._lock:
-            found = self._newest(path)
-            if found is None or found[0] <= seen:
-                return seen, None
-            self._unseen.discard(found[2])
-            return found[0], OSError(found[1].errno, found[1].strerror, found[1].filename)
+            newest = self._newest(path)
+            if newest is None or newest[0] <= last:
+                return last, None
+            self._unseen.discard(newest[2])
+            return newest[0], OSError(newest[1].errno, newest[1].strerror, newest[1].filename)
 
 
 class Refused:
@@ -102,23 +102,23 @@ class Refused:
 
     def forget_below(self, path: str) -> None:
         """Forget the errors of all files in a removed directory."""
-        for known in [known for known in self._whys if known and is_in(known, path)]:
-            self.forget(known)
+        for name in [name for name in self._whys if name and is_in(name, path)]:
+            self.forget(name)
 
     def first(self, path: str) -> OSError | None:
         """Return the error of one file at or below `path`; None if there is none."""
-        for known, why in list(self._whys.items()):
-            if is_in(known, path) or not known:
+        for name, why in list(self._whys.items()):
+            if is_in(name, path) or not name:
                 return OSError(
                     why.errno or errno.EIO,
                     f"its last version was refused at close and is lost: {why.strerror or why}",
-                    known,
+                    name,
                 )
         return None
 
-    def state(self, most: int) -> dict[str, str]:
-        """Return the reasons by path, for at most `most` files."""
-        return {path: str(why.strerror or why) for path, why in islice(list(self._whys.items()), most)}
+    def state(self, limit: int) -> dict[str, str]:
+        """Return the reasons by path, for at most `limit` files."""
+        return {path: str(why.strerror or why) for path, why in islice(list(self._whys.items()), limit)}
 
     def __len__(self) -> int:
         return len(self._whys)

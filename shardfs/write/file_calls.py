@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.model.errors import CorruptShardError
+from shardfs.model.errors import CorruptShardError, ShardfsError
 from shardfs.model.kinds import LOCK, NameKind
 from shardfs.storage import syscalls
 from shardfs.vfs.inodes import TABLE_END
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from shardfs.write.kinds import Kinds
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -246,6 +249,15 @@ class FileCalls(Part):
                     self._files.let_go(file)
                 elif file.is_settled and file.kind is not NameKind.PLAIN:
                     self._kinds.rest(file)
+
+    def close_all(self) -> None:
+        """Save and close all open files, at the end of the mount."""
+        for handle in list(self._open_files.handles):
+            try:
+                self.flush(handle)
+            except (OSError, ShardfsError) as e:
+                log.warning("an open file could not be saved at unmount, and its last changes are lost: %s", e)
+            self.release(handle)
 
 
 def _is_left_to_others(file: WritableFile) -> bool:

@@ -116,8 +116,8 @@ class WritableFile:
     def is_lost(self) -> bool:
         """Whether the file has neither a name nor contents anywhere."""
         version = self.version is not None and self.version.data is not None
-        held = self.buffer is not None or self.frozen is not None or self.fd >= 0
-        return self.path is None and not held and not version
+        has_bytes = self.buffer is not None or self.frozen is not None or self.fd >= 0
+        return self.path is None and not has_bytes and not version
 
     @property
     def place(self) -> tuple[Version | None, Target | None]:
@@ -139,7 +139,7 @@ class WritableFile:
         if self.frozen is not None:
             return len(self.frozen)
         if self.version is not None and self.version.data is not None:
-            return self.known_size if self.version.stored else self.version.data.size
+            return self.known_size if self.version.is_encoded else self.version.data.size
         return os.fstat(self.fd).st_size if self.fd >= 0 else self.known_size
 
     # ---- names and references ----
@@ -300,22 +300,22 @@ class WritableFile:
 
     # ---- from the journal to the source ----
 
-    def publish(self, stored: Stored | None, size: int | None = None) -> None:
-        """Note that the source has the bytes: `stored` for a chunk; and how many, if that has changed."""
+    def publish(self, base: Stored | None, size: int | None = None) -> None:
+        """Note that the source has the bytes: `base` for a chunk; and how many, if that has changed."""
         with self._lock:
             self.version = None
-            self.follow(stored)
+            self.follow(base)
             self.set_status(size=size)
 
-    def follow(self, stored: Stored | None) -> None:
+    def follow(self, base: Stored | None) -> None:
         """Note what the source has for a chunk now."""
         with self._lock:
-            self.stored = stored
+            self.stored = base
 
 
-def keep(table: dict[K, V], key: K, value: V, most: int = MAX_KEPT) -> None:
-    """Add an entry to a table; clear the table first if it has `most` entries."""
-    if len(table) >= most:
+def keep(table: dict[K, V], key: K, value: V, limit: int = MAX_KEPT) -> None:
+    """Add an entry to a table; clear the table first if it has `limit` entries."""
+    if len(table) >= limit:
         table.clear()
     table[key] = value
 
@@ -441,12 +441,12 @@ class Files:
         """
         self._settled[file.number] = file
         self._settled.move_to_end(file.number)
-        gone: list[WritableFile] = []
+        evicted: list[WritableFile] = []
         for number in list(itertools.islice(self._settled, max(len(self._settled) - MAX_SETTLED, 0))):
             old = self._settled.pop(number)
             if old.is_settled and not old.handles:
-                gone.append(old)
-        return gone
+                evicted.append(old)
+        return evicted
 
     def below(self, path: str) -> Iterator[tuple[str, bytes, WritableFile | None]]:
         """Yield directory, name and file (None: hidden) of all names at and below a path."""

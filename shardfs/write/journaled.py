@@ -99,7 +99,8 @@ class JournaledKind(FileKind):
         unsaved = file.unsaved()
         if unsaved is None:
             return
-        target, (buffer, path) = file.target, unsaved
+        target = file.target
+        buffer, path = unsaved
         encoded = None if target is None or target.is_verbatim else encode(target, buffer)
         self._pending.make_room(buffer.size if encoded is None else len(encoded.stored))
         with self._names.gate.shared():  # keeps the shard in place until the record is written
@@ -116,14 +117,14 @@ class JournaledKind(FileKind):
                 if encoded is None:
                     self.put(file, look, buffer.content())
                 else:
-                    self.put(file, look, encoded.stored, stored=True)
+                    self.put(file, look, encoded.stored, is_encoded=True)
                     self.show(file, encoded)
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
-        content, stored = to_journal(file.target, data)
+        content, is_encoded = to_journal(file.target, data)
         look = self._pending.look(path, file.target)
         with self._names.lock:
-            self.put(file, look, content, stored=stored)
+            self.put(file, look, content, is_encoded=is_encoded)
             self._files.name(file, *split(path))
 
     def require_own_name(self, path: str, target: Target | None) -> None:
@@ -134,10 +135,10 @@ class JournaledKind(FileKind):
     def drop(self, look: Look) -> bool:
         return self._pending.remove(look)
 
-    def put(self, file: WritableFile, look: Look, data: Bytes, *, stored: bool = False) -> None:
+    def put(self, file: WritableFile, look: Look, data: Bytes, *, is_encoded: bool = False) -> None:
         """Add a version of a file to the journal. The caller holds the lock."""
         is_scratch = file.kind is NameKind.SCRATCH
-        file.commit(self._pending.put(look, data, file.mtime_ns, file.mode, scratch=is_scratch, stored=stored))
+        file.commit(self._pending.put(look, data, file.mtime_ns, file.mode, scratch=is_scratch, is_encoded=is_encoded))
 
     def show(self, file: WritableFile, encoded: Encoded) -> None:
         """Show the bytes of a chunk as they will be shown once it is in its shard. The caller holds the lock."""
@@ -169,14 +170,14 @@ class CompressedKind(FileKind):
             target = self._open_files.classify_to_write(directory, name).target
             if target is None:
                 raise OSError(errno.EINVAL, "no metadata describes this chunk any more", plain)
-            content, stored = to_journal(target, content)
+            content, is_encoded = to_journal(target, content)
             present = self._overlay.find(directory, name)
             if present is not None:
                 self._open_files.adopt(present.number)
             look = self._pending.look(plain, target)
             with self._names.lock:
                 chunk = self._files.at(plain) or self._files.new(directory, name, NameKind.CHUNK, target)
-                version = self._pending.move(path, look, None, content, file.mtime_ns, file.mode, stored=stored)
+                version = self._pending.move(path, look, None, content, file.mtime_ns, file.mode, is_encoded=is_encoded)
                 chunk.commit(version, dirty=True)
                 chunk.set_status(size=-1, mtime_ns=file.mtime_ns, mode=file.mode)
                 if not chunk.writers:

@@ -119,7 +119,8 @@ class Kinds(Part):
         """
         try:
             while file.dirty:
-                kind, path = file.kind, file.path
+                kind = file.kind
+                path = file.path
                 self._kinds[kind].commit(file)
                 if file.kind is kind and file.path == path:
                     return  # else it was renamed meanwhile, and is saved under its new name
@@ -220,8 +221,8 @@ class Kinds(Part):
 
     def _file_published(self, file: WritableFile, version: Version) -> None:
         size = version.data.size if version.data is not None else 0
-        if file.target is None or file.target.is_verbatim or version.stored:
-            file.publish(version.base, None if version.stored else size)
+        if file.target is None or file.target.is_verbatim or version.is_encoded:
+            file.publish(version.base, None if version.is_encoded else size)
             if file.is_settled:
                 self.rest(file)
         elif file.writers:  # open writers make the next version

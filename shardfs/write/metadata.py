@@ -55,8 +55,8 @@ class FileMetadata(Part):
         file, mode = self._files.by_number.get(number), stat.S_IMODE(mode)
         if file is not None and file.fd >= 0:
             syscalls.chmod(file.fd, mode)
-        elif (stored := self._disk_file(number)) is not None:
-            stored.disk.set_mode(stored.path, mode)
+        elif (disk_file := self._disk_file(number)) is not None:
+            disk_file.disk.set_mode(disk_file.path, mode)
         elif file is not None:
             file.set_status(mode=shown_mode(mode, file.kind is NameKind.DIRECTORY))
         else:
@@ -71,9 +71,9 @@ class FileMetadata(Part):
         file = self._files.by_number.get(number)
         if file is not None and file.fd >= 0:
             syscalls.utime(file.fd, when, when)
-        elif (stored := self._disk_file(number)) is not None:
-            stored.disk.set_times(stored.path, when)
-            self._base.changed(stored.path)
+        elif (disk_file := self._disk_file(number)) is not None:
+            disk_file.disk.set_times(disk_file.path, when)
+            self._base.changed(disk_file.path)
         elif file is not None and file.kind is NameKind.DIRECTORY:
             file.set_status(mtime_ns=when)
         elif file is None and self._base.attributes(number).directory:
@@ -155,11 +155,11 @@ class FileMetadata(Part):
 
         The kernel copies the bytes; no byte passes through shardfs.
         """
-        with self._on_disk(number) as there:
+        with self._on_disk(number) as origin:
             disk = self._writer.disk
-            if there is None or disk is None:
+            if origin is None or disk is None:
                 return False
-            fd = open_regular(there, follow=True)
+            fd = open_regular(origin, follow=True)
         try:
             disk.copy(fd, path)
         finally:
@@ -180,9 +180,9 @@ class FileMetadata(Part):
                 fd = descriptors.dup(opened_fd) if opened_fd >= 0 else None
             if fd is not None:
                 opened.callback(os.close, fd)
-            elif (stored := self._disk_file(number)) is not None:
+            elif (disk_file := self._disk_file(number)) is not None:
                 with suppress(FileNotFoundError):  # a directory may be shown for its documents but be absent on disk
-                    fd = opened.enter_context(stored.disk.named(stored.path))
+                    fd = opened.enter_context(disk_file.disk.named(disk_file.path))
             yield None if fd is None else f"/proc/self/fd/{fd}"
 
 
@@ -191,7 +191,7 @@ def _stored(path: str) -> dict[str, bytes]:
 
     Attributes with shardfs's own prefix are omitted, because programs would take them for generated ones.
     """
-    found = {}
+    attributes = {}
     try:
         names = os.listxattr(path)
     except OSError as e:
@@ -201,8 +201,8 @@ def _stored(path: str) -> dict[str, bytes]:
     for name in names:
         if name.startswith(USER) and not name.startswith(OURS):
             with suppress(OSError):  # removed since the listing, or unreadable for this user
-                found[name] = os.getxattr(path, name)
-    return found
+                attributes[name] = os.getxattr(path, name)
+    return attributes
 
 
 def _seconds(value: bytes) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import suppress
 from itertools import islice
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from shardfs.formats.create_rules import Rules
     from shardfs.formats.format import Format
     from shardfs.vfs.tree import Tree
+
+log = logging.getLogger(__name__)
 
 ALWAYS = ".json"
 """Suffix of names that are treated as documents wherever they are written. Otherwise a client could describe shards and
@@ -70,19 +73,19 @@ def document_at(base: Tree, directory: str, name: str) -> Document | None:
     """Return the document that a file with this name is; None for other files."""
     if base.datasets.view is not None:
         try:
-            shown = base.shown_by(join(directory, name))
+            place = base.shown_by(join(directory, name))
         except NOT_FOUND:
-            shown = None
-        if shown is None:
+            place = None
+        if place is None:
             return None
-        path, below, translation = shown
+        path, below, translation = place
         if translation is not None:
             return Document(translation, path, below)
     above, _, last = directory.rpartition("/")
     for path, below in ((directory, name), (above, join(last, name))):
-        known = next((f for f in formats() if f.describes(below)), None)
-        if known is not None:
-            return Document(known, path, below)
+        form = next((f for f in formats() if f.describes(below)), None)
+        if form is not None:
+            return Document(form, path, below)
     return None
 
 
@@ -114,8 +117,8 @@ class ExpectedDatasets:
             return NameKind.DOCUMENT
         if self._may_be_chunk(directory, name):
             return NameKind.ORPHAN
-        here = self._is_deleted(directory) or any(r.matches(directory) for r in self._rules.rules)
-        return NameKind.SCRATCH if here and is_scratch(name) else NameKind.PLAIN
+        is_expected = self._is_deleted(directory) or any(r.matches(directory) for r in self._rules.rules)
+        return NameKind.SCRATCH if is_expected and is_scratch(name) else NameKind.PLAIN
 
     def new_document(self, directory: str, name: str) -> Document | None:
         """Return a document in the mount's layout, in a directory without a dataset; None for other files.
@@ -123,7 +126,8 @@ class ExpectedDatasets:
         The source's format is that of the first rule for the directory, otherwise that of the nearest group above.
         """
         datasets = self._base.datasets
-        view, layout = datasets.view, datasets.layout
+        view = datasets.view
+        layout = datasets.layout
         if view is None or layout is None or name not in datasets.layout_documents or self._base.is_closed(directory):
             return None
         with suppress(*NOT_FOUND):
@@ -147,8 +151,8 @@ class ExpectedDatasets:
         for above in islice(upwards(directory), 1, None):
             with suppress(CorruptShardError):
                 documents = self._base.stored_documents(above)
-                found = (f.open(above, documents) for f in self._base.datasets.formats)
-                if (dataset := next(filter(None, found), None)) is not None:
+                datasets = (f.open(above, documents) for f in self._base.datasets.formats)
+                if (dataset := next(filter(None, datasets), None)) is not None:
                     return dataset.format
         return ""
 
@@ -157,11 +161,43 @@ class ExpectedDatasets:
         fitting = [(f, sharding) for f, sharding in self._shardings(directory) if f.describes(name)]
         return fitting if fitting and not self._base.is_closed(directory) else []
 
+    def sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
+        """Return the documents that a rule or a remembered sharding makes of a new one; None if no sharding applies."""
+        path = join(directory, name)
+        refusals: list[ValueError] = []
+        for form, sharding in self.candidates(directory, name):
+            try:
+                documents = form.shard(directory, name, data, sharding)
+            except ValueError as e:
+                refusals.append(e)
+                continue
+            if documents is None:
+                continue
+            if isinstance(sharding, Rule) and self._has_chunks(form, form.described_by(directory, name)):
+                log.warning("%s: the new array is not sharded, because its directory has chunks already", path)
+                return None
+            return documents
+        for why in refusals:
+            log.warning("%s: the new array is not sharded: %s", path, why)
+        return None
+
+    def _has_chunks(self, form: Format, directory: str, below: str = "") -> bool:
+        """Return whether the store has files in the directory that would be mistaken for shards."""
+        for entry in self._base.store.scan(join(directory, below)):
+            name = join(below, entry.name)
+            if form.chunk_like(name) if not entry.directory else self._may_hold_chunks(form, directory, name):
+                return True
+        return False
+
+    def _may_hold_chunks(self, form: Format, directory: str, below: str) -> bool:
+        deep = below.count("/") >= MAX_ABOVE
+        return not deep and form.chunk_like(f"{below}/0") and self._has_chunks(form, directory, below)
+
     def _shardings(self, directory: str) -> Iterator[tuple[Format, Sharding | Rule]]:
         """Yield the formats and shardings of the datasets that new documents in a directory might describe."""
-        known = self._deleted.get(directory)
-        if known is not None:
-            yield format_of(known.format), known
+        sharding = self._deleted.get(directory)
+        if sharding is not None:
+            yield format_of(sharding.format), sharding
         for rule in self._rules.rules:
             if self._rules.match(directory, rule.format) is rule:
                 yield format_of(rule.format), rule
@@ -192,22 +228,22 @@ class ExpectedDatasets:
             documents, datasets = self._base.stored_documents(path), self._base.datasets
             if datasets.view is None:
                 return bool(documents)
-            found = (f.open(path, documents) for f in datasets.formats)
-            return any(dataset.collections or dataset.unsharded for dataset in found if dataset is not None)
+            described = (f.open(path, documents) for f in datasets.formats)
+            return any(dataset.collections or dataset.unsharded for dataset in described if dataset is not None)
         except CorruptShardError:
             return False
 
-    def remember(self, document: Document, stored: Mapping[str, bytes]) -> None:
+    def remember(self, document: Document, documents: Mapping[str, bytes]) -> None:
         """Keep the sharding of a dataset whose stored document is deleted."""
-        sharding = document.form.sharding(stored)
+        sharding = document.form.sharding(documents)
         directory = document.directory
         if sharding is not None:
             before = self._deleted.get(directory)
-            others = before.documents if before is not None and before.format == sharding.format else {}
-            self._deleted[directory] = Sharding(sharding.format, {**others, **sharding.documents})
+            earlier = before.documents if before is not None and before.format == sharding.format else {}
+            self._deleted[directory] = Sharding(sharding.format, {**earlier, **sharding.documents})
 
     def forget(self, document: Document) -> None:
         """Forget the sharding of a deleted document that is written again."""
         before = self._deleted.pop(document.directory, None)
-        if before is not None and (rest := {n: raw for n, raw in before.documents.items() if n != document.name}):
-            self._deleted[document.directory] = Sharding(before.format, rest)
+        if before is not None and (remaining := {n: raw for n, raw in before.documents.items() if n != document.name}):
+            self._deleted[document.directory] = Sharding(before.format, remaining)

@@ -73,10 +73,10 @@ class Names:
     @contextmanager
     def writeback(self, *files: WritableFile | None) -> Iterator[None]:
         """Hold `writeback` of files that are about to be renamed or removed. No other lock may be held before."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
             for file in sorted(filter(None, files), key=attrgetter("number")):
                 self._acquire(file.writeback)
-                held.callback(file.writeback.release)
+                stack.callback(file.writeback.release)
             yield
 
     def _acquire(self, lock: threading.RLock) -> None:

@@ -59,8 +59,8 @@ class OpenFiles(Part):
             self._contents.load(file)  # its name was just replaced: the journal may soon release the bytes
         handle = next(self._next_handle)
         writes = flags & os.O_ACCMODE != os.O_RDONLY
-        seen = self._pending.failures.seen(file.saved_path or "")
-        self.handles[handle] = Handle(file.number, file, writes, seen)
+        newest = self._pending.failures.seen(file.saved_path or "")
+        self.handles[handle] = Handle(file.number, file, writes, newest)
         file.add_handle(writes=writes)
         return handle
 

@@ -56,7 +56,7 @@ MOST_BYTES = 10 << 30
 
 def open_journal(
     source: str,
-    found: Options,
+    options: Options,
     *,
     directory: Path | None = None,
     mountpoint: str = "",
@@ -70,13 +70,13 @@ def open_journal(
     Raise BusyError if another process writes to the source, or OSError if the directory is unsuitable. Both are raised
     before anything is changed.
     """
-    directory = directory or journal_directory(source, found.journal)
-    limit = found.journal_limit or _half_of_free(directory)
+    directory = directory or journal_directory(source, options.journal)
+    limit = options.journal_limit or _half_of_free(directory)
     soon, end = time.monotonic() + LOOKED_AFTER_S, time.monotonic() + ENDING_S
     while True:
         try:
             journal = Journal.open(
-                directory, source, limit_bytes=limit, commit_s=found.commit, mountpoint=mountpoint, waiting=waiting
+                directory, source, limit_bytes=limit, commit_s=options.commit, mountpoint=mountpoint, waiting=waiting
             )
             break
         except BusyError as e:
@@ -97,8 +97,8 @@ def _is_ending(owner: Mapping[str, Any], mountpoint: str) -> bool:
     if not owner:  # the owner has ended in the meantime and removed the journal
         return True
     theirs = owner.get("mountpoint")
-    here = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
-    return bool(here and theirs) and (theirs == mountpoint or mount_type(str(theirs)) != FS_TYPE)
+    is_local = owner.get("host") == socket.gethostname() and owner.get("pid") != os.getpid()
+    return bool(is_local and theirs) and (theirs == mountpoint or mount_type(str(theirs)) != FS_TYPE)
 
 
 def _half_of_free(directory: Path) -> int:
@@ -119,15 +119,15 @@ def require_writable(store: Store, source: str, options: Options) -> None:
 
 def _require_write_access(store: Store, source: str) -> None:
     """Raise OSError (EROFS) if the store is read-only."""
-    stored = store.statvfs()
-    if stored is not None and stored.f_flag & os.ST_RDONLY:
+    file_system = store.statvfs()
+    if file_system is not None and file_system.f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), source)
 
 
 def open_writable(
     tree: Tree,
     source: str,
-    found: Options,
+    options: Options,
     *,
     directory: Path | None = None,
     mountpoint: str = "",
@@ -139,34 +139,34 @@ def open_writable(
     errors of `open_journal`.
     """
     _require_write_access(tree.store, source)
-    journal = open_journal(source, found, directory=directory, mountpoint=mountpoint, waiting=waiting)
+    journal = open_journal(source, options, directory=directory, mountpoint=mountpoint, waiting=waiting)
     publishing = Publishing(
-        idle_s=found.idle,
-        age_s=found.age,
-        stall_s=found.stall,
-        close=found.close,
-        conflict=found.conflict,
-        compact=found.compact,
-        inplace=found.inplace,
-        dirty_bytes=found.dirty_limit,
-        workers=min(found.connections, UPLOADS) if tree.store.remote else 2,
+        idle_s=options.idle,
+        age_s=options.age,
+        stall_s=options.stall,
+        close=options.close,
+        conflict=options.conflict,
+        compact=options.compact,
+        inplace=options.inplace,
+        dirty_bytes=options.dirty_limit,
+        workers=min(options.connections, UPLOADS) if tree.store.remote else 2,
     )
     try:
-        made = open_write_tree(
+        write_tree = open_write_tree(
             tree,
             journal,
             publishing=publishing,
-            rules=create_rules.parse(found.create or ""),
-            replace_links=found.linked_shards == "replace",
-            layout=found.shown_as,
+            rules=create_rules.parse(options.create or ""),
+            replace_links=options.linked_shards == "replace",
+            layout=options.shown_as,
             waiting=waiting,
         )
     except BaseException:
         journal.close(clean=False)
         raise
-    if found.on_error is not None:
-        made.pending.failures.failed = partial(_run, found.on_error)
-    return made
+    if options.on_error is not None:
+        write_tree.pending.failures.failed = partial(_run, options.on_error)
+    return write_tree
 
 
 def _run(command: str, path: str, failure: OSError) -> None:

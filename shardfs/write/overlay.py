@@ -81,8 +81,8 @@ class Overlay(Part):
         directory = self._names.path_of(parent)
         self._names.numbers[directory] = parent
         try:
-            found = self.find(directory, name)
-            if found is None:
+            entry = self.find(directory, name)
+            if entry is None:
                 compressed = self._names.classify_name(directory, name + COMPRESSIONS[0].encode())
                 absent = MayAppearError if compressed.kind is NameKind.COMPRESSED else FileNotFoundError
                 raise absent(errno.ENOENT, "No such file or directory", os.fsdecode(name))
@@ -90,7 +90,7 @@ class Overlay(Part):
             if name not in self._files.in_directory(directory):  # what the mount itself hides is not absent
                 self._names.documents.missed(directory, name)
             raise
-        return found
+        return entry
 
     def find(self, directory: str, name: bytes) -> Attributes | None:
         """Return the attributes of a name; None if the mount does not show the name."""
@@ -100,9 +100,9 @@ class Overlay(Part):
         while True:
             with self._names.lock:  # a name may be moving between files
                 names = self._files.in_directory(directory)
-                known = name in names
+                is_changed = name in names
                 file = names.get(name)
-            if known and file is None:
+            if is_changed and file is None:
                 return None
             if file is None or file is before:
                 break
@@ -125,24 +125,24 @@ class Overlay(Part):
         if self._disk is None and self._is_scratch(directory, name):
             return None  # hidden even if a crashed program has left it in the store, so nothing needs to be asked
         path = join(directory, name)
-        found = self._base.lookup(number, name)
-        if self._directories.hides(found, number, path) or self._is_foreign_scratch(found, directory, name):
+        entry = self._base.lookup(number, name)
+        if self._directories.hides(entry, number, path) or self._is_foreign_scratch(entry, directory, name):
             return None
-        found = self.with_mode(found, path)
-        if found.number not in self._files.by_number:
-            return found
+        entry = self.with_mode(entry, path)
+        if entry.number not in self._files.by_number:
+            return entry
         # Handles of an older file of this name still refer to it by the number: show the name under a new number.
         meaning = self._names.classify_name(directory, name)
         with self._names.lock:
             if name not in self._files.in_directory(directory):
                 file = self._files.new(directory, name, meaning.kind, meaning.target)
-                file.set_status(size=found.size, mtime_ns=found.mtime_ns, mode=found.mode)
+                file.set_status(size=entry.size, mtime_ns=entry.mtime_ns, mode=entry.mode)
                 return self._contents.attributes(file)
         return self.find(directory, name)  # written or hidden in the meantime
 
-    def _is_foreign_scratch(self, found: Attributes, directory: str, name: bytes) -> bool:
+    def _is_foreign_scratch(self, entry: Attributes, directory: str, name: bytes) -> bool:
         """Return whether a name is a temporary file of another program in the source, or a lock of our own."""
-        return found.number < TABLE_END and not found.directory and self._is_scratch(directory, name)
+        return entry.number < TABLE_END and not entry.directory and self._is_scratch(directory, name)
 
     def _is_scratch(self, directory: str, name: bytes) -> bool:
         return is_scratch(os.fsdecode(name)) and self._names.classify_name(directory, name).kind is NameKind.SCRATCH
@@ -157,28 +157,28 @@ class Overlay(Part):
             *formers, present = tuple(self._base.collection(array).shapes)
             for tree in reversed(formers):
                 with suppress(FileNotFoundError):
-                    found = tree.find(names)
-                    if found is not None:
-                        is_inside = not found.directory and present.contains(tree.numbers.coords(found.number))
-                        return found if not is_inside and self._directories.shows(found) else None
+                    entry = tree.find(names)
+                    if entry is not None:
+                        is_inside = not entry.directory and present.contains(tree.numbers.coords(entry.number))
+                        return entry if not is_inside and self._directories.shows(entry) else None
         return None
 
-    def with_mode(self, found: Attributes, path: str) -> Attributes:
+    def with_mode(self, entry: Attributes, path: str) -> Attributes:
         """Return the attributes with the mode and time that were set on the mount, or that a local store has."""
-        mode, when = self._names.modes.get(found.number, found.mode), self._names.times.get(found.number)
-        if not mode and path and self._disk is not None and found.number < TABLE_END:
+        mode, when = self._names.modes.get(entry.number, entry.mode), self._names.times.get(entry.number)
+        if not mode and path and self._disk is not None and entry.number < TABLE_END:
             with suppress(OSError):
-                mode = shown_mode(self._disk.stat(path).st_mode, found.directory)
+                mode = shown_mode(self._disk.stat(path).st_mode, entry.directory)
         if not mode and when is None:
-            return found
-        return found._replace(mode=mode, mtime_ns=found.mtime_ns if when is None else when)
+            return entry
+        return entry._replace(mode=mode, mtime_ns=entry.mtime_ns if when is None else when)
 
     def resolve(self, path: str) -> Attributes:
         """Walk a path from the root and return its attributes. Raise FileNotFoundError or NotADirectoryError."""
-        found = Attributes(ROOT, True, 0, 0)
+        entry = Attributes(ROOT, True, 0, 0)
         for part in filter(None, path.split("/")):
-            found = self.lookup(found.number, os.fsencode(part))
-        return found if found.number != ROOT else self.attributes(ROOT)
+            entry = self.lookup(entry.number, os.fsencode(part))
+        return entry if entry.number != ROOT else self.attributes(ROOT)
 
     def number(self, path: str) -> int:
         """Return the inode number of a file to read."""
@@ -260,15 +260,15 @@ class Overlay(Part):
 
     # ---- listings ----
 
-    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, number: int, limit: int) -> list[EntryRow] | None:
         """Return all rows of a small unchanged directory, as `scan` would; None for any other."""
         path = self._names.path_of(number)
         if number >= CREATED or self._files.in_directory(path) or self._names.base_number(path) != number:
             return None
-        found = self._base.small_listing(number, most)
-        if found is None or (found and found[0][2]):  # entries may be directories that are not shown
+        rows = self._base.small_listing(number, limit)
+        if rows is None or (rows and rows[0][2]):  # entries may be directories that are not shown
             return None
-        return [(*entry[:-1], entry[-1] + OVERLAID) for entry in found]  # cookies of `scan`
+        return [(*entry[:-1], entry[-1] + OVERLAID) for entry in rows]  # cookies of `scan`
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """Yield the entries of a directory behind `cookie`, in pages.
@@ -280,8 +280,8 @@ class Overlay(Part):
             names = dict(self._files.in_directory(path))
         changed = []
         for name, file in names.items():
-            if file is not None and (found := self._listed(path, name, file)) is not None:
-                changed.append((name, found))
+            if file is not None and (entry := self._listed(path, name, file)) is not None:
+                changed.append((name, entry))
         if cookie < len(changed):
             yield Batch.of_entries(changed[cookie:], cookie)
         base = self._names.base_number(path)
@@ -289,15 +289,15 @@ class Overlay(Part):
             return
         has_scratch = self._names.has_scratch(path)
         for batch in self._base.scan(base, max(cookie - OVERLAID, 0)):
-            others = batch.cookies >= np.uint64(REST)
-            if self._disk is not None and others.any():  # files on a disk have a mode each
-                batch = batch._replace(sizes=np.where(others & (batch.numbers < TABLE_END), -1, batch.sizes))
+            is_rest = batch.cookies >= np.uint64(REST)
+            if self._disk is not None and is_rest.any():  # files on a disk have a mode each
+                batch = batch._replace(sizes=np.where(is_rest & (batch.numbers < TABLE_END), -1, batch.sizes))
             batch = _without(batch, names, has_scratch=has_scratch, local=self._disk is not None)
-            shown = self._directories.only_shown(batch, base, path)
-            if len(shown.names):
+            page = self._directories.only_shown(batch, base, path)
+            if len(page.names):
                 if self._names.modes or self._names.times:
-                    shown = _asked_singly(shown, {*self._names.modes, *self._names.times})
-                yield shown._replace(cookies=shown.cookies + np.uint64(OVERLAID))
+                    page = _asked_singly(page, {*self._names.modes, *self._names.times})
+                yield page._replace(cookies=page.cookies + np.uint64(OVERLAID))
 
     def _listed(self, directory: str, name: bytes, file: WritableFile) -> Attributes | None:
         """Return the attributes of a changed file for a listing; None if the name is gone.
@@ -313,8 +313,8 @@ class Overlay(Part):
 
     def statvfs(self) -> os.statvfs_result | None:
         """Return the smaller of the free space of the journal and of the store."""
-        mine, stored = self._pending.statvfs(), self._base.statvfs()
-        return mine if stored is None or mine.f_bavail * mine.f_frsize < stored.f_bavail * stored.f_frsize else stored
+        ours, theirs = self._pending.statvfs(), self._base.statvfs()
+        return ours if theirs is None or ours.f_bavail * ours.f_frsize < theirs.f_bavail * theirs.f_frsize else theirs
 
 
 def _state(file: WritableFile) -> bytes:
@@ -331,8 +331,8 @@ def _asked_singly(batch: Batch, numbers: set[int]) -> Batch:
     A listing cannot carry a mode or a time that was set on the mount. Size -1 makes the caller fetch the attributes of
     the entry.
     """
-    found = np.isin(batch.numbers, np.array([*numbers], np.uint64))
-    return batch._replace(sizes=np.where(found, -1, batch.sizes)) if found.any() else batch
+    mask = np.isin(batch.numbers, np.array([*numbers], np.uint64))
+    return batch._replace(sizes=np.where(mask, -1, batch.sizes)) if mask.any() else batch
 
 
 def _without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scratch: bool, local: bool) -> Batch:
@@ -344,8 +344,8 @@ def _without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scrat
     listed = batch.names.tolist()
     keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
     if has_scratch:
-        kept = batch.directories if local else np.zeros(len(listed), np.bool_)
-        others = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~kept).tolist()
-        for i in others:
+        exempt = batch.directories if local else np.zeros(len(listed), np.bool_)
+        rest_rows = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~exempt).tolist()
+        for i in rest_rows:
             keep[i] &= not is_scratch(os.fsdecode(listed[i]))
     return batch if keep.all() else batch.only(keep)

@@ -66,10 +66,10 @@ class Version(NamedTuple):
     `conflict` is why the version cannot be published; "" if it can. `lsn` is that of the record that gave the path this
     version. `records` are the LSNs of all records that a replay needs to compute this version. `is_document` marks a
     metadata document in conflict: another program has changed the document in the source, which the mount shows.
-    `stored`: `data` are the bytes that a shard stores, not those that the mount shows. `layout` is the one in which the
-    path is a name of this file; "" is the native layout. `form` is that of the array for which the version was written,
-    "" if unknown. `obsolete`: the version is in conflict because its array now has another form, which no choice of
-    the user can change.
+    `is_encoded`: `data` are the bytes that a shard stores, not those that the mount shows. `layout` is the one in which
+    the path is a name of this file; "" is the native layout. `form` is that of the array for which the version was
+    written, "" if unknown. `obsolete`: the version is in conflict because its array now has another form, which no
+    choice of the user can change.
     """
 
     lsn: int
@@ -81,7 +81,7 @@ class Version(NamedTuple):
     conflict: str
     records: tuple[int, ...]
     is_document: bool
-    stored: bool
+    is_encoded: bool
     layout: str
     form: str
     obsolete: bool = False
@@ -147,9 +147,9 @@ class Pending:
             self.versions[path] = version
 
     def _let_go(self, lsn: int) -> None:
-        left = self._uses.get(lsn, 0) - 1
-        if left > 0:
-            self._uses[lsn] = left
+        uses = self._uses.get(lsn, 0) - 1
+        if uses > 0:
+            self._uses[lsn] = uses
         else:
             self._uses.pop(lsn, None)
             self._free.append(lsn)
@@ -173,7 +173,8 @@ class Pending:
         self._add(record.lsn, record.meta["path"], record.meta, record.data, (record.lsn,))
 
     def _move(self, record: Record) -> None:
-        lsn, data = record.lsn, record.data
+        lsn = record.lsn
+        data = record.data
         records: tuple[int, ...] = (lsn,)
         source, path = record.meta["from"], record.meta["to"]
         old = self.versions.get(source)
@@ -188,7 +189,7 @@ class Pending:
                 return
             data = old.data
             records = (*old.records, lsn)
-            meta["stored"] = old.stored
+            meta["stored"] = old.is_encoded
         self._add(lsn, path, meta, data, records)
         if source != path:
             tombstone = None
@@ -307,9 +308,9 @@ class Backlog:
     def add(self, kind: RecordKind, path: str, meta: dict[str, Any], data: Bytes | None = None) -> Version:
         """Add a version of a path by a PUT, DEL or MOVE, and return it."""
         with self.lock:
-            began = time.monotonic()
+            start = time.monotonic()
             record = self._append(kind, meta | self._noted, data)
-            self.took_s = time.monotonic() - began
+            self.took_s = time.monotonic() - start
             self.written_bytes += 0 if record.data is None else record.data.size
             return self.versions[path]
 
@@ -336,8 +337,8 @@ class Backlog:
 
     def finish_begun(self, writer: Writer) -> None:
         """Finish or undo the replacements of shards that a crash has interrupted."""
-        for begun in self.pending.begun.values():
-            writer.recover(Begun.from_json(begun))
+        for meta in self.pending.begun.values():
+            writer.recover(Begun.from_json(meta))
         writer.recovered()
 
     def begin(self, note: Begun, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES) -> None:
@@ -354,6 +355,6 @@ class Backlog:
         with self.lock:
             self.replaced += 1
             self._last_replaced[hash(key) % HASHES] = self.replaced
-            kept = [path for path in waiting if self.versions[path].base.relies_on(before)]
+            relying = [path for path in waiting if self.versions[path].base.relies_on(before)]
             meta = {"key": key, "lsns": list(lsns), "entries": dict(entries)}
-            self._append(RecordKind.DONE, {**meta, "before": before, "after": after, "kept": kept})
+            self._append(RecordKind.DONE, {**meta, "before": before, "after": after, "kept": relying})

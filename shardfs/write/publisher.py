@@ -56,7 +56,7 @@ class Publisher:
         self._stopping = False
         self._free = 0
         self._threads: list[threading.Thread] = []
-        self.published: Callable[[Mapping[str, Version]], None] = lambda done: None
+        self.published: Callable[[Mapping[str, Version]], None] = lambda versions: None
         self.counts = {"published_chunks": 0, "published_shards": 0, "published_bytes": 0, "conflicts": 0,
                        "failures": 0}  # fmt: skip
 
@@ -143,19 +143,19 @@ class Publisher:
                 self._failures.note(path, OSError(errno.ESTALE, why, path))
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
-        done = job.done(stat)
+        versions = job.done(stat)
         if stat is None:
             shard.tree.allow_missing(shard.number)
         shard.tree.renew([target.coords for target, _ in job.chunks.values()], moved=job.outcome.packed)
         chunks = job.chunks
         with self._changed:
-            lsns = [version.lsn for version in done.values()]
-            waiting = shard.targets.keys() - done.keys()
+            lsns = [version.lsn for version in versions.values()]
+            waiting = shard.targets.keys() - versions.keys()
             after = None if stat is None else stat.version
             self._backlog.done(shard.key, lsns, job.digests, waiting, job.before, after)
             unfit = {path: why for path, why in job.outcome.unfit.items() if self._is_pending(path, chunks[path][1])}
-            self._shards.published(shard, done, unfit, absent=stat is None)
-            self.counts["published_chunks"] += len(done)
+            self._shards.published(shard, versions, unfit, absent=stat is None)
+            self.counts["published_chunks"] += len(versions)
             self.counts["published_shards"] += 1
             self.counts["published_bytes"] += job.written
             for path, why in job.outcome.conflicts.items():
@@ -166,7 +166,7 @@ class Publisher:
             if shard.tree.collection.lead is None:  # half of a mesh is no error: its other file may still be written
                 for path, why in unfit.items():
                     self._failures.note(path, OSError(errno.EINVAL, why, path))
-        self.published(done)
+        self.published(versions)
 
     def _is_pending(self, path: str, version: Version) -> bool:
         now = self._backlog.versions.get(path)
@@ -186,12 +186,12 @@ class Publisher:
 
         Raise OSError (ENOSPC) if no shard can be published, or none has been for `stall_s` seconds.
         """
-        stall_s, done = self._shards.settings.stall_s, self.counts["published_chunks"]
+        stall_s, published = self._shards.settings.stall_s, self.counts["published_chunks"]
         end = time.monotonic() + stall_s
         with self._changed:
             while self._backlog.fullness(size) >= FULL and any(shard.targets for shard in self._shards):
-                if self.counts["published_chunks"] != done:
-                    done, end = self.counts["published_chunks"], time.monotonic() + stall_s
+                if self.counts["published_chunks"] != published:
+                    published, end = self.counts["published_chunks"], time.monotonic() + stall_s
                 if time.monotonic() >= end or not self._shards.can_progress():
                     text = "the journal is full, and no shard can be published; shardfs status shows the reasons"
                     raise OSError(errno.ENOSPC, text)
@@ -207,10 +207,10 @@ class Publisher:
         end = time.monotonic() + (timeout if timeout is not None else 1e9)
         with self._changed:
             wanted = self._shards.ask(path)
-            while left := [shard for shard, lsns in wanted.items() if self._shards.waits_for(shard, lsns)]:
+            while waiting := [shard for shard, lsns in wanted.items() if self._shards.waits_for(shard, lsns)]:
                 self._changed.notify_all()
-                failed = [shard for shard in left if shard.failure is not None and not shard.busy]
-                if len(failed) == len(left) or (failed and time.monotonic() >= end):
+                failed = [shard for shard in waiting if shard.failure is not None and not shard.busy]
+                if len(failed) == len(waiting) or (failed and time.monotonic() >= end):
                     key, why = failed[0].key, cast("BaseException", failed[0].failure)
                     raise OSError(errno_of(why), f"{key}: {why}") from why
                 if time.monotonic() >= end:

@@ -178,14 +178,14 @@ class Job(Change):
         """Return the plan of the shard's new content, given the present object; None removes the shard."""
         self.before = None if old is None else old.stat().version
         self._old_size = 0 if old is None else old.stat().size
-        stored = StoredShard(self._collection, self._shard.number, old)
+        shard = StoredShard(self._collection, self._shard.number, old)
         if old is not None and not self._may_replace and self._old_size <= FIRST.stop:
-            self._note_bases(stored)
-        self.outcome = self._outcome(stored, may_replace=self._may_replace)
+            self._note_bases(shard)
+        self.outcome = self._outcome(shard, may_replace=self._may_replace)
         self.written = 0 if self.outcome.plan is None else size_of(self.outcome.plan)
         planned = self.outcome.done.items()
         self.digests = {path: ABSENT if version.data is None else SAME for path, (_, version) in planned}
-        self._kept = {} if old is None else self._digests_of_kept(stored)
+        self._kept = {} if old is None else self._digests_of_kept(shard)
         return self.outcome.plan
 
     def _outcome(self, old: StoredShard, *, may_replace: bool) -> PublishPlan:
@@ -211,8 +211,8 @@ class Job(Change):
         if anew and refused:  # these chunks keep their old bytes
             return self._outcome(old, may_replace=False)
         unfit = {path: refused[target.coords] for path, (target, _) in self.chunks.items() if target.coords in refused}
-        done = {path: chunk for path, chunk in mergeable.items() if path not in unfit}
-        return PublishPlan(plan, done, changed, unfit, packed)
+        published = {path: chunk for path, chunk in mergeable.items() if path not in unfit}
+        return PublishPlan(plan, published, changed, unfit, packed)
 
     def _is_replaced(self, old: StoredShard, changed: Set[Coords]) -> bool:
         """Return whether all chunks of the shard are changed, and it has the version over which programs wrote them.
@@ -229,13 +229,13 @@ class Job(Change):
 
         That moves chunks: a reader that has cached the old index then reads wrong bytes.
         """
-        shard, compact = self._shard, self._settings.compact
+        compact = self._settings.compact
         if old.blob is None or compact == "never" or (compact == "limit" and self._old_size <= LIMIT):
             return False
         usage = old.usage()
         packs = usage.dead > usage.live / 2 if compact == "eager" else usage.dead > max(3 * usage.live, LIMIT)
         if packs:
-            log.info("%s: is compacted: %d bytes are dead, %d live", shard.key, usage.dead, usage.live)
+            log.info("%s: is compacted: %d bytes are dead, %d live", self._shard.key, usage.dead, usage.live)
         return packs
 
     def _conflicts(self, old: StoredShard) -> dict[str, str]:
@@ -286,16 +286,16 @@ class Job(Change):
         Note their digest for `verify`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
         """
         target, version = self.chunks[path]
-        data, transform = cast("Position", version.data), None if version.stored else target.transform
+        data, transform = cast("Position", version.data), None if version.is_encoded else target.transform
         part = self._pinned.enter_context(self._backlog.journal.using(data))
         try:
             if transform is None:
                 self._wanted[target.coords] = digest_of_pieces(checked_pieces(part, data.crc))
                 return part
-            shown = read_part(part, data.crc)
+            shown_bytes = read_part(part, data.crc)
         except OSError as e:
             raise CorruptShardError(self._shard.tree.path, path, e.strerror or str(e)) from e
-        content = transform.store(target.coords, shown)
+        content = transform.store(target.coords, shown_bytes)
         self._wanted[target.coords] = digest_of_pieces([content])
         return content
 

@@ -119,17 +119,17 @@ def unpublished_warning(source: str, base: str | Path | None = None) -> str | No
     try:
         if not _is_journal(directory) or is_locked(str(directory / LOCK)):
             return None
-        left = look(directory)
+        content = look(directory)
     except FileNotFoundError:  # a mount has just published all writes and removed the journal
         return None
     except (OSError, UnsupportedError) as e:
         return f"its journal cannot be read, so it is not known whether files are unpublished: {message(e)}"
-    if not left.waiting and not left.problems:
+    if not content.waiting and not content.problems:
         return None
-    damage = ", and is damaged" if left.problems else ""
-    mount = f"a writable mount{left.layout and f' with -o {left.layout}'}"
+    damage = ", and is damaged" if content.problems else ""
+    mount = f"a writable mount{content.layout and f' with -o {content.layout}'}"
     return (
-        f"its journal has {counted(len(left.waiting), 'unpublished file')}, not shown here{damage}; "
+        f"its journal has {counted(len(content.waiting), 'unpublished file')}, not shown here{damage}; "
         f"`shardfs recover` lists them, and `shardfs recover --apply` or {mount} publishes them"
     )
 
@@ -140,8 +140,8 @@ def sweep(base: str | Path | None = None) -> None:
     for path in top.glob("*"):
         if OURS.fullmatch(path.name) and not is_locked(str(path / LOCK)):
             with suppress(OSError, UnsupportedError):
-                left = look(path)
-                if not left.entries and not left.unfinished and not left.problems:
+                content = look(path)
+                if not content.entries and not content.unfinished and not content.problems:
                     with opened(path):
                         pass
 
@@ -190,7 +190,7 @@ def export(directory: str | Path, out: str | Path) -> Exported:
 
     Raise OSError if `out` exists and is not empty. Errors of single files are collected in the result.
     """
-    out, done = Path(out), Exported(0, [], {})
+    out, outcome = Path(out), Exported(0, [], {})
     with Journal.peek(directory) as peek:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
@@ -199,15 +199,15 @@ def export(directory: str | Path, out: str | Path) -> Exported:
             if version.scratch:
                 continue
             if version.data is None:
-                done.deleted.append(path)
+                outcome.deleted.append(path)
                 continue
             try:
                 _write_file(peek, version.data, out, path)
                 os.utime(out / path, ns=(version.mtime_ns, version.mtime_ns))
-                done = done._replace(files=done.files + 1)
+                outcome = outcome._replace(files=outcome.files + 1)
             except (OSError, ValueError, OverflowError) as e:
-                done.failed[path] = (e.strerror if isinstance(e, OSError) else None) or str(e)
-    return done
+                outcome.failed[path] = (e.strerror if isinstance(e, OSError) else None) or str(e)
+    return outcome
 
 
 def _write_file(journal: Journal | Reading, position: Position, out: Path, path: str) -> None:
@@ -265,7 +265,7 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
     _require_journal(directory)
     with opened(directory) as backlog:
         chosen, discarded = (
-            {p for given in paths for p in _conflicts(backlog.pending, given)} for paths in (ours, theirs)
+            {p for place in paths for p in _conflicts(backlog.pending, place)} for paths in (ours, theirs)
         )
         for path in chosen & discarded:
             raise OSError(errno.EINVAL, "this conflict cannot be decided both for --ours and for --theirs", path)
@@ -283,15 +283,15 @@ def decide(directory: str | Path, ours: Sequence[str] = (), theirs: Sequence[str
             backlog.drop(path)
 
 
-def _conflicts(pending: Pending, given: str) -> list[str]:
+def _conflicts(pending: Pending, place: str) -> list[str]:
     """Return the paths of the conflicts at or below a path. Raise FileNotFoundError if there are none."""
-    top = os.path.normpath(given)
+    top = os.path.normpath(place)
     at = "" if top == "." else top
-    found = [path for path, version in pending.versions.items() if version.conflict and is_in(path, at)]
-    if not found:
+    conflicting = [path for path, version in pending.versions.items() if version.conflict and is_in(path, at)]
+    if not conflicting:
         why = "there is no conflict at or below this path; shardfs recover lists the conflicts"
-        raise FileNotFoundError(errno.ENOENT, why, given)
-    return found
+        raise FileNotFoundError(errno.ENOENT, why, place)
+    return conflicting
 
 
 def salvage(directory: str | Path) -> list[str]:

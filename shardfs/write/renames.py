@@ -205,7 +205,7 @@ class Renames(Part):
             raise stale(file.number)  # refused at `close`; the writer got the error
         version = self._pending.move(
             old, look, old_target, data, file.mtime_ns, file.mode,
-            scratch=meaning.kind is NameKind.SCRATCH, stored=encoded is not None,
+            scratch=meaning.kind is NameKind.SCRATCH, is_encoded=encoded is not None,
         )  # fmt: skip
         file.commit(version, dirty=carried is None)
         if encoded is not None:
@@ -234,11 +234,11 @@ class Renames(Part):
         numbers = [entry.number, *(self._names.base_number(split(path)[0]) for path in (old, new))]
         if any(number is None or self._base.is_virtual(number) for number in numbers):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
-        was, kind = (self._names.classify_name(*split(path)).kind for path in (old, new))
-        require_changeable(NameKind.FIXED if self._base.has_moved(old) else was, old)
+        old_kind, kind = (self._names.classify_name(*split(path)).kind for path in (old, new))
+        require_changeable(NameKind.FIXED if self._base.has_moved(old) else old_kind, old)
         require_changeable(kind, new)
         self._writer.require_own_name(old)
-        if NameKind.DIRECTORY in (was, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
+        if NameKind.DIRECTORY in (old_kind, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
         if replaced is not None:
             self._entries.remove_directory(replaced.number, new)

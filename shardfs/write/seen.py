@@ -71,23 +71,23 @@ class Seen:
         self._nbytes = 0
         self._lock = threading.RLock()
 
-    def read(self, path: str, shown: bytes | None) -> None:
-        """Record that a program has read `shown`, or (None) has found no document.
+    def read(self, path: str, document: bytes | None) -> None:
+        """Record that a program has read `document`, or (None) has found no document.
 
         If it is not the version noted last, then a program outside of the mount has changed the document.
         """
         with self._lock:
-            known = self._documents.get(path, UNKNOWN)
-            changes = known.changes
-            if None not in (shown, known.present) and shown != known.present:
-                changes |= _changes(known.present, shown)
-            self._keep(path, _Document(shown, known.present if shown is None else shown, changes))
+            former = self._documents.get(path, UNKNOWN)
+            changes = former.changes
+            if None not in (document, former.present) and document != former.present:
+                changes |= _changes(former.present, document)
+            self._keep(path, _Document(document, former.present if document is None else document, changes))
 
-    def wrote(self, path: str, shown: bytes | None) -> None:
-        """Record that a program has written a document, which is now shown as `shown`, or (None) has removed it."""
+    def wrote(self, path: str, document: bytes | None) -> None:
+        """Record that a program has written a document, which is now shown as `document`, or (None) has removed it."""
         with self._lock:
-            changes = frozenset[Change]() if shown is None else self._documents.get(path, UNKNOWN).changes
-            self._keep(path, _Document(shown, shown, changes))
+            changes = frozenset[Change]() if document is None else self._documents.get(path, UNKNOWN).changes
+            self._keep(path, _Document(document, document, changes))
 
     def changed(self, path: str, before: bytes | None, after: bytes | None) -> None:
         """Record that writing another document has changed this one, if programs know the version before."""
@@ -102,14 +102,14 @@ class Seen:
         """Return the version read or written last; None if a program has found no document, or none is noted."""
         return self._documents.get(path, UNKNOWN).shown
 
-    def taken_back(self, path: str, stored: bytes | None, new: bytes) -> list[str]:
-        """Return the members of `stored` in which `new` takes changes by programs outside of the mount back.
+    def taken_back(self, path: str, current: bytes | None, new: bytes) -> list[str]:
+        """Return the members of `current` in which `new` takes changes by programs outside of the mount back.
 
         A number between the values before and after a change takes it back in part: an array that two programs extend
         must not become shorter.
         """
         changes = self._documents.get(path, UNKNOWN).changes
-        old, values = (_leaves(stored), _leaves(new)) if changes else ({}, {})
+        old, values = (_leaves(current), _leaves(new)) if changes else ({}, {})
         back = {c.at for c in changes if values.get(c.at) != old.get(c.at) and c.is_back(values.get(c.at))}
         return sorted(".".join(map(str, at)) for at in back)
 

@@ -155,12 +155,12 @@ def conflicts(
         version: the version of their present shard object; None if there is none.
         digests: returns the digests of the present bytes of some of the chunks.
     """
-    same = {key for key, base in bases.items() if base.is_in(version)}
-    asked = [key for key, base in bases.items() if key not in same and (base.digests or key in removed)]
-    now = digests(asked)
+    unchanged = {key for key, base in bases.items() if base.is_in(version)}
+    keys = [key for key, base in bases.items() if key not in unchanged and (base.digests or key in removed)]
+    now = digests(keys)
     reasons = {}
     for key, base in bases.items():
-        if key in same or base.digests is None or now.get(key) in base.digests:
+        if key in unchanged or base.digests is None or now.get(key) in base.digests:
             continue
         if key not in removed or now[key] != ABSENT:
             reasons[key] = CHANGED if base.digests else NOT_KNOWN

@@ -6,11 +6,9 @@ calls only parts that `WriteTree.__init__` builds before it, and can be built an
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from shardfs.formats.create_rules import Rules
-from shardfs.model.errors import ShardfsError
 from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import open_writer
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
     from shardfs.write.journal import Journal
 
-log = logging.getLogger(__name__)
-
 
 class WriteTree:
     """A writable mount of a source. Thread-safe. It starts with the versions in the journal.
@@ -59,7 +55,10 @@ class WriteTree:
         waiting: Callable[[], None] = nothing,
     ) -> None:
         """`budget` limits the memory for files open for writing; `waiting` is called before a thread waits."""
-        self.base, self.writer, self.pending, self.documents = base, writer, pending, documents
+        self.base = base
+        self.writer = writer
+        self.pending = pending
+        self.documents = documents
         names = Names(base, documents, waiting)
         contents = FileContents(names, pending, writer, budget)
         directories = Directories(names, local=writer.local)
@@ -72,44 +71,70 @@ class WriteTree:
         metadata = FileMetadata(contents, view, opened, kinds)
         entries = Entries(contents, view, directories, opened, descriptions, kinds, metadata)
         renames = Renames(contents, view, opened, descriptions, kinds, entries)
-        self._handles, self._descriptions = opened.handles, descriptions
-        self.hooks, self.store, self.retry, self.caches = names.hooks, base.store, base.retry, base.caches
+        self._calls = calls
+        self._descriptions = descriptions
+        self.hooks = names.hooks
+        self.store = base.store
+        self.retry = base.retry
+        self.caches = base.caches
         self.note = None
 
-        self.lookup, self.attributes = view.lookup, view.attributes
-        self.resolve, self.number = view.resolve, view.number
-        self.chunk_number, self.is_chunk = view.chunk_number, view.is_chunk
-        self.shown_path, self.remember, self.forget = names.shown_path, names.remember, names.forget
-        self.read, self.read_many, self.scan = view.read, view.read_many, view.scan
-        self.is_unlinked = view.is_unlinked
-        self.small_listing, self.usage, self.statvfs = view.small_listing, view.usage, view.statvfs
-
-        self.create, self.open, self.write, self.truncate = calls.create, calls.open, calls.write, calls.truncate
-        self.flush, self.fsync, self.release, self.allocate = calls.flush, calls.fsync, calls.release, calls.allocate
-
-        self.set_mode, self.set_times, self.xattrs = metadata.set_mode, metadata.set_times, metadata.xattrs
-        self.set_xattr, self.remove_xattr = metadata.set_xattr, metadata.remove_xattr
-
-        self.unlink, self.link, self.rename = entries.unlink, entries.link, renames.rename
-        self.mkdir, self.rmdir, self.sync_directory = entries.mkdir, entries.rmdir, entries.sync_directory
-
-        self.state, self.left = pending.state, pending.left
+        self.state = pending.state
+        self.left = pending.left
+        self._expose_reads(view, names)
+        self._expose_changes(calls, metadata, entries, renames)
         descriptions.publish_chosen()
         view.recover()
         descriptions.uncompress()
         pending.attach(kinds.published, kinds.is_held)
+
+    def _expose_reads(self, view: Overlay, names: Names) -> None:
+        """Take over the calls that read."""
+        self.lookup = view.lookup
+        self.attributes = view.attributes
+        self.resolve = view.resolve
+        self.number = view.number
+        self.chunk_number = view.chunk_number
+        self.is_chunk = view.is_chunk
+        self.shown_path = names.shown_path
+        self.remember = names.remember
+        self.forget = names.forget
+        self.read = view.read
+        self.read_many = view.read_many
+        self.scan = view.scan
+        self.is_unlinked = view.is_unlinked
+        self.small_listing = view.small_listing
+        self.usage = view.usage
+        self.statvfs = view.statvfs
+
+    def _expose_changes(self, calls: FileCalls, metadata: FileMetadata, entries: Entries, renames: Renames) -> None:
+        """Take over the calls that change files and names."""
+        self.create = calls.create
+        self.open = calls.open
+        self.write = calls.write
+        self.truncate = calls.truncate
+        self.flush = calls.flush
+        self.fsync = calls.fsync
+        self.release = calls.release
+        self.allocate = calls.allocate
+        self.set_mode = metadata.set_mode
+        self.set_times = metadata.set_times
+        self.xattrs = metadata.xattrs
+        self.set_xattr = metadata.set_xattr
+        self.remove_xattr = metadata.remove_xattr
+        self.unlink = entries.unlink
+        self.link = entries.link
+        self.rename = renames.rename
+        self.mkdir = entries.mkdir
+        self.rmdir = entries.rmdir
+        self.sync_directory = entries.sync_directory
 
     def close(self, timeout: float) -> list[str]:
         """Close all open files, publish within `timeout` seconds, and close the journal. Return the paths left over.
 
         The kernel may no longer report the last closes, so open handles are closed here first.
         """
-        for handle in list(self._handles):
-            try:
-                self.flush(handle)
-            except (OSError, ShardfsError) as e:
-                log.warning("an open file could not be saved at unmount, and its last changes are lost: %s", e)
-            self.release(handle)
+        self._calls.close_all()
         self._descriptions.pass_strays_through()
         try:
             return self.pending.close(timeout)

@@ -132,16 +132,16 @@ class WriteBuffer:
         return target.tree.shards.has(target.coords)
 
     def put(
-        self, look: Look, data: Bytes, mtime_ns: int, mode: int, *, scratch: bool = False, stored: bool = False
+        self, look: Look, data: Bytes, mtime_ns: int, mode: int, *, scratch: bool = False, is_encoded: bool = False
     ) -> Version:
         """Add a new version of a whole file. When this returns, the version survives a crash of this process.
 
-        `stored`: `data` are the bytes that the shard is to have, and the mount shows others.
+        `is_encoded`: `data` are the bytes that the shard is to have, and the mount shows others.
         """
         base = self._hold(look)
         try:
             meta = {"path": look.path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": base.to_json()}
-            return self._add(RecordKind.PUT, look, meta | {"stored": stored}, data)
+            return self._add(RecordKind.PUT, look, meta | {"stored": is_encoded}, data)
         finally:
             self._lock.release()
 
@@ -182,8 +182,8 @@ class WriteBuffer:
             self._lock.release()
 
     def move(
-        self, old: str, look: Look, had: Target | None, data: Bytes | None, mtime_ns: int, mode: int, *,
-        scratch: bool = False, stored: bool = False,
+        self, old: str, look: Look, old_target: Target | None, data: Bytes | None, mtime_ns: int, mode: int, *,
+        scratch: bool = False, is_encoded: bool = False,
     ) -> Version:  # fmt: skip
         """Rename a file to the path of `look`, and return its version.
 
@@ -191,23 +191,23 @@ class WriteBuffer:
             had: the chunk that the old name stands for, if any. It is deleted from its shard.
             data: the whole file, if no version is pending for the old name. Else its bytes are read from the shard if
                 the version was published after the caller looked.
-            stored: as for `put`.
+            is_encoded: as for `put`.
         """
-        self.is_stored(old, had)  # loads the index before the lock is taken
+        self.is_stored(old, old_target)  # loads the index before the lock is taken
         base = self._hold(look)
         try:
-            gone, pending = had if self.is_stored(old, had) else None, self.backlog.versions.get(old)
-            if data is None and had is not None and pending is None:
-                gone = had
-                data = bytes(had.tree.read_chunk(had.coords, 0, EVERYTHING))
-            meta: dict[str, Any] = {"from": old, "to": look.path, "gone": gone is not None, "base": base.to_json()}
-            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "stored": stored}
+            removed, pending = old_target if self.is_stored(old, old_target) else None, self.backlog.versions.get(old)
+            if data is None and old_target is not None and pending is None:
+                removed = old_target
+                data = bytes(old_target.tree.read_chunk(old_target.coords, 0, EVERYTHING))
+            meta: dict[str, Any] = {"from": old, "to": look.path, "gone": removed is not None, "base": base.to_json()}
+            meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "stored": is_encoded}
             if data is None and pending is not None:
                 meta["lsn"] = pending.lsn
-            elif gone is not None and pending is None:
-                meta["from_base"] = self.look(old, gone).base.to_json()
+            elif removed is not None and pending is None:
+                meta["from_base"] = self.look(old, removed).base.to_json()
             version = self._add(RecordKind.MOVE, look, meta, data)
-            self.shards.assign(old, gone)
+            self.shards.assign(old, removed)
             return version
         finally:
             self._lock.release()
@@ -379,8 +379,8 @@ class WriteBuffer:
         with self._lock:
             versions = self.backlog.versions
             chunks = self.shards.paths()
-            others = versions.keys() - chunks
-            orphans = [p for p, v in versions.items() if p in others and not (v.scratch or v.is_document)]
+            loose = versions.keys() - chunks
+            orphans = [p for p, v in versions.items() if p in loose and not (v.scratch or v.is_document)]
             # Perhaps a program has ended in the middle of a write.
             before = time.time_ns() - EMPTY_NS
             empty = [p for p in chunks if (v := versions[p]).data and not v.data.size and v.mtime_ns < before]
@@ -414,10 +414,10 @@ class WriteBuffer:
             return self.left()
         self.publisher.stop(timeout if self._is_synced() else 0)  # publishing needs the journal
         self._closed = True
-        left = self.left()
+        unpublished = self.left()
         self._writer.close()  # the lock in the store names the journal, which may be removed now
-        self.journal.close(clean=not left)
-        return left
+        self.journal.close(clean=not unpublished)
+        return unpublished
 
     def _is_synced(self) -> bool:
         """Sync the journal; return whether that succeeded. An error may be the one that reports a restored journal."""

@@ -73,7 +73,9 @@ class Appender:
     def __init__(
         self, contents: Contents, source: tuple[bytes, str], last: int, number: int, segment_bytes: int
     ) -> None:
-        self._contents, self._source, self._segment_bytes = contents, source, segment_bytes
+        self._contents = contents
+        self._source = source
+        self._segment_bytes = segment_bytes
         self._epoch = int.from_bytes(secrets.token_bytes(8), "little")
         self.current: Segment | None = None
         self.sequence = self.durable = last

@@ -34,8 +34,8 @@ def free(contents: Contents, appender: Appender) -> None:
                 return
         appender.sync()  # superseding records first: the kernel may write the FREE record before them
         with contents.lock:
-            left = (n for n, segment in contents.segments.items() if n > 0 and segment not in dead)
-            contents.oldest = min(left, default=0)
+            needed = (n for n, segment in contents.segments.items() if n > 0 and segment not in dead)
+            contents.oldest = min(needed, default=0)
             appender.write_own(RecordKind.FREE, {})
         appender.sync()
         with contents.lock:

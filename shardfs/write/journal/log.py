@@ -67,13 +67,13 @@ class Leader:
         `is_done` is called with the lock held. As soon as it returns True, give False and do not lead.
         """
         with self._changed:
-            while not (done := is_done()) and self._leading:
+            while not (is_finished := is_done()) and self._leading:
                 self._changed.wait()
-            self._leading = self._leading or not done
+            self._leading = self._leading or not is_finished
         try:
-            yield not done
+            yield not is_finished
         finally:
-            if not done:
+            if not is_finished:
                 with self._changed:
                     self._leading = False
                     self._changed.notify_all()
@@ -91,7 +91,9 @@ class Journal:
 
     def __init__(self, contents: Contents, source: tuple[bytes, str], reading: Reading, limits: _Limits) -> None:
         self.directory = contents.directory
-        self.recovered, self.problems, self.damaged_paths = reading.recovered, reading.problems, reading.damaged_paths
+        self.recovered = reading.recovered
+        self.problems = reading.problems
+        self.damaged_paths = reading.damaged_paths
         self.limit_bytes = limits.journal - limits.reserve
         self._contents = contents
         self._lock = contents.lock
@@ -146,8 +148,8 @@ class Journal:
             reading.problems[:0] = warnings
             segment = min(segment_bytes, max(limit_bytes // 8, 64 << 10))
             limits = _Limits(limit_bytes, min(reserve_bytes, limit_bytes // 4), segment, commit_s)
-            known = reading.identity() if source is None else (source_locks.source_id(source), public_name(source))
-            journal = cls(contents, known, reading, limits)
+            identity = reading.identity() if source is None else (source_locks.source_id(source), public_name(source))
+            journal = cls(contents, identity, reading, limits)
             journal._appender.adopt(contents.adopt(reading))
         except BaseException:
             contents.close()
@@ -194,11 +196,11 @@ class Journal:
     def nbytes(self) -> int:
         """Bytes of the segments from the oldest one with a live record on; 0 if no record is live."""
         with self._lock:
-            used = self._contents.used
+            total = self._contents.used
             for segment in self._contents.segments.values():
                 if segment.live:
-                    return used
-                used -= segment.end
+                    return total
+                total -= segment.end
             return 0
 
     def append(
@@ -289,20 +291,21 @@ class Journal:
 
         `hard`: copy live records even if that frees less space.
         """
-        contents, appender, limits = self._contents, self._appender, self._limits
+        contents = self._contents
+        appender = self._appender
         with self._leader.lead():
             self._commit()
             if appender.read_only or appender.current is None:
                 return
             cleaning.free(contents, appender)
-            if cleaning.is_mostly_dead(contents, appender, limits.segment, hard=hard):
+            if cleaning.is_mostly_dead(contents, appender, self._limits.segment, hard=hard):
                 try:
                     cleaning.renew(contents, appender)
                 except OSError as e:
                     if e.errno not in FULL:
                         raise  # a full disk is no error here: the copy is omitted, and the old segments stay
             with suppress(OSError):  # a full disk
-                keep_spare(self.directory, min(limits.reserve, limits.segment))
+                keep_spare(self.directory, min(self._limits.reserve, self._limits.segment))
 
     def renew(self) -> None:
         """Copy all live records to a new segment, and remove the old segments. Damaged files are kept for a week."""
@@ -366,7 +369,8 @@ class Journal:
         `clean`: all writes are in the store. Raise OSError if not all records could be synced; the journal is closed
         even then.
         """
-        contents, appender = self._contents, self._appender
+        contents = self._contents
+        appender = self._appender
         self._stop.set()
         if self._committer.is_alive():
             self._committer.join()

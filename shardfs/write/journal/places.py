@@ -54,9 +54,9 @@ def prepare(directory: Path, source: str, mountpoint: str, *, create: bool = Tru
     symbolic link, it is on a network or FUSE file system, or it is inside the source or the mount.
     """
     _no_links(directory)
-    here = os.path.realpath(directory)
+    real = os.path.realpath(directory)
     for name, other in (("source", source and canonical(source)), ("mount", mountpoint)):
-        if other and "://" not in other and Path(here).is_relative_to(os.path.realpath(other)):
+        if other and "://" not in other and Path(real).is_relative_to(os.path.realpath(other)):
             why = f"the journal cannot be inside the {name}: use -o journal=DIRECTORY"
             raise OSError(errno.EINVAL, why, str(directory))
     if directory.parent.is_dir():
@@ -69,7 +69,7 @@ def prepare(directory: Path, source: str, mountpoint: str, *, create: bool = Tru
             syscalls.mkdir(str(path), 0o700)
             syscalls.fsync_directory(str(path.parent))
     own_directory(directory)
-    return _of_file_system(here)
+    return _of_file_system(real)
 
 
 def _require_creatable(directory: Path) -> Path:
@@ -97,13 +97,13 @@ def take(directory: Path, source: str, mountpoint: str) -> tuple[list[str], list
 
     Raise BusyError if another process holds the lock, and the errors of `prepare`.
     """
-    left = TRIES
+    attempts = TRIES
     while True:
         try:
             return prepare(directory, source, mountpoint), [Lock.take(str(directory / LOCK), mountpoint, source)]
         except FileNotFoundError:  # the previous writer has just removed the directory
-            left -= 1
-            if not left:
+            attempts -= 1
+            if not attempts:
                 raise
 
 
@@ -138,8 +138,8 @@ def _of_file_system(path: str) -> list[str]:
 def file_system(path: str) -> str:
     """Return the type of the file system of an existing path, as in mountinfo. The path must have no symbolic links."""
     above = {path, *map(str, Path(path).parents)}
-    found = [mount for mount in topmost().values() if mount.mountpoint in above]
-    return max(found, key=lambda mount: len(mount.mountpoint)).type if found else ""
+    mounts = [mount for mount in topmost().values() if mount.mountpoint in above]
+    return max(mounts, key=lambda mount: len(mount.mountpoint)).type if mounts else ""
 
 
 def remove(directory: Path, segments: Sequence[str]) -> None:
@@ -178,8 +178,11 @@ class Lock:
     """A locked file that names its owner. The kernel releases the lock when the owner's process ends or crashes."""
 
     def __init__(self, path: str, fd: int, mountpoint: str, source: str, *, fleeting: bool) -> None:
-        self.mountpoint, self.source = mountpoint, source
-        self._path, self._fd, self._fleeting = path, fd, fleeting
+        self.mountpoint = mountpoint
+        self.source = source
+        self._path = path
+        self._fd = fd
+        self._fleeting = fleeting
 
     @classmethod
     def take(

@@ -121,20 +121,20 @@ def _add(reading: Reading, file: SegmentFile) -> None:
 def _merge(reading: Reading) -> None:
     """Collect the records of all segments in LSN order, keep one copy of each, and find missing records."""
     files = sorted(reading.files.values(), key=lambda file: file.order)
-    reading.oldest = max((found.head.oldest for file in files for found in file.found), default=0)
+    reading.oldest = max((record.head.oldest for file in files for record in file.found), default=0)
     reading.stale = [file for file in files if _own_number(file) < reading.oldest]
     files = [file for file in files if _own_number(file) >= reading.oldest]
-    seen: set[int] = set()
+    sequences: set[int] = set()
     for file in files:
         for head, meta in file.found:
-            seen.add(head.sequence)
+            sequences.add(head.sequence)
             if head.lsn not in reading.places:
                 reading.places[head.lsn] = file.place(head)
                 if head.kind not in OWN:
                     reading.recovered.append(_record_of(head, meta, file.number))
     reading.recovered.sort()
-    reading.last = max(seen.union(reading.places), default=0)
-    _Judge(reading, files, seen).run()
+    reading.last = max(sequences.union(reading.places), default=0)
+    _Judge(reading, files, sequences).run()
 
 
 def _own_number(file: SegmentFile) -> int:
@@ -156,13 +156,13 @@ def read_part(part: FilePart, crc: int, start: int = 0, size: int | None = None)
     if size <= 0:
         return b""
     out = []
-    at, left = part.start + start, size
-    while left:
-        data = os.pread(part.fd, left, at)
+    at, remaining = part.start + start, size
+    while remaining:
+        data = os.pread(part.fd, remaining, at)
         if not data:
             raise OSError(errno.EIO, "the journal ends early")
         out.append(data)
-        at, left = at + len(data), left - len(data)
+        at, remaining = at + len(data), remaining - len(data)
     whole = out[0] if len(out) == 1 else b"".join(out)
     if size == part.size and crc32c(whole) != crc:
         raise OSError(errno.EIO, DAMAGED)
@@ -171,32 +171,33 @@ def read_part(part: FilePart, crc: int, start: int = 0, size: int | None = None)
 
 def checked_pieces(part: FilePart, crc: int) -> Iterator[bytes]:
     """Yield all bytes of a part, at most `SPAN` at a time. Raise OSError (EIO) as `read_part`, perhaps at the end."""
-    found = 0
+    actual = 0
     for start in range(0, part.size, SPAN):
         data = read_part(part, crc, start, SPAN)
-        found = extend(found, data)
+        actual = extend(actual, data)
         yield data
-    if found != crc:
+    if actual != crc:
         raise OSError(errno.EIO, DAMAGED)
 
 
 class _Judge:
     """Distinguish damage from the normal traces of a crash, and find the paths of damaged records."""
 
-    def __init__(self, reading: Reading, files: list[SegmentFile], seen: set[int]) -> None:
-        self._reading, self._files = reading, files
-        self._present = seen  # sequence numbers of records that are whole, or whose loss is judged by itself
+    def __init__(self, reading: Reading, files: list[SegmentFile], sequences: set[int]) -> None:
+        self._reading = reading
+        self._files = files
+        self._present = sequences  # sequence numbers of records that are whole, or whose loss is judged by itself
         self._durable: dict[int, int] = {}
         self._rewritten: list[range] = []
         self._paths: dict[str, None] = {}
 
     def run(self) -> None:
         for file in self._files:
-            for found in [*file.found, *(g.found for g in file.gaps if g.found)]:
-                epoch, durable = found.head.epoch, found.head.durable
-                self._durable[epoch] = max(durable, self._durable.get(epoch, 0))
-                if found.head.kind == RecordKind.REWRITTEN and is_sound(RecordKind.REWRITTEN, found.meta):
-                    self._rewritten.append(range(found.meta["first"], found.meta["last"] + 1))
+            for record in [*file.found, *(g.found for g in file.gaps if g.found)]:
+                epoch = record.head.epoch
+                self._durable[epoch] = max(record.head.durable, self._durable.get(epoch, 0))
+                if record.head.kind == RecordKind.REWRITTEN and is_sound(RecordKind.REWRITTEN, record.meta):
+                    self._rewritten.append(range(record.meta["first"], record.meta["last"] + 1))
             self._present.update(g.found.head.sequence for g in file.gaps if g.found)
         for i, file in enumerate(self._files):
             self._reading.problems += file.problems
@@ -205,8 +206,8 @@ class _Judge:
         self._reading.damaged_paths = list(self._paths)
 
     def _file(self, file: SegmentFile, following: tuple[int, int] | None) -> None:
-        own = _begins(file)
-        stop = following[1] if following and own and following[0] == own[0] and following[1] >= own[1] else None
+        start = _begins(file)
+        stop = following[1] if following and start and following[0] == start[0] and following[1] >= start[1] else None
         first = file.header.first if file.header else 0
         last = file.found[-1].head.sequence if file.found else first - 1
         gaps = list(file.gaps)
@@ -227,8 +228,8 @@ class _Judge:
         """
         if gap.found:
             head = gap.found.head
-            known = head.lsn in self._reading.places or self._is_rewritten(head.sequence)
-            lost = None if known else head.sequence
+            is_known = head.lsn in self._reading.places or self._is_rewritten(head.sequence)
+            lost = None if is_known else head.sequence
         elif after is None:
             lost = first if first not in self._reading.places and not self._is_rewritten(first) else None
         else:
@@ -273,6 +274,6 @@ def _begins(file: SegmentFile) -> tuple[int, int] | None:
     return None if file.number < 0 else file.first()
 
 
-def _paths_of(found: WholeRecord | None) -> list[str]:
-    paths = [found.meta.get(name) for name in ("path", "from", "to")] if found else []
+def _paths_of(record: WholeRecord | None) -> list[str]:
+    paths = [record.meta.get(name) for name in ("path", "from", "to")] if record else []
     return [path for path in paths if isinstance(path, str)] or [""]

@@ -216,8 +216,8 @@ def decode_head(data: bytes) -> RecordHead | None:
     """
     if len(data) < HEAD_SIZE or not data.startswith(RECORD_MAGIC):
         return None
-    _, kind, flags, _, *rest = _HEAD.unpack_from(data)
-    head = RecordHead(kind, flags, *rest)
+    _, kind, flags, _, *numbers = _HEAD.unpack_from(data)
+    head = RecordHead(kind, flags, *numbers)
     return head if head.meta_size <= MAX_META else None
 
 

@@ -119,7 +119,8 @@ class _Scan:
 
     def __init__(self, file: SegmentFile) -> None:
         self._file = file
-        self._start, self._window = 0, b""
+        self._start = 0
+        self._window = b""
         self._without_end: list[RecordHead] = []
         self._of: tuple[int, int] | None = (file.header.number, file.header.epoch) if file.header else None
 
@@ -129,19 +130,19 @@ class _Scan:
             file.problems.append(f"the header of {file.name} is damaged")
         at = HEADER_SIZE
         while at < file.size:
-            found = self._head(at)
-            if found is None:
+            record = self._head(at)
+            if record is None:
                 at = self._skip(at)
                 continue
-            stop = found.head.stop
-            if stop <= file.size and records.is_sound(found.head.kind, found.meta) and self._whole(found.head):
-                file.found.append(found)
+            stop = record.head.stop
+            if stop <= file.size and records.is_sound(record.head.kind, record.meta) and self._whole(record.head):
+                file.found.append(record)
             elif (after := self._next(at + records.ALIGN)) is not None and after < stop:
                 # Appending this record failed, and later records have overwritten its end.
-                file.gaps.append(Gap(at, after, found, tail=False))
+                file.gaps.append(Gap(at, after, record, tail=False))
                 stop = after
             else:
-                file.gaps.append(Gap(at, min(stop, file.size), found, tail=False))
+                file.gaps.append(Gap(at, min(stop, file.size), record, tail=False))
             at = records.aligned(stop)
         file.end = max((f.head.stop for f in file.found), default=HEADER_SIZE)
         file.gaps = [gap._replace(tail=gap.start >= file.end) for gap in file.gaps]
@@ -160,12 +161,12 @@ class _Scan:
         return WholeRecord(head, meta)
 
     def _whole(self, head: RecordHead) -> bool:
-        crc, at, left = 0, head.data_start, head.data_size
-        while left:
-            data = os.pread(self._file.fd, min(left, records.CRC_STEP), at)
+        crc, at, remaining = 0, head.data_start, head.data_size
+        while remaining:
+            data = os.pread(self._file.fd, min(remaining, records.CRC_STEP), at)
             if not data:
                 return False
-            crc, at, left = crc32c_extend(crc, data), at + len(data), left - len(data)
+            crc, at, remaining = crc32c_extend(crc, data), at + len(data), remaining - len(data)
         if crc != head.data_crc:
             return False
         tail = records.encode_tail(head.sequence, head.stop - head.offset)
@@ -214,5 +215,6 @@ class _Scan:
 
     def _bytes(self, at: int, size: int) -> bytes:
         if not self._start <= at or at + size > self._start + len(self._window):
-            self._start, self._window = at, os.pread(self._file.fd, max(size, 16 * HEADER_SIZE), at)
+            self._start = at
+            self._window = os.pread(self._file.fd, max(size, 16 * HEADER_SIZE), at)
         return self._window[at - self._start : at - self._start + size]

@@ -172,7 +172,8 @@ class Contents:
     """
 
     def __init__(self, directory: Path, locks: Sequence[places.Lock]) -> None:
-        self.directory, self.locks = directory, list(locks)
+        self.directory = directory
+        self.locks = list(locks)
         self.lock = threading.Lock()
         self.segments: dict[int, Segment] = {}
         self.oldest = 1
@@ -266,8 +267,8 @@ class Contents:
             self.locks[0] = places.Lock.take(str(self.directory / source_locks.LOCK), old.mountpoint, old.source)
             old.free()
         ours = {segment.name for segment in self.segments.values() if places.is_at(segment.fd, segment.path)}
-        if others := {path.name for path in self.directory.glob("*.wal")} - ours:
-            raise OSError(errno.EEXIST, f"there is another journal at its place ({min(others)}): move it away")
+        if foreign := {path.name for path in self.directory.glob("*.wal")} - ours:
+            raise OSError(errno.EEXIST, f"there is another journal at its place ({min(foreign)}): move it away")
 
     def remove_if_not_needed(self) -> None:
         """Remove the directory, unless it has live records, damage, kept files, or is not in place."""
@@ -310,11 +311,11 @@ def _copy(part: FilePart, target: int, at: int) -> int:
 
     Raise OSError (EIO) if the file is shorter than the part.
     """
-    crc, start, left = 0, part.start, part.size
-    while left:
-        data = os.pread(part.fd, min(left, records.CRC_STEP), start)
+    crc, start, remaining = 0, part.start, part.size
+    while remaining:
+        data = os.pread(part.fd, min(remaining, records.CRC_STEP), start)
         if not data:
-            raise OSError(errno.EIO, f"a file ends {left} bytes early")
+            raise OSError(errno.EIO, f"a file ends {remaining} bytes early")
         syscalls.pwrite_all(target, data, at)
-        crc, start, at, left = crc32c_extend(crc, data), start + len(data), at + len(data), left - len(data)
+        crc, start, at, remaining = crc32c_extend(crc, data), start + len(data), at + len(data), remaining - len(data)
     return crc
