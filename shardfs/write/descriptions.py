@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.changes import Change
-from shardfs.model.errors import NOT_FOUND, CorruptShardError, ShardfsError
+from shardfs.model.errors import NOT_FOUND, CorruptShardError, ShardfsError, errno_of, message
 from shardfs.model.kinds import NameKind
 from shardfs.write.contents import MAX_DOCUMENT, Part
 from shardfs.write.documents import UnseenChangeError
@@ -88,8 +88,7 @@ class Descriptions(Part):
                 if written is None:
                     return False
                 file.freeze(written.shown, superseded=written.shown is not data)
-                for path in written.changed:
-                    self.describe_anew(path)
+                self.describe_written(join(directory, name), written.changed)
                 self._hide_generated(absent)
         except UnseenChangeError as e:
             path, why = join(directory, name), str(e.strerror)
@@ -98,6 +97,19 @@ class Descriptions(Part):
             self._show_stored(directory, name)
             raise
         return True
+
+    def describe_written(self, document: str, changed: Iterable[str]) -> None:
+        """Update the names that a document describes, which is in the store now.
+
+        After an error the names keep their kinds. The `close` of the document returns the error.
+        """
+        for path in changed:
+            try:
+                self.describe_anew(path)
+            except OSError as e:
+                why = f"the document is stored, but names at {path or '/'} keep their kinds, because {message(e)}"
+                log.warning("%s: %s. Write the document again when this is mended", document, why)
+                self._pending.failures.note(document, OSError(errno_of(e), why, document))
 
     def _absent_beside(self, directory: str, name: str) -> list[tuple[str, bytes]]:
         """Return the documents that a layout could generate with a new one, and that the mount does not show yet."""

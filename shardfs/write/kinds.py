@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardfs.model.errors import CorruptShardError, ShardfsError, errno_of, message
+from shardfs.model.errors import NOT_FOUND, CorruptShardError, ShardfsError, errno_of, message
 from shardfs.model.kinds import NameKind
 from shardfs.write.contents import Part
 from shardfs.write.files import split
@@ -45,15 +45,39 @@ class PlainKind(FileKind):
     def describe(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
         if is_document(name):
-            self._descriptions.describe_anew(directory)
+            self._descriptions.describe_written(path, {directory})
 
     def require_own_name(self, path: str, target: Target | None) -> None:
         self._writer.require_own_name(path)
 
     def leave(self, path: str) -> None:
+        self._pending.journal.sync()  # a file that was renamed may have its bytes there
         with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
             self._writer.delete(path)
         self._base.changed(path)
+
+
+class OrphanKind(JournaledKind):
+    """Files that may become chunks. The source may have files of these names, too, which other programs wrote."""
+
+    def _is_in_source(self, path: str) -> bool:
+        with suppress(*NOT_FOUND):
+            return not self._base.resolve(path).directory
+        return False
+
+    def require_own_name(self, path: str, target: Target | None) -> None:
+        if self._is_in_source(path):
+            self._writer.require_own_name(path)
+
+    def remove(self, path: str, target: Target | None) -> None:
+        super().remove(path, target)
+        self.leave(path)
+
+    def leave(self, path: str) -> None:
+        if self._is_in_source(path):
+            self._pending.journal.sync()  # a file that was renamed has its bytes there
+            self._writer.delete(path)
+            self._base.changed(path)
 
 
 class DocumentKind(PlainKind):
@@ -104,6 +128,7 @@ class Kinds(Part):
         self.journaled = JournaledKind(self._contents)
         self._kinds: dict[NameKind, FileKind] = {
             **dict.fromkeys(JOURNALED, self.journaled),
+            NameKind.ORPHAN: OrphanKind(self._contents),
             NameKind.COMPRESSED: self.compressed,
             NameKind.DOCUMENT: DocumentKind(self._contents, self._descriptions),
             NameKind.PLAIN: PlainKind(self._contents, self._descriptions),

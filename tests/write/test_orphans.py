@@ -218,9 +218,12 @@ def test_chunks_of_an_array_that_was_deleted_may_come_before_its_document(tmp_pa
 
 @pytest.mark.parametrize("failing", [b"c.0.0", b"c.1.0", b"c.3.3"])
 def test_a_document_describes_all_chunks_or_none(
-    failing: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failing: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the name of one chunk means cannot be told for now: a document above cannot be read."""
+    """What the name of one chunk means cannot be told for now: a document above cannot be read.
+
+    The document is in the store by then, so it is neither refused nor lost.
+    """
     classify = Names.classify_name
 
     def fail(names: Names, directory: str, name: bytes) -> NameMeaning:
@@ -237,6 +240,9 @@ def test_a_document_describes_all_chunks_or_none(
             with pytest.raises(OSError, match="Input/output error"):
                 put(tree, directory, "zarr.json", json.dumps(PLAIN).encode())
             assert tree.state()["orphans"] == len(NAMES)
+        assert "the document is stored" in caplog.text
+        assert "lost" not in caplog.text
+        assert tree.state()["refused"] == 0
         put(tree, directory, "zarr.json", json.dumps(PLAIN).encode())
         tree.pending.flush()
         assert tree.left() == []
@@ -393,3 +399,33 @@ def test_a_file_that_was_there_is_overwritten_if_it_is_unchanged(
             fs.pipe_file(f"{root}/7/1", theirs)
         assert tree.close(20) == (["7/1"] if theirs else [])
     assert fs.cat_file(f"{root}/7/1") == (theirs or b"ours again")
+
+
+@pytest.mark.parametrize("is_overwritten", [False, True])
+@pytest.mark.parametrize("way", ["unlink", "rename to a plain name", "rename to an orphan"])
+def test_a_file_of_the_source_that_no_document_describes_can_be_taken_away(
+    source: str, way: str, is_overwritten: bool, tmp_path: Path
+) -> None:
+    fs, root = fsspec.url_to_fs(source)
+    fs.makedirs(f"{root}/7", exist_ok=True)
+    fs.pipe_file(f"{root}/7/1", b"theirs")
+    fs.pipe_file(f"{root}/7/2", b"stays")
+    moved = {"unlink": "", "rename to a plain name": "readme", "rename to an orphan": "3"}[way]
+    with mount_of(source, tmp_path) as tree:
+        directory = tree.resolve("7").number
+        if is_overwritten:
+            put(tree, directory, "1", b"ours")
+        if moved:
+            tree.rename(directory, b"1", directory, moved.encode(), False)
+        else:
+            tree.unlink(directory, b"1")
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                tree.lookup(directory, b"1")
+        assert not fs.exists(f"{root}/7/1")
+        assert tree.close(20) == []
+    data = b"ours" if is_overwritten else b"theirs"
+    assert {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.find(f"{root}/7")} == {
+        "2": b"stays",
+        **({moved: data} if moved else {}),
+    }
