@@ -1,4 +1,7 @@
-"""The end of a journal: numbers new records, writes them to the current segment, and syncs them.
+"""The end of a journal: numbers new records, writes them to the current segment, syncs them, and frees space.
+
+Segments are unlinked oldest first, and only after all records are on disk. A record that supersedes another one is
+younger and therefore outlives it. If a few live records keep many segments alive, all live records are copied.
 
 Threads: the lock of `Contents` guards all state. A thread holds it while it copies a record to the page cache and while
 it creates a segment, but not while it waits for fdatasync.
@@ -12,13 +15,13 @@ import os
 import secrets
 import time
 from collections import deque
-from itertools import dropwhile
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
 from shardfs.write.journal import records
-from shardfs.write.journal.records import HEADER_SIZE, Position, RecordHead, RecordKind, SegmentHeader
+from shardfs.write.journal.records import BLOCK, HEADER_SIZE, Position, RecordHead, RecordKind, SegmentHeader
 from shardfs.write.journal.scanning import RecordPlace
 from shardfs.write.journal.segments import AROUND, Segment
 
@@ -40,6 +43,9 @@ HELPFUL = (
 
 ON_FULL_DISK = HELPFUL | {RecordKind.DEL}
 """Kinds of records that may use the spare file when the disk is full."""
+
+MAX_COPIED = 256 << 20
+"""Bytes. If live records are larger, they are not copied to free space, because appending waits for the copy."""
 
 REMOVED = "another program has removed the journal"
 
@@ -234,6 +240,63 @@ class Appender:
         self.read_only = f"the journal cannot be written to disk: {error.strerror}"
         log.critical("%s: %s; nothing more is written", self._contents.directory, self.read_only)
         raise OSError(errno.EIO, self.read_only) from error
+
+    # ------------------------------------------------------------------------------------------------ freeing space
+
+    def free(self) -> None:
+        """Unlink the oldest segments without live records, again until there are none. Only the leader calls this.
+
+        A segment that a reader pins is unlinked later.
+        """
+        contents = self._contents
+        while True:
+            with contents.lock:
+                segments = contents.segments.values()
+                dead = list(takewhile(lambda segment: not segment.live and segment is not self.current, segments))
+                if all(segment.pins and segment.number < contents.oldest for segment in dead):
+                    return
+            self.sync()  # superseding records first: the kernel may write the FREE record before them
+            with contents.lock:
+                needed = (n for n, segment in contents.segments.items() if n > 0 and segment not in dead)
+                contents.oldest = min(needed, default=0)
+                self.write_own(RecordKind.FREE, {})
+            self.sync()
+            with contents.lock:
+                for segment in dead:
+                    if not segment.pins:
+                        contents.unlink(segment)
+                        self.dirty.pop(segment.number, None)
+
+    def renew(self) -> None:
+        """Copy all live records to a new segment, and unlink the old segments. Only the leader calls this.
+
+        Raise OSError if the disk has no room for the new segment: nothing has changed then. Raise OSError (EIO) if a
+        record cannot be copied: the journal is read-only then.
+        """
+        contents = self._contents
+        with contents.lock:  # no record may be superseded between two copies
+            self.roll(contents.live_bytes + (len(contents.live) + 1) * AROUND, helpful=not contents.live)
+            failure = None
+            for lsn in sorted(contents.live):
+                try:
+                    self.copy(lsn, contents.live[lsn])
+                except OSError as e:
+                    failure = e
+            if failure is not None and failure.errno in FULL and contents.missing():
+                raise failure  # all is written anew once the disk has room
+            if failure is not None:  # a partial copy would break the order of the records
+                self.give_up(failure)
+        self.free()
+
+    def is_mostly_dead(self, *, hard: bool) -> bool:
+        """Return whether copying the live records would free enough space to be worth the copy. `hard`: even less."""
+        contents = self._contents
+        with contents.lock:
+            if not contents.live and self.current is not None:
+                return self.current.end > (HEADER_SIZE + BLOCK if hard else self.current.size // 2)
+            needed = (1 if hard else 2) * (contents.live_bytes + self._segment_bytes)
+            pinned = any(segment.pins for segment in contents.segments.values())
+            return contents.used > needed and contents.live_bytes <= MAX_COPIED and not pinned
 
     def close(self) -> None:
         """Refuse further writes."""

@@ -1,6 +1,6 @@
 """The journal of one source: an append-only log of acknowledged writes that are not yet in the store.
 
-`Contents` is the account of its files and live records, `Appender` writes and syncs records, `cleaning` frees space.
+`Contents` is the account of its files and live records, `Appender` writes and syncs records, and frees space.
 
 Threads: the lock of `Contents` guards all state. No thread holds it while it waits for the disk. Of the threads that
 wait for the disk, one is the leader and syncs for all.
@@ -21,7 +21,7 @@ from google_crc32c import value as crc32c
 from shardfs.model.blobs import FilePart
 from shardfs.model.redact import public_name
 from shardfs.storage import source_locks, syscalls
-from shardfs.write.journal import cleaning, overlaps, places
+from shardfs.write.journal import overlaps, places
 from shardfs.write.journal.appender import FULL, HELPFUL, REMOVED, Appender
 from shardfs.write.journal.reading import Reading, read, read_part
 from shardfs.write.journal.records import HAS_DATA, Position, Record, RecordKind, encode_meta
@@ -291,16 +291,15 @@ class Journal:
 
         `hard`: copy live records even if that frees less space.
         """
-        contents = self._contents
         appender = self._appender
         with self._leader.lead():
             self._commit()
             if appender.read_only or appender.current is None:
                 return
-            cleaning.free(contents, appender)
-            if cleaning.is_mostly_dead(contents, appender, self._limits.segment, hard=hard):
+            appender.free()
+            if appender.is_mostly_dead(hard=hard):
                 try:
-                    cleaning.renew(contents, appender)
+                    appender.renew()
                 except OSError as e:
                     if e.errno not in FULL:
                         raise  # a full disk is no error here: the copy is omitted, and the old segments stay
@@ -310,7 +309,7 @@ class Journal:
     def renew(self) -> None:
         """Copy all live records to a new segment, and remove the old segments. Damaged files are kept for a week."""
         with self._leader.lead():
-            cleaning.renew(self._contents, self._appender)
+            self._appender.renew()
 
     def _commit_for_ever(self) -> None:
         failed = False
@@ -347,7 +346,7 @@ class Journal:
                 log.warning("%s: the lock file was removed, and is there again", self.directory)
                 return
         try:
-            cleaning.renew(self._contents, self._appender)
+            self._appender.renew()
         except OSError as e:
             self._appender.current = None  # no append before all live records have been written anew
             self._report_removal(f"and its records cannot be written to a new one: {e.strerror}", e)
