@@ -119,8 +119,8 @@ class FileMetadata(Part):
         """
         with self._on_disk(number) as path:
             if path is None:
-                return self._overlay.xattrs(number)
-            return {**_stored(path), **({} if number in self._files.by_number else self._overlay.xattrs(number))}
+                return self._overlay.own_xattrs(number)
+            return {**_stored(path), **({} if number in self._files.by_number else self._overlay.own_xattrs(number))}
 
     def set_xattr(self, number: int, name: str, value: bytes, flags: int = 0) -> None:
         """Set a `user.*` attribute on a file or directory of a local source; `flags` as for setxattr(2).

@@ -234,7 +234,7 @@ class Overlay(Part):
                 out.append(e)
         return out
 
-    def xattrs(self, number: int) -> dict[str, bytes]:
+    def own_xattrs(self, number: int) -> dict[str, bytes]:
         """Return the extended attributes `user.shardfs.*`.
 
         A changed file has its state, the LSN of its version and the error of publishing; an array has the number of

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
-from shardfs.write.contents import Part
 from shardfs.write.encoding import encode
+from shardfs.write.entries import Entries
 from shardfs.write.files import join, split, stale
 from shardfs.write.names import JOURNALED
 from shardfs.write.open_files import require_changeable
@@ -20,32 +19,20 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Bytes
     from shardfs.vfs.chunk_dirs import NameMeaning, Target
     from shardfs.write.buffers import Buffer
-    from shardfs.write.descriptions import Descriptions
     from shardfs.write.encoding import Encoded
-    from shardfs.write.entries import Entries
     from shardfs.write.files import WritableFile
-    from shardfs.write.kinds import Kinds
-    from shardfs.write.open_files import OpenFiles
-    from shardfs.write.overlay import Overlay
     from shardfs.write.writeback import Look
 
 
-@dataclass(eq=False)
-class Renames(Part):
-    """Renames files and directories, and moves their bytes between journal, shard, document and store. Thread-safe."""
-
-    _overlay: Overlay
-    _open_files: OpenFiles
-    _descriptions: Descriptions
-    _kinds: Kinds
-    _entries: Entries
+class Renames(Entries):
+    """Also renames files and directories, and moves their bytes between journal, shard, document and store."""
 
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
         """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.
 
         A directory is renamed in the store, after the pending versions in it are published.
         """
-        source, entry = self._entries.existing(parent, name)
+        source, entry = self.existing(parent, name)
         directory = self._open_files.directory_to_change(new_parent)
         old, new = join(source, name), join(directory, new_name)
         replaced = self._overlay.find(directory, new_name)
@@ -113,7 +100,7 @@ class Renames(Part):
     ) -> None:
         (source, name), (directory, new_name) = split(old), split(new)
         if replaced is not None:
-            meaning = self._entries.classify(directory, new_name, replaced)
+            meaning = self.classify(directory, new_name, replaced)
         kind, target, old_kind = file.kind, file.target, self._kinds[file.kind]
         old_kind.require_own_name(old, target)
         kinds = {meaning.kind, kind}
@@ -130,7 +117,7 @@ class Renames(Part):
                     self._move_to_store(file, old, new, meaning)
                 old_kind.leave(old)
                 if target is not None:
-                    self._entries.clear(source, name)
+                    self.clear(source, name)
         if kinds == {NameKind.PLAIN}:
             for above, last in ((source, name), (directory, new_name)):
                 if self._descriptions.describes(last):
@@ -241,7 +228,7 @@ class Renames(Part):
         if NameKind.DIRECTORY in (old_kind, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), new)
         if replaced is not None:
-            self._entries.remove_directory(replaced.number, new)
+            self.remove_directory(replaced.number, new)
         self._pending.flush(old)
         with self._names.gate.alone():  # a concurrent close waits, then uses the new path
             self._pending.flush(old)

@@ -17,7 +17,6 @@ from shardfs.write.contents import FileContents
 from shardfs.write.descriptions import Descriptions
 from shardfs.write.directories import Directories
 from shardfs.write.documents import Documents
-from shardfs.write.entries import Entries
 from shardfs.write.file_calls import FileCalls
 from shardfs.write.journaled import CompressedKind
 from shardfs.write.kinds import Kinds
@@ -38,11 +37,11 @@ if TYPE_CHECKING:
     from shardfs.write.journal import Journal
 
 
-class WriteTree:
+class WriteTree(Overlay):
     """A writable mount of a source. Thread-safe. It starts with the versions in the journal.
 
-    The calls of the file tree are those of the parts, which document them: `Overlay` for all that reads, `FileCalls`
-    for open files, `FileMetadata`, `Entries` and `Renames` for names.
+    The calls that read are those of `Overlay`. The others are those of the parts, which document them: `FileCalls` for
+    open files, `FileMetadata`, `Entries` and `Renames` for names.
     """
 
     def __init__(
@@ -55,59 +54,38 @@ class WriteTree:
         waiting: Callable[[], None] = nothing,
     ) -> None:
         """`budget` limits the memory for files open for writing; `waiting` is called before a thread waits."""
+        names = Names(base, documents, waiting)
+        contents = FileContents(names, pending, writer, budget)
+        directories = Directories(names, local=writer.local)
+        super().__init__(contents, directories)
         self.base = base
         self.writer = writer
         self.pending = pending
         self.documents = documents
-        names = Names(base, documents, waiting)
-        contents = FileContents(names, pending, writer, budget)
-        directories = Directories(names, local=writer.local)
-        view = Overlay(contents, directories)
-        opened = OpenFiles(contents)
-        compressed = CompressedKind(contents, view, opened)
-        descriptions = Descriptions(contents, view, opened, compressed)
-        kinds = Kinds(contents, compressed, descriptions)
-        calls = FileCalls(contents, view, opened, descriptions, kinds)
-        metadata = FileMetadata(contents, view, opened, kinds)
-        entries = Entries(contents, view, directories, opened, descriptions, kinds, metadata)
-        renames = Renames(contents, view, opened, descriptions, kinds, entries)
-        self._calls = calls
-        self._descriptions = descriptions
         self.hooks = names.hooks
         self.store = base.store
         self.retry = base.retry
         self.caches = base.caches
         self.note = None
-
         self.state = pending.state
         self.left = pending.left
-        self._expose_reads(view, names)
-        self._expose_changes(calls, metadata, entries, renames)
-        descriptions.publish_chosen()
-        view.recover()
-        descriptions.uncompress()
-        pending.attach(kinds.published, kinds.is_held)
-
-    def _expose_reads(self, view: Overlay, names: Names) -> None:
-        """Take over the calls that read."""
-        self.lookup = view.lookup
-        self.attributes = view.attributes
-        self.resolve = view.resolve
-        self.number = view.number
-        self.chunk_number = view.chunk_number
-        self.is_chunk = view.is_chunk
         self.shown_path = names.shown_path
         self.remember = names.remember
         self.forget = names.forget
-        self.read = view.read
-        self.read_many = view.read_many
-        self.scan = view.scan
-        self.is_unlinked = view.is_unlinked
-        self.small_listing = view.small_listing
-        self.usage = view.usage
-        self.statvfs = view.statvfs
+        opened = OpenFiles(contents)
+        compressed = CompressedKind(contents, self, opened)
+        self._descriptions = Descriptions(contents, self, opened, compressed)
+        kinds = Kinds(contents, compressed, self._descriptions)
+        self._calls = FileCalls(contents, self, opened, self._descriptions, kinds)
+        metadata = FileMetadata(contents, self, opened, kinds)
+        entries = Renames(contents, self, directories, opened, self._descriptions, kinds, metadata)
+        self._expose(self._calls, metadata, entries)
+        self._descriptions.publish_chosen()
+        self.recover()
+        self._descriptions.uncompress()
+        pending.attach(kinds.published, kinds.is_held)
 
-    def _expose_changes(self, calls: FileCalls, metadata: FileMetadata, entries: Entries, renames: Renames) -> None:
+    def _expose(self, calls: FileCalls, metadata: FileMetadata, entries: Renames) -> None:
         """Take over the calls that change files and names."""
         self.create = calls.create
         self.open = calls.open
@@ -117,14 +95,14 @@ class WriteTree:
         self.fsync = calls.fsync
         self.release = calls.release
         self.allocate = calls.allocate
+        self.xattrs = metadata.xattrs
         self.set_mode = metadata.set_mode
         self.set_times = metadata.set_times
-        self.xattrs = metadata.xattrs
         self.set_xattr = metadata.set_xattr
         self.remove_xattr = metadata.remove_xattr
         self.unlink = entries.unlink
         self.link = entries.link
-        self.rename = renames.rename
+        self.rename = entries.rename
         self.mkdir = entries.mkdir
         self.rmdir = entries.rmdir
         self.sync_directory = entries.sync_directory
