@@ -199,7 +199,7 @@ class FileCalls(Part):
         opened = self._open_files.handles[handle]
         number, failure = self._pending.failures.since(path, opened.seen)
         if failure is not None:
-            self._open_files.handles[handle] = opened._replace(seen=number)
+            opened.seen = number
             raise failure.with_traceback(None)
 
     def fsync(self, handle: int) -> None:
@@ -229,7 +229,7 @@ class FileCalls(Part):
             opened = self._open_files.handles.pop(handle)
             file = opened.file
             if file is None:
-                self._open_files.remove_reader(opened.number)
+                self._open_files.remove_reader(opened)
                 return
         try:
             while opened.writes and not file.stop_writing():

@@ -9,7 +9,7 @@ import stat
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind
 from shardfs.storage import descriptors, syscalls
@@ -21,7 +21,6 @@ from shardfs.write.files import keep, shown_mode, split
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.storage.writers.local_directory import LocalDirectory
     from shardfs.write.kinds import Kinds
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
@@ -31,13 +30,6 @@ USER, OURS = "user.", "user.shardfs."
 
 FLUSH = "user.shardfs.flush"
 """Extended attribute that publishes when it is set."""
-
-
-class _DiskFile(NamedTuple):
-    """A file or directory of a local source."""
-
-    disk: LocalDirectory
-    path: str
 
 
 @dataclass(eq=False)
@@ -52,28 +44,31 @@ class FileMetadata(Part):
 
     def set_mode(self, number: int, mode: int) -> None:
         """Set permission bits. Those of chunks are kept until the end of the mount."""
-        file, mode = self._files.by_number.get(number), stat.S_IMODE(mode)
+        file = self._files.by_number.get(number)
+        disk = self._writer.disk
+        mode = stat.S_IMODE(mode)
         if file is not None and file.fd >= 0:
             syscalls.chmod(file.fd, mode)
-        elif (disk_file := self._disk_file(number)) is not None:
-            disk_file.disk.set_mode(disk_file.path, mode)
+        elif disk is not None and (path := self._stored_path(number, NameKind.PLAIN)) is not None:
+            disk.set_mode(path, mode)
         elif file is not None:
             file.set_status(mode=shown_mode(mode, file.kind is NameKind.DIRECTORY))
         else:
             keep(self._names.modes, number, shown_mode(mode, self._base.attributes(number).directory))
-        if (document := self._disk_file(number, NameKind.DOCUMENT)) is not None:
+        if disk is not None and (document := self._stored_path(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
-                document.disk.set_mode(document.path, mode)
+                disk.set_mode(document, mode)
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
         """Set the modification time (None: now). That of a chunk is kept until the end of the mount."""
         when = time.time_ns() if mtime_ns is None else mtime_ns
         file = self._files.by_number.get(number)
+        disk = self._writer.disk
         if file is not None and file.fd >= 0:
             syscalls.utime(file.fd, when, when)
-        elif (disk_file := self._disk_file(number)) is not None:
-            disk_file.disk.set_times(disk_file.path, when)
-            self._base.changed(disk_file.path)
+        elif disk is not None and (path := self._stored_path(number, NameKind.PLAIN)) is not None:
+            disk.set_times(path, when)
+            self._base.changed(path)
         elif file is not None and file.kind is NameKind.DIRECTORY:
             file.set_status(mtime_ns=when)
         elif file is None and self._base.attributes(number).directory:
@@ -84,21 +79,13 @@ class FileMetadata(Part):
                 file.set_status(mtime_ns=when)
                 if file.is_settled:
                     self._kinds.rest(file)
-        if (document := self._disk_file(number, NameKind.DOCUMENT)) is not None:
+        if disk is not None and (document := self._stored_path(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
-                document.disk.set_times(document.path, when)
-                self._base.changed(document.path)
-
-    def _disk_file(self, number: int, kind: NameKind = NameKind.PLAIN) -> _DiskFile | None:
-        """Return where a local store has a file of this kind, which keeps its mode and times; else None.
-
-        Directories that the store has count as `PLAIN`.
-        """
-        disk = self._writer.disk
-        path = None if disk is None else self._stored_path(number, kind)
-        return None if disk is None or path is None else _DiskFile(disk, path)
+                disk.set_times(document, when)
+                self._base.changed(document)
 
     def _stored_path(self, number: int, kind: NameKind) -> str | None:
+        """Return the path at which the store has a file of this kind, if it has; directories count as `PLAIN`."""
         file = self._files.by_number.get(number)
         if file is not None:
             return file.path if file.kind is kind else None
@@ -173,6 +160,7 @@ class FileMetadata(Part):
 
         The path goes through a descriptor, so it stays valid if the file is renamed.
         """
+        disk = self._writer.disk
         with ExitStack() as opened:
             with self._names.lock:
                 file = self._files.by_number.get(number)  # the last close of the file closes its own descriptor
@@ -180,9 +168,9 @@ class FileMetadata(Part):
                 fd = descriptors.dup(opened_fd) if opened_fd >= 0 else None
             if fd is not None:
                 opened.callback(os.close, fd)
-            elif (disk_file := self._disk_file(number)) is not None:
+            elif disk is not None and (stored_path := self._stored_path(number, NameKind.PLAIN)) is not None:
                 with suppress(FileNotFoundError):  # a directory may be shown for its documents but be absent on disk
-                    fd = opened.enter_context(disk_file.disk.named(disk_file.path))
+                    fd = opened.enter_context(disk.named(stored_path))
             yield None if fd is None else f"/proc/self/fd/{fd}"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections import Counter
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardfs.model.kinds import NameKind, compression
 from shardfs.vfs.chunk_dirs import NameMeaning
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from shardfs.write.files import WritableFile
 
 
-class Handle(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Handle:
     """An open file. `seen` is the number of the newest publishing error already reported (`Failures.seen`).
 
     `file` is None for a file of the tree that is open for reading only and was not changed.
@@ -29,8 +30,8 @@ class Handle(NamedTuple):
 
     number: int
     file: WritableFile | None
-    writes: bool
-    seen: int
+    writes: bool = False
+    seen: int = 0
 
 
 class OpenFiles(Part):
@@ -40,7 +41,7 @@ class OpenFiles(Part):
         super().__post_init__()
         self.handles: dict[int, Handle] = {}
         self._next_handle = count(1)
-        self._readers = Counter[int]()  # handles without a file, by the inode number of the tree
+        self._readers: dict[int, set[Handle]] = {}  # those without a file, by the inode number of the tree
 
     # ---- handles ----
 
@@ -75,15 +76,16 @@ class OpenFiles(Part):
                 return self.add(inode, os.O_RDONLY)
             self._require_shown(number)
             handle = next(self._next_handle)
-            self.handles[handle] = Handle(number, None, False, 0)
-            self._readers[number] += 1
+            opened = self.handles[handle] = Handle(number, None)
+            self._readers.setdefault(number, set()).add(opened)
         return handle
 
-    def remove_reader(self, number: int) -> None:
-        """Count one handle without a file less. The caller holds the lock."""
-        self._readers[number] -= 1
-        if not self._readers[number]:
-            del self._readers[number]
+    def remove_reader(self, opened: Handle) -> None:
+        """Forget a handle without a file. The caller holds the lock."""
+        readers = self._readers[opened.number]
+        readers.remove(opened)
+        if not readers:
+            del self._readers[opened.number]
 
     def add_known(self, number: int, flags: int) -> tuple[WritableFile, int]:
         """Return a file ready for changes, and a handle. A passed-through file is open on the disk."""
@@ -178,13 +180,11 @@ class OpenFiles(Part):
         """
         file = self._files.by_number.get(number)
         if number in self._readers:  # also if the file was renamed since
-            file, reader = self.adopt(number, None), Handle(number, None, False, 0)
-            with self._names.lock:  # handles refer to it by the inode number of the tree
-                self._readers.pop(number, None)
-                for handle, opened in list(self.handles.items()):
-                    if opened == reader:
-                        self.handles[handle] = opened._replace(file=file)
-                        file.add_handle()
+            file = self.adopt(number, None)
+            with self._names.lock:
+                for opened in self._readers.pop(number, ()):
+                    opened.file = file
+                    file.add_handle()
         if file is None:
             return
         if file.kind is NameKind.PLAIN and self._writer.local:

@@ -40,7 +40,7 @@ RACE_S = 30.0
 """Seconds during which an update is retried because a writer without a lock was faster."""
 
 
-class LocalWriter(Writer):
+class LocalWriter(LocalDirectory, Writer):
     """Changes the files below the root of `store`; see `Writer`.
 
     Args:
@@ -50,20 +50,21 @@ class LocalWriter(Writer):
     """
 
     local = True
-    disk: LocalDirectory
 
     def __init__(
         self, store: LocalStore, *, replace_links: bool = False, lock_s: float = LOCK_S, race_s: float = RACE_S
     ) -> None:
-        self._store = store
+        super().__init__(store, SourceDirectories(store))
         self._replace_links = replace_links
         self._lock_s = lock_s
         self._race_s = race_s
-        self._directories = SourceDirectories(store)
-        self.disk = LocalDirectory(store, self._directories)
         self.temporary_files = TemporaryFiles(store)
         # Updates by key that failed after the switch, and whose cleanup failed, too.
         self._unsettled: dict[str, Begun] = {}
+
+    @property
+    def disk(self) -> LocalDirectory:
+        return self
 
     def require_writable(self, key: str) -> None:
         with suppress(FileNotFoundError):  # `update` creates a missing directory
@@ -181,7 +182,7 @@ class LocalWriter(Writer):
         super().create(files)
         for directory in {key.rpartition("/")[0] for key, _ in files}:
             self._directories.make_durable(directory)
-            self.disk.sync_directory(directory)
+            self.sync_directory(directory)
 
     def _create(self, file: tuple[str, Content]) -> None:
         key, content = file
@@ -194,17 +195,3 @@ class LocalWriter(Writer):
                 syscalls.fsync(fd)
             finally:
                 os.close(fd)
-
-    # ---- plain files and directories
-
-    def delete(self, key: str) -> None:
-        self.disk.delete(key)
-
-    def remove_directory(self, key: str) -> None:
-        self.disk.remove_directory(key)
-
-    def rename(self, old: str, new: str) -> None:
-        self.disk.rename(old, new)
-
-    def require_own_name(self, key: str) -> None:
-        self.disk.require_own_name(key)

@@ -51,7 +51,9 @@ class Writer(NewObjects, Protocol):
     `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
     """
 
-    disk: LocalDirectory | None = None
+    @property
+    def disk(self) -> LocalDirectory | None:
+        return None
 
     @property
     def pins(self) -> bool:
