@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     from shardfs.daemon.asking import Mount
     from shardfs.write.recover import Left
 
-
-LOOK_S = 0.5
+INTERVAL_S = 0.5
 
 NAMED = 20
 """At most this many files or shards are named in the output."""
@@ -36,10 +33,9 @@ NAMED = 20
 @click.command()
 @click.argument("argument", required=False, metavar="[MOUNTPOINT|SOURCE|PROFILE]", shell_complete=profiles_and_files)
 @click.option("--wait", is_flag=True, help="Wait until all data is published, or no process publishes it.")
-@click.option("--watch", "again", is_flag=True, help="Show rates and problems in the terminal until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
-def status(argument: str | None, wait: bool, again: bool, as_json: bool, command_options: CommandOptions) -> int:
+def status(argument: str | None, wait: bool, as_json: bool, command_options: CommandOptions) -> int:
     """Show the state of mounts, or of the journal of SOURCE.
 
     Without an argument, of all mounts on this machine; answers within a second. Exit code 1 if a mount is dead, hangs
@@ -50,8 +46,6 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, command
 
     source = argument
     mountpoint = None if argument is None else os.path.abspath(argument)
-    if again:
-        return _watch(mountpoint, alone=not (wait or as_json))
     entries = mounts(mountpoint)
     if not entries and argument is not None and (profile := profile_named(argument)) is not None:
         mountpoint, source = os.path.realpath(profile.mountpoint), profile.source
@@ -60,7 +54,7 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, command
     if not entries and source is not None:
         return _status_of_source(source, wait=wait, as_json=as_json, command_options=command_options)
     while wait and any((w := mount.writing) and w["dirty_chunks"] and not w["errors"] for mount in entries):
-        time.sleep(LOOK_S)
+        time.sleep(INTERVAL_S)
         entries = mounts(mountpoint)
     for mount in entries:
         if as_json:
@@ -72,18 +66,6 @@ def status(argument: str | None, wait: bool, again: bool, as_json: bool, command
         echo("nothing is mounted")
     failing = any((w := mount.writing) and (w["errors"] or w["refused"] or w["read_only"]) for mount in entries)
     return ExitCode.PROBLEM if failing or any(mount.is_wrong for mount in entries) else ExitCode.OK
-
-
-def _watch(mountpoint: str | None, *, alone: bool) -> int:
-    if not alone:
-        raise click.UsageError("--watch excludes --json and --wait")
-    if not sys.stdout.isatty():
-        raise click.UsageError("--watch needs a terminal; see --json for programs")
-    from shardfs.cli.status_watch import watch
-
-    with suppress(KeyboardInterrupt):
-        watch(mountpoint)
-    return ExitCode.OK
 
 
 def _status_of_source(source: str, *, wait: bool, as_json: bool, command_options: CommandOptions) -> int:
@@ -99,7 +81,7 @@ def _status_of_source(source: str, *, wait: bool, as_json: bool, command_options
             echo(f"{source}: {why}")
         return ExitCode.NOT_MOUNTED
     while wait and journal is not None and journal.owner is not None and journal.waiting:
-        time.sleep(LOOK_S)
+        time.sleep(INTERVAL_S)
         journal = recover.look_if_there(directory)
     waiting, owner = (journal.waiting, journal.owner) if journal is not None else ([], None)
     if as_json:

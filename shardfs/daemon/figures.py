@@ -1,4 +1,4 @@
-"""The figures of a mount: one table makes the checks of `status.json`, text, `--watch`, the status page and metrics.
+"""The figures of a mount: one table makes the checks of `status.json`, text, the status page and metrics.
 
 A figure is a number in a group of the snapshot (`Status.snapshot`), or a number for each value of a label. A new one
 needs a line in `FIGURES`, beside the code that counts.
@@ -34,17 +34,15 @@ class Kind(Enum):
 
 
 class Cell(NamedTuple):
-    """How `--watch` and the status page show a figure.
+    """How the status page shows a figure.
 
     Args:
         title: `{cache}` stands for the name of the cache.
         how: "value"; "rate" per second; or the name of another figure: the share of this one in the sum of both.
-        watched: also shown by `--watch`, whose line has little space.
     """
 
     title: str
     how: str = "value"
-    watched: bool = True
 
 
 class Figure(NamedTuple):
@@ -91,16 +89,6 @@ class Figure(NamedTuple):
             return str(value)
         return human_bytes(value) if self.unit == "bytes" else counted(value, self.unit)
 
-    def cell_text(self, cell: Cell, before: Values, now: Values, seconds: float) -> str:
-        """The text of a cell. `before`: the group `seconds` earlier."""
-        if cell.how == "value":
-            return self.text(now[self.name])
-        if cell.how == "rate":
-            rate = (self.total(now) - self.total(before)) / seconds
-            return f"{human_bytes(rate)}/s" if self.unit == "bytes" else f"{rate:.0f}/s"
-        both = now[self.name] + now[cell.how]
-        return f"{100 * now[self.name] / both:.1f} %" if both else "-"
-
 
 COUNTER = Kind.COUNTER
 GAUGE = Kind.GAUGE
@@ -111,7 +99,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("", "cpu", COUNTER, "seconds", "CPU time of the daemon.", "", metric="cpu_seconds_total"),
     Figure(
         "", "bytes_served", COUNTER, "bytes", "Bytes of files.", "served: {bytes_served}", always=True,
-        cells=(Cell("served", "rate"), Cell("served in all", watched=False)),
+        cells=(Cell("served", "rate"), Cell("served in all")),
     ),
     Figure(
         "", "requests", COUNTER, "request", "FUSE requests.", "requests: {requests}", always=True,
@@ -141,7 +129,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("store", "errors", COUNTER, "", "Operations that failed.", "errors of the store: {errors}", label="errno"),
     Figure(
         "store", "retries", COUNTER, "", "Further attempts.", "retries: {retries}; time-outs: {timeouts}",
-        cells=(Cell("retries", watched=False),),
+        cells=(Cell("retries"),),
     ),
     Figure("store", "timeouts", COUNTER, "", "Attempts without an answer.", ""),
     Figure(
@@ -166,7 +154,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "writing", "journal_bytes", GAUGE, "bytes", "Size of the journal.",
         "journal: {journal_bytes} of {journal_limit} in {journal}", always=True,
-        cells=(Cell("journal", watched=False),),
+        cells=(Cell("journal"),),
     ),
     Figure("writing", "journal_limit", GAUGE, "bytes", "Maximum size of the journal.", ""),
     Figure(
@@ -176,7 +164,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     Figure(
         "writing", "published_bytes", COUNTER, "bytes", "Bytes that were written to the source.", "",
-        cells=(Cell("published", "rate", watched=False),),
+        cells=(Cell("published", "rate"),),
     ),
     Figure("writing", "published_chunks", COUNTER, "chunk", "Chunks that were written to the source.", ""),
     Figure("writing", "published_shards", COUNTER, "shard", "Shards that were replaced.", ""),
@@ -235,27 +223,6 @@ def _text(figures: Mapping[str, Figure], values: Values, names: Mapping[str, str
     if relation:
         return f", {values[name] / values[other]:.2f} bytes for each" if values[name] and values[other] else ""
     return figures[name].text(values[name])
-
-
-def titles() -> list[str]:
-    """The headings of the cells of `--watch`, for the caches of every mount."""
-    watched = [cell.title for figure in FIGURES for cell in figure.cells if cell.watched]
-    return [title.format(cache=cache) for title in watched for cache in (CACHES if "{" in title else ("",))]
-
-
-CACHES = ("index", "chunk")
-"""The caches of a mount that `--watch` shows."""
-
-
-def cells(before: Values, now: Values, seconds: float) -> Iterator[str]:
-    """The texts below `titles`, from two snapshots `seconds` apart. "-" for a group that the mount does not have."""
-    for figure in FIGURES:
-        earlier = groups(figure, before)
-        present = groups(figure, now)
-        for cell in figure.cells:
-            for name in (CACHES if figure.group == "caches" else ("",)) if cell.watched else ():
-                has_both = name in earlier and name in present
-                yield figure.cell_text(cell, earlier[name], present[name], seconds) if has_both else "-"
 
 
 def metrics(snapshot: Values) -> Iterator[tuple[Figure, list[Row]]]:

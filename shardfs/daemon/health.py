@@ -1,4 +1,4 @@
-"""What is wrong with mounts, each with a remedy: for `shardfs doctor`, `shardfs status --watch` and the status page."""
+"""What is wrong with mounts, each with a remedy: for `shardfs doctor` and the status page."""
 
 from __future__ import annotations
 
@@ -65,20 +65,8 @@ def _writing(point: str, w: Mapping[str, Any]) -> Iterator[Diagnosis]:
         yield Diagnosis("writing", NOTE, f"{point}: the journal is almost full", fix)
 
 
-class MountView(NamedTuple):
-    """A mount and its problems, each with a remedy."""
-
-    mount: Mount
-    problems: list[Diagnosis]
-
-
-def mount_views() -> list[MountView]:
-    """Return the mounts that `shardfs status` shows to this user. Takes less than a second."""
-    return [MountView(m, [d for d in examine_mount(m) if d.state != OK]) for m in mounts()]
-
-
 class MountsReport:
-    """The result of `mount_views` as JSON. Thread-safe; it is made once a second at most, however many clients ask."""
+    """The mounts that this user sees, as JSON. Thread-safe; made once a second at most, however many clients ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -89,10 +77,12 @@ class MountsReport:
         """Return a JSON array with an object for each mount."""
         with self._lock:
             if time.monotonic() - self._made_at >= FRESH_S:
-                self._json = json.dumps([_as_dict(view) for view in mount_views()]).encode()
+                self._json = json.dumps(list(map(_described, mounts()))).encode()
                 self._made_at = time.monotonic()
             return self._json
 
 
-def _as_dict(view: MountView) -> dict[str, object]:
-    return {**view.mount._asdict(), "problems": [problem._asdict() for problem in view.problems]}
+def _described(mount: Mount) -> dict[str, object]:
+    """A mount with its problems, each with a remedy."""
+    problems = [diagnosis._asdict() for diagnosis in examine_mount(mount) if diagnosis.state != OK]
+    return {**mount._asdict(), "problems": problems}

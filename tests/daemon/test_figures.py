@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from itertools import count
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from shardfs.cli import status as status_verb
-from shardfs.cli import status_watch
 from shardfs.daemon import figures, status, status_server
 from shardfs.daemon.asking import Mount, MountState
 from shardfs.daemon.figures import FIGURES, Cell, Figure, Kind
-from shardfs.daemon.health import MountView
 from shardfs.daemon.mount_status import parse_status
 from shardfs.storage.counters import BOUNDS_S
+
+CACHES = ("index", "chunk")
 
 IN_NO_LINE = {"started", "cpu", "threads", "resident_bytes", "published_chunks", "orphans", "failing", "refused"}
 """Shown by the first lines of a mount, or by the paths of files; or in no text."""
@@ -38,7 +36,7 @@ def snapshot() -> dict[str, Any]:
         number = next(numbers)
         value: Any = {"x": number} if figure.label else f"because {number}" if figure.kind is Kind.FLAG else number
         groups[figure.group][figure.name] = value
-    caches = {name: groups["caches"] for name in figures.CACHES}
+    caches = {name: groups["caches"] for name in CACHES}
     return {**groups[""], "caches": caches, "store": groups["store"], "writing": groups["writing"]}
 
 
@@ -48,13 +46,6 @@ def value_of(figure: Figure, values: dict[str, Any]) -> Any:
 
 def text_of(values: dict[str, Any]) -> str:
     return "\n".join(status_verb._lines(Mount("/mnt", "x", MountState.ANSWERS, values)))
-
-
-def watched(before: dict[str, Any], now: dict[str, Any]) -> str:
-    console = Console(width=400, record=True, file=io.StringIO())
-    mount = Mount("/mnt", "x", MountState.ANSWERS, now)
-    console.print(status_watch.shown([MountView(mount, [])], {"/mnt": before}))
-    return console.export_text()
 
 
 def on_the_page() -> list[dict[str, Any]]:
@@ -85,7 +76,6 @@ def test_the_figure_is_zero_in_the_status_of_a_version_without_it() -> None:
         assert completed is not None
         assert not value_of(figure, completed)
         assert text_of(completed)
-        assert watched(completed, completed)
         assert list(figures.metrics(completed))
 
 
@@ -99,7 +89,7 @@ def test_the_metric() -> None:
         samples = [line for line in lines if re.match(rf"{name}[ {{]", line)]
         value = value_of(figure, values)
         wanted = value["x"] if figure.label else 1 if figure.kind is Kind.FLAG else value
-        assert len(samples) == (len(figures.CACHES) if figure.group == "caches" else 1)
+        assert len(samples) == (len(CACHES) if figure.group == "caches" else 1)
         assert all(sample.endswith(f" {wanted}") for sample in samples)
         assert not figure.label or f'{figure.label}="x"' in samples[0]
 
@@ -116,19 +106,13 @@ def test_the_text() -> None:
             assert figure.text(value_of(figure, values)) in text_of(values)
 
 
-def test_rates_shares_and_values_on_the_page_and_in_the_terminal() -> None:
-    before = snapshot()
-    now = {**snapshot(), "uptime": before["uptime"] + 2}
-    now["bytes_served"] += 3 << 20
-    text = watched(before, now)
-    assert text.index("1.5 MiB/s") < text.index("0/s")
+def test_rates_shares_and_values_on_the_page() -> None:
     page = on_the_page()
     for figure in FIGURES:
         for cell in figure.cells:
             assert {"group": figure.group, "name": figure.name, "how": cell.how}.items() <= next(
                 shown for shown in page if shown["title"] == cell.title
             ).items()
-            assert not cell.watched or cell.title.format(cache="index") in text
 
 
 @pytest.mark.parametrize("group", ["", "caches", "store", "writing"])
@@ -142,5 +126,4 @@ def test_a_new_figure_is_one_line(group: str, monkeypatch: pytest.MonkeyPatch) -
     assert parse_status(json.dumps(values).encode()) == values
     assert f"  sparks seen: {number} sparks" in text_of(values)
     assert f"# HELP shardfs_{new.metric_name} Sparks that the mount has seen." in list(status._metrics(values, {}))
-    assert f"{number} sparks" in watched(values, values)
     assert "sparks" in [cell["title"] for cell in on_the_page()]
