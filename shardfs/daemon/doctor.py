@@ -51,7 +51,7 @@ def examine_machine(options: Options) -> Iterator[Diagnosis]:
     yield _device()
     yield _fusermount()
     yield _libfuse()
-    yield from _packages()
+    yield _packages()
     yield _fuse_conf(options)
     yield _kernel_timeout(options)
     yield _descriptors()
@@ -97,37 +97,13 @@ def _libfuse() -> Diagnosis:
     return Diagnosis("libfuse", WRONG, "libfuse 3 is not installed", "apt install fuse3")
 
 
-def _packages() -> Iterator[Diagnosis]:
-    """Report whether the required packages are installed and recent enough, and the versions of the store packages."""
-    present = []
-    for name, minimum in _requirements():
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield Diagnosis("packages", WRONG, f"{name} is not installed", f"pip install '{name}>={minimum}'")
-            continue
-        if _numbers(version) < _numbers(minimum):
-            fix = f"pip install --upgrade '{name}>={minimum}'"
-            yield Diagnosis("packages", WRONG, f"{name} {version} is too old", fix)
-        present.append(f"{name} {version}")
-    for name in ("aiohttp", "s3fs", "gcsfs", "adlfs", "obstore"):
+def _packages() -> Diagnosis:
+    """The versions of the packages that read stores and chunks, for reports of problems."""
+    versions = []
+    for name in ("numpy", "numcodecs", "mfusepy", "fsspec", "aiohttp", "s3fs", "gcsfs", "adlfs", "obstore"):
         with suppress(metadata.PackageNotFoundError):
-            present.append(f"{name} {metadata.version(name)}")
-    yield Diagnosis("packages", OK, ", ".join(present))
-
-
-def _requirements() -> list[tuple[str, str]]:
-    """Names and minimum versions of the required packages, without those of extras."""
-    try:
-        lines = metadata.requires("shardfs") or []
-    except metadata.PackageNotFoundError:  # shardfs runs from a checkout
-        lines = [f"{name}>=0" for name in ("fsspec", "mfusepy", "numpy", "numcodecs")]
-    matches = (re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", line.strip()) for line in lines)
-    return [(match[1], match[2]) for match in matches if match]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
+            versions.append(f"{name} {metadata.version(name)}")
+    return Diagnosis("packages", OK, ", ".join(versions))
 
 
 def _fuse_conf(options: Options) -> Diagnosis:

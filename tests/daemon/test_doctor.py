@@ -10,7 +10,6 @@ import resource
 import shutil
 import socket
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,15 +91,11 @@ def test_libfuse(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (doctor._libfuse().state, doctor._libfuse().fix) == (WRONG, "apt install fuse3")
 
 
-def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = doctor._packages()
-    assert found.state == OK
-    assert f"fsspec {fsspec.__version__}" in found.message
-    assert "mfusepy " in found.message
-    monkeypatch.setattr(metadata, "requires", lambda name: ["numpy>=999", "none-such>=1", "dask>=9; extra == 'x'"])
-    old, missing, _ = doctor._packages()
-    assert (old.state, old.fix) == (WRONG, "pip install --upgrade 'numpy>=999'")
-    assert (missing.state, missing.fix) == (WRONG, "pip install 'none-such>=1'")
+def test_packages() -> None:
+    versions = doctor._packages()
+    assert versions.state == OK
+    assert f"fsspec {fsspec.__version__}" in versions.message
+    assert "mfusepy " in versions.message
 
 
 def test_user_allow_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_user: None) -> None:
