@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.job_options import executor_of, part_of, source_of_job, target_of_job
-from shardfs.cli.pack_regions import repack
 from shardfs.cli.printing import ProgressDisplay, echo, write_json
 from shardfs.cli.source_options import CommandOptions, decorated, given_options, source_options
 from shardfs.config import loading, parsers
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from shardfs.config.options import Options
     from shardfs.jobs.in_place import InPlaceRun
+    from shardfs.jobs.pack_job import PackJob
     from shardfs.jobs.runs import PackReport, Run
     from shardfs.jobs.shared_work import JobPart, JobSource
     from shardfs.model.values import Coords
@@ -110,7 +110,7 @@ def pack(
             raise click.UsageError(
                 "--regions needs none of --chunks-per-shard, --shard-size, --jobs, --dask and --part"
             )
-        return ExitCode.LEFT if repack(job, regions, options, as_json=as_json) else ExitCode.OK
+        return _repack(job, regions, options, as_json=as_json)
     return _run(source, lambda: PackRun(job, part, options.journal), jobs, dask, as_json=as_json)
 
 
@@ -204,7 +204,41 @@ def _run(source: str, prepare: Callable[[], Run], jobs: int, dask: str | None, *
         except KeyboardInterrupt:
             echo("interrupted: repeat the command to continue", err=True)
             raise
-    return output.end()
+    return output.print_counts()
+
+
+def _repack(job: PackJob, file: str, options: Options, *, as_json: bool) -> int:
+    """Replace the chunks that a file of regions names in existing shards; return the exit code."""
+    from shardfs.jobs.pack_regions import Repacking
+    from shardfs.jobs.regions import ExpectedError
+    from shardfs.jobs.runs import PackReport
+
+    try:
+        work = Repacking(job, file, options)
+    except ExpectedError as e:
+        raise click.UsageError(f"--regions {file}: {e}") from e
+    total, problems = PackReport(), 0
+    for report in work.run():
+        total.shards += report.shards
+        total.files += report.files
+        total.nbytes += report.nbytes
+        problems += _print_problems(report, as_json=as_json)
+    if as_json:
+        counts = {"chunks": total.files, "shards": total.shards, "bytes": total.nbytes}
+        write_json({"type": "end", **counts, "problems": problems})
+    else:
+        echo(f"{total.files:,} chunks replaced in {total.shards:,} shards ({human_bytes(total.nbytes)})")
+    return ExitCode.LEFT if problems else ExitCode.OK
+
+
+def _print_problems(report: PackReport, *, as_json: bool) -> int:
+    """Print the problems of a report; return the number of those that leave the job unfinished."""
+    for problem in report.problems:
+        if as_json:
+            write_json({"type": "problem", "path": problem.path, "why": problem.why, "failed": problem.damaged})
+        else:
+            echo(f"{problem.path or '/'}: {problem.why}", err=True)
+    return sum(problem.damaged for problem in report.problems)
 
 
 class _JobOutput:
@@ -221,14 +255,9 @@ class _JobOutput:
         self._nbytes += report.nbytes
         if report.files:
             self.progress.advance(report.files, report.nbytes)
-        for problem in report.problems:
-            self._problems += problem.damaged
-            if self._as_json:
-                write_json({"type": "problem", "path": problem.path, "why": problem.why, "failed": problem.damaged})
-            else:
-                echo(f"{problem.path or '/'}: {problem.why}", err=True)
+        self._problems += _print_problems(report, as_json=self._as_json)
 
-    def end(self) -> int:
+    def print_counts(self) -> int:
         """Print the counts; return the exit code."""
         work = self._work
         if self._as_json:
