@@ -51,7 +51,7 @@ def compact(source: str, dry_run: bool, as_json: bool, command_options: CommandO
                     totals.problem(outcome)
                     outcome = 0
                 totals.shard(work, outcome)
-    totals.end(dry_run)
+    totals.print_counts(dry_run)
     return ExitCode.LEFT if totals.faults else ExitCode.OK
 
 
@@ -80,7 +80,7 @@ class _Totals:
             write_json({"type": "shard", "shard": work.key, "size": size, "dead": dead, "saved": saved})
         self._show_progress(f"{counted(self.shards, 'shard')}, {human_bytes(self.saved or self.dead)}")
 
-    def end(self, dry_run: bool) -> None:
+    def print_counts(self, dry_run: bool) -> None:
         if self._as_json:
             write_json({"type": "end", "shards": self.shards, "dead": self.dead, "saved": self.saved})
         elif dry_run:

@@ -49,7 +49,7 @@ def install(user: bool, dry_run: bool, root: str, programs: str | None, force: b
         if item.is_there():
             _print(item, "is up to date")
         else:
-            _change(item, item.place, "installed", user=user, dry_run=dry_run)
+            _change(item, item.install, "installed", user=user, dry_run=dry_run)
     if not dry_run and not root:
         reload_manager(user=user)
     return ExitCode.OK

@@ -191,14 +191,14 @@ def flush(path: str, timeout: str) -> int:
     if mountpoint is None:
         raise MountError(errno.EINVAL, "is not on a mount of shardfs: `shardfs status` lists the mounts", path)
 
-    def look() -> None:
+    def progress() -> None:
         for mount in asking.mounts(mountpoint) if sys.stderr.isatty() else ():
             if mount.writing:
                 show_progress(f"{counted(mount.writing['dirty_chunks'], 'chunk')} left")
 
     try:
         with waiting("publishing") as show_progress:
-            asking.flush(path, parsers.positive_seconds(timeout), look)
+            asking.flush(path, parsers.positive_seconds(timeout), progress)
     except OSError as e:
         if e.errno in (errno.EROFS, errno.ENOTSUP):
             raise click.UsageError(f"{mountpoint} is mounted read-only: mount it with --rw to write") from None

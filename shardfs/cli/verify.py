@@ -72,7 +72,7 @@ def verify(
                 output.problem(finding)
             for report in reports:
                 output.report(report)
-        return ExitCode.DAMAGED if output.end(deep) else ExitCode.OK
+        return ExitCode.DAMAGED if output.print_counts(deep) else ExitCode.OK
 
 
 def _print_regions(
@@ -158,7 +158,7 @@ class _Output:
     def _findings(self) -> int:
         return self._problems + sum(t.findings for t in self._tallies.values())
 
-    def end(self, deep: bool) -> int:
+    def print_counts(self, deep: bool) -> int:
         """Print the counts; return the number of findings."""
         for path, tally in self._tallies.items():
             if self._as_json:

@@ -121,10 +121,10 @@ class EncodedChunks:
 
     # ---- from bytes to elements ----
 
-    def begin(self, cell: Coords, data: bytes) -> tuple[int, Coords]:
+    def parse_header(self, cell: Coords, data: bytes) -> tuple[int, Coords]:
         """The position of the payload, and the shape of the elements in it. Raise ValueError for a wrong header."""
         if self.encoding.frame == "n5":
-            return self._n5_begin(data)
+            return self._parse_n5_header(data)
         if self.encoding.frame == "bcolz" and not data.startswith(BCOLZ_HEADER[:4]):
             raise ValueError(f"a bcolz chunk begins with {BCOLZ_HEADER[:4].hex()}, found {data[:4].hex()}")
         start = self.header_size
@@ -137,7 +137,7 @@ class EncodedChunks:
         rows, remainder = divmod(nbytes, self._nbytes((1, *inside[1:])))
         return start, inside if remainder or not 0 < rows <= whole[0] else (rows, *inside[1:])
 
-    def _n5_begin(self, data: bytes) -> tuple[int, Coords]:
+    def _parse_n5_header(self, data: bytes) -> tuple[int, Coords]:
         header = n5_blocks.parse_header(data)
         header.require_within(self.array.chunk[::-1])
         if header.elements != math.prod(header.shape):
@@ -159,7 +159,7 @@ class EncodedChunks:
 
         Compressed data are decoded only if their headers do not have the decoded size.
         """
-        start, shape = self.begin(cell, data)
+        start, shape = self.parse_header(cell, data)
         inside = self.clipped_shape(cell)
         if not self.has_rows and any(n < m for n, m in zip(shape, inside, strict=True)):
             raise ValueError(f"a chunk of {shape} is too small: the array has {inside} elements there")
@@ -168,7 +168,7 @@ class EncodedChunks:
 
     def require_no_more(self, cell: Coords, data: bytes) -> None:
         """Raise ValueError if a chunk has rows for a longer array. A full chunk may be padded instead."""
-        rows, inside = self.begin(cell, data)[1][0], self.clipped_shape(cell)[0]
+        rows, inside = self.parse_header(cell, data)[1][0], self.clipped_shape(cell)[0]
         if inside < rows < self.array.chunk[0]:
             raise ValueError(f"a chunk of {rows} rows is too large: the array has {inside} there; resize it first")
 

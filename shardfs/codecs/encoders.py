@@ -15,6 +15,7 @@ from shardfs.codecs.decoders import NOT_IN_BLOSC, SAME_SIZE, ZSTD_MAGIC, decode
 from shardfs.codecs.fast_zlib import zlib
 from shardfs.codecs.zlib_streams import MAX_DECODED, PRECOMPUTED_LEVEL, gunzip
 from shardfs.model.arrays import Codec
+from shardfs.model.collection import Transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,8 +27,8 @@ DEFLATE_RATIO = 1032
 """Deflated data cannot be decoded to more bytes than this multiple of theirs."""
 
 
-class Gunzip:
-    """A `model.Transform` for chunks that are stored as gzip and shown decompressed.
+class Gunzip(Transform):
+    """For chunks that are stored as gzip and shown decompressed.
 
     Args:
         size_of: returns the decompressed sizes of chunks (n, d), if the encoding fixes these sizes.

@@ -292,7 +292,7 @@ class _Blocks:
             same_bits = np.flatnonzero(self._bits == bits)
             for start in range(0, len(same_bits), step):
                 blocks = same_bits[start : start + step]
-                self._put(blocks, self._values(blocks, self._index(blocks, bits)))
+                self._fill(blocks, self._values(blocks, self._index(blocks, bits)))
 
     def _index(self, blocks: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.uint32]:
         """Indices into the tables, for all voxels of the blocks; with 0 bits one index for each block."""
@@ -313,7 +313,7 @@ class _Blocks:
             values = values | self._words[at + 1].astype(np.uint64) << np.uint64(32)
         return values
 
-    def _put(self, blocks: npt.NDArray[np.int64], values: Elements) -> None:
+    def _fill(self, blocks: npt.NDArray[np.int64], values: Elements) -> None:
         shape = self._block if values.shape[1] > 1 or self._voxels == 1 else (1, 1, 1)
         corners = np.stack(np.unravel_index(blocks, self._grid), axis=1) * self._block
         for (z, y, x), part in zip(corners.tolist(), values.reshape(-1, *shape), strict=True):

@@ -86,7 +86,7 @@ class Sandbox:
         finally:
             self._free.put(worker)
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill all processes, also under a call. The next call starts another."""
         for worker in self._workers:
             worker.kill()
@@ -98,7 +98,7 @@ class Sandbox:
             worker.close()
             self._free.put(worker)
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """Leave the processes to the parent after a fork: answers would go to either process."""
         for worker in self._workers:
             worker.abandon()
@@ -226,5 +226,5 @@ SANDBOXES: Mapping[str, Sandbox] = {
 """The modules that damaged data can crash, or that allocate what a header says, and the processes in which they run."""
 
 for _sandbox in SANDBOXES.values():
-    atexit.register(_sandbox.end)
-    os.register_at_fork(after_in_child=_sandbox.forget)
+    atexit.register(_sandbox.kill)
+    os.register_at_fork(after_in_child=_sandbox.abandon)

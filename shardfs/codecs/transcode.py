@@ -19,13 +19,13 @@ from shardfs.codecs.encoded_chunks import EncodedChunks, fill_element, without_c
 from shardfs.codecs.encoders import encode, gzip_of_zlib, zlib_of_gzip
 from shardfs.codecs.zlib_streams import MAX_DECODED
 from shardfs.model.arrays import Codec
+from shardfs.model.collection import Filler, Transform
 from shardfs.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardfs.model.arrays import Array, ChunkEncoding
-    from shardfs.model.collection import Transform
     from shardfs.model.values import U64, Coords, Sizes
 
 ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
@@ -125,7 +125,7 @@ class _Conversion:
         """The chunk in the other encoding. Raise ValueError, with the reason, if `data` cannot be this chunk."""
         source = self._source
         target = self._target
-        start, shape = source.begin(cell, data)
+        start, shape = source.parse_header(cell, data)
         if shape == target.shape(cell) and self.passes and not self._is_always_made(cell):
             payload: bytes | memoryview | None = source.payload(data, start)
             if self._rewrap is not None and payload is not None:
@@ -168,8 +168,8 @@ class ClippedBlockError(ValueError):
         super().__init__("the chunk was stored before the array grew, and has another size than listed; open it again")
 
 
-class Transcoder:
-    """A `model.Transform` between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded.
+class Transcoder(Transform):
+    """Converts chunks between encodings. Raise UnsupportedError if shardfs cannot decode what must be decoded.
 
     Args:
         compress: really compress shown chunks that must be decoded.
@@ -178,6 +178,8 @@ class Transcoder:
         clipped: axes, and the positions on them of chunks that may be stored clipped, although they are inside of the
             array. Then they must be padded, and their sizes do not follow from their stored sizes.
     """
+
+    unwritable: str | None = None
 
     def __init__(self, array: Array, encoding: ChunkEncoding, *, compress: bool = False) -> None:
         self._stored = EncodedChunks(array, array.encoding, compress=True)
@@ -233,7 +235,7 @@ class Transcoder:
         listed = self.sizes(np.array([coords], np.uint64), np.array([len(stored_bytes)], np.int64))[0]
         if len(shown_bytes) != listed >= 0:  # programs may already have seen the listed size
             if self._stored.encoding.frame == "n5":
-                shape, inside = self._stored.begin(cell, stored_bytes)[1], self._stored.clipped_shape(cell)
+                shape, inside = self._stored.parse_header(cell, stored_bytes)[1], self._stored.clipped_shape(cell)
                 raise ClippedBlockError({(a, c) for a, c in enumerate(cell) if shape[a] < inside[a]})
             wanted = f"{self._stored.array.chunk} {self._stored.array.data_type}"
             raise ValueError(f"{len(stored_bytes)} stored bytes cannot be a chunk of {wanted}")
@@ -261,8 +263,8 @@ class Transcoder:
         return bool(is_made and keeps_edges and self._shown.sizes(cells)[0] == len(shown_bytes))
 
 
-class FillValue:
-    """A `model.Filler` that makes chunks full of the array's fill value.
+class FillValue(Filler):
+    """Makes chunks full of the array's fill value.
 
     Raise UnsupportedError, with the reason, if chunks are too large, or the parameters of a codec are invalid.
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from shardfs.storage.mount_table import MountInfo
 
-LOOK_S = 0.5
+INTERVAL_S = 0.5
+"""Seconds between the calls of `progress` in `flush`."""
 
 PATIENCE_S = 0.7
 """Seconds to wait for the answers of all mounts together."""
@@ -204,8 +205,8 @@ class Probe:
         return code == 0
 
 
-def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) -> None:
-    """Make a mount publish all data written at or below `path`. Calls `look` regularly while waiting.
+def flush(path: str, seconds: float, progress: Callable[[], object] = lambda: None) -> None:
+    """Make a mount publish all data written at or below `path`. Calls `progress` regularly while waiting.
 
     Raise OSError with the first failure. Raise TimeoutError after `seconds`, also if the mount does not answer at all.
     """
@@ -214,8 +215,8 @@ def flush(path: str, seconds: float, look: Callable[[], object] = lambda: None) 
     code = None
     while code is None and time.monotonic() < end:
         with suppress(subprocess.TimeoutExpired):
-            code = question.wait(LOOK_S)
-        look()
+            code = question.wait(INTERVAL_S)
+        progress()
     if code is None:
         question.kill()  # no effect while the process waits uninterruptibly
         why = f"the mount does not answer within {seconds + GRACE_S:g} s; see `shardfs doctor`"

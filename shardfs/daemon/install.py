@@ -61,7 +61,7 @@ class Item:
         except OSError:
             return None
 
-    def place(self) -> None:
+    def install(self) -> None:
         """Install the item atomically, replacing any file or link at its path."""
         if self.target is not None and not self.target.exists():
             why = "does not exist; --programs names the directory of the programs"

@@ -53,7 +53,7 @@ class MountArguments:
     dead: MountInfo | None = None
 
     @property
-    def shown(self) -> str:
+    def source_name(self) -> str:
         """The name of the source for findmnt and messages, without secrets."""
         return self.options.fsname or public_name(self.source)
 
@@ -69,9 +69,9 @@ def serve_in_foreground(arguments: MountArguments, ready: Callable[[], object]) 
     manager = systemd.from_environment(os.environ)
 
     def answering(status: Status) -> None:
-        log.info("%s is mounted on %s", arguments.shown, arguments.mountpoint)
+        log.info("%s is mounted on %s", arguments.source_name, arguments.mountpoint)
         ready()
-        words = f"{arguments.shown} on {arguments.mountpoint}"
+        words = f"{arguments.source_name} on {arguments.mountpoint}"
         if manager is not None:
             manager.watch(arguments.mountpoint, lambda: f"serving {words}: {status.line()}")
 
@@ -101,14 +101,14 @@ def serve(
     from shardfs.storage.source_locks import canonical
 
     options = arguments.options
-    settings = FuseSettings.of(options)
+    settings = FuseSettings.from_options(options)
     server = Server(settings, AccessLog.open(options.access_log) if options.access_log else None)
     web = _listening(options.metrics_addr)
     local_source = canonical(arguments.source)
     jobs = list(unfinished_jobs(local_source))
     tree, writing = open_mounted(arguments.source, arguments.mountpoint, options, server.waiting)
     gc.freeze()
-    mount_options = [*settings.options(), f"fsname={arguments.shown}", "subtype=shardfs"]
+    mount_options = [*settings.options(), f"fsname={arguments.source_name}", "subtype=shardfs"]
     session = Session(mount_options, settings.max_background())
     signals = Signals()  # before the mount: a signal after it would leave a mount without a daemon
     try:
@@ -117,7 +117,7 @@ def serve(
         for job in set(unfinished_jobs(local_source)).difference(jobs):
             raise job.busy(job.root)
         session.negotiate()
-        facts = {"source": arguments.shown, "mountpoint": arguments.mountpoint, "layout": options.layout}
+        facts = {"source": arguments.source_name, "mountpoint": arguments.mountpoint, "layout": options.layout}
         if web is not None:
             facts["metrics_addr"] = web.address
         status = Status(server, tree, facts, writing)

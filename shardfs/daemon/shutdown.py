@@ -22,7 +22,7 @@ STALL_S = 300.0
 """Seconds that publishing may make no progress after the unmount."""
 
 A_DAY_S = 86_400.0
-LOOK_S = 0.25
+INTERVAL_S = 0.25
 COUNT_EVERY = 8
 NAMED = 20
 """At most this many of the remaining files are named in the log."""
@@ -97,13 +97,13 @@ def drain(
     thread.start()
     fewest = len(writing.left())
     end = time.monotonic() + (HURRIED_S if hurried else STALL_S)
-    for look in itertools.count():
-        if thread.has_closed.wait(LOOK_S) or time.monotonic() >= end:
+    for turn in itertools.count():
+        if thread.has_closed.wait(INTERVAL_S) or time.monotonic() >= end:
             break
         if signalled(0) and not hurried:
             hurried = True
             end = time.monotonic() + HURRIED_S
-        if look % COUNT_EVERY:  # `left` may list a million files, and blocks the publishing thread meanwhile
+        if turn % COUNT_EVERY:  # `left` may list a million files, and blocks the publishing thread meanwhile
             continue
         n = len(writing.left())
         if n < fewest and not hurried:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 """Seconds to wait for a mount to report its daemon."""
 
-LOOK_S = 0.2
+INTERVAL_S = 0.2
 NAMED = 20
 """At most this many files or processes are named in a message."""
 
@@ -145,7 +145,7 @@ def _await_end(process: int, seconds: float, journal: str | None, progress: Call
         if segments != before:
             before = segments
             end = time.monotonic() + seconds
-        wait = min(LOOK_S, end - time.monotonic()) if journal else seconds
+        wait = min(INTERVAL_S, end - time.monotonic()) if journal else seconds
         if poller.poll(max(wait, 0) * 1000):
             return True
         if time.monotonic() >= end:
@@ -213,7 +213,7 @@ def _unmount_within(seconds: float, mountpoint: str, *, lazy: bool) -> None:
         except OSError as e:
             if e.errno != errno.EBUSY or time.monotonic() >= end:
                 raise
-        time.sleep(LOOK_S)
+        time.sleep(INTERVAL_S)
 
 
 def _users(mountpoint: str) -> str:

@@ -164,17 +164,17 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if not entry.directory:
             return [_info(path, entry) if detail else path]
         if detail:
-            return list(self._entries(path, entry.number))
+            return list(self._details(path, entry.number))
         names = (name for batch in self.tree.scan(entry.number) for name in batch.names.tolist())
         return [f"{path}/{os.fsdecode(name)}" for name in names]
 
-    def _entries(self, path: str, number: int) -> Iterator[dict[str, Any]]:
+    def _details(self, path: str, number: int) -> Iterator[dict[str, Any]]:
         for batch in self.tree.scan(number):
             columns = (batch.names, batch.numbers, batch.directories, batch.sizes, batch.mtimes_ns)
             for name, *fields in zip(*(column.tolist() for column in columns), strict=True):
-                yield self._entry(f"{path}/{os.fsdecode(name)}", number, name, Attributes(*fields))
+                yield self._detail(f"{path}/{os.fsdecode(name)}", number, name, Attributes(*fields))
 
-    def _entry(self, path: str, parent: int, name: bytes, listed: Attributes) -> dict[str, Any]:
+    def _detail(self, path: str, parent: int, name: bytes, listed: Attributes) -> dict[str, Any]:
         """The details of one listed entry. Looks up a size that the listing lacks; the size is None if this fails."""
         if listed.size >= 0:
             return _info(path, listed)

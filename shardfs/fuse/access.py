@@ -74,13 +74,13 @@ class RecordingDevice(Device):
             except Postponed:  # the request is answered later, from its beginning, and gets its line then
                 raise
             except BaseException as e:
-                self._write(line, errno_of(e), start)
+                self._record(line, errno_of(e), start)
                 raise
-            self._write(line, self._errno, start)
+            self._record(line, self._errno, start)
 
         return answer
 
-    def _write(self, line: dict[str, object], number: int, start: float) -> None:
+    def _record(self, line: dict[str, object], number: int, start: float) -> None:
         seconds = round(time.monotonic() - start, 7)
         self._log.write({**line, "errno": number, "bytes": self._bytes, "seconds": seconds})
 

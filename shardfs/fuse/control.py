@@ -122,12 +122,14 @@ class ControlReplies:
     def send_entry(self, unique: int, parent: int, name: bytes) -> None:
         """Reply to LOOKUP. Raise FileNotFoundError."""
         number, directory, length, mtime_ns, _, _ = self.files.lookup(parent, name)
-        reply = self._encoder.entry(unique, number, directory, length, mtime_ns)
+        reply = self._encoder.entry_reply(unique, number, directory, length, mtime_ns)
         if not self._device.send(protocol.with_inode(reply, inode(number))):
             self.files.forget(number)
 
     def send_attributes(self, unique: int, number: int) -> None:
         """Reply to GETATTR."""
         attributes = self.files.attributes(number)
-        reply = self._encoder.attributes(unique, number, attributes.directory, attributes.size, attributes.mtime_ns)
+        reply = self._encoder.attributes_reply(
+            unique, number, attributes.directory, attributes.size, attributes.mtime_ns
+        )
         self._device.send(protocol.with_inode(reply, inode(number)))

@@ -7,7 +7,7 @@ import io
 import logging
 import mmap
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shardfs.fuse import protocol
 from shardfs.storage.counters import RequestTally
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     """Answers one kind of request. Arguments: the request's unique number, its node number, its length in bytes."""
 
 log = logging.getLogger("shardfs.fuse")
+
+
+class Requests(Protocol):
+    """Requests of some kinds to one tree, answered by one thread."""
+
+    def handlers(self) -> dict[int, Handler]:
+        """The handler of each kind, by opcode. A handler sends one reply, or raises what the reply is made of."""
 
 
 class Device:

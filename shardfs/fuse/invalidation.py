@@ -37,7 +37,7 @@ class AttributeCache:
     """Attributes of files between a LOOKUP and the READs that follow. An entry never outlives a change of its file.
 
     Each change increments `stamp` after the change was made and before it is answered. Attributes that were requested
-    before that increment may be outdated, so `keep` ignores them. `entries` may be read without the lock.
+    before that increment may be outdated, so `record` ignores them. `entries` may be read without the lock.
 
     Attributes:
         dropping: files whose pages the kernel is about to drop, because a notice is queued; `ANY` stands for many
@@ -50,8 +50,8 @@ class AttributeCache:
         self.stamp = 0
         self._lock = threading.Lock()
 
-    def keep(self, stamp: int, attributes: Attributes) -> None:
-        """Keep attributes that were requested when the stamp had this value."""
+    def record(self, stamp: int, attributes: Attributes) -> None:
+        """Record attributes that were requested when the stamp had this value."""
         with self._lock:
             if stamp != self.stamp:
                 return
@@ -59,7 +59,7 @@ class AttributeCache:
                 self.entries.clear()
             self.entries[attributes.number] = attributes
 
-    def changed(self, number: int | None = None) -> None:
+    def invalidate(self, number: int | None = None) -> None:
         """Drop the attributes of a changed file; of all files if `number` is None."""
         with self._lock:
             self.stamp += 1
@@ -68,7 +68,7 @@ class AttributeCache:
             else:
                 self.entries.pop(number, None)
 
-    def release(self) -> None:
+    def evict(self) -> None:
         """Drop all attributes, and with them the files that they keep open. They stay valid."""
         with self._lock:
             self.entries.clear()
@@ -100,7 +100,7 @@ class Notices:
 
     def start(self) -> None:
         """Start the thread that sends queued messages. Raise RuntimeError if it cannot be started."""
-        threading.Thread(target=self._work, name="shardfs-notices", daemon=True).start()
+        threading.Thread(target=self._send_queued, name="shardfs-notices", daemon=True).start()
 
     def queue(self, messages: Iterable[bytes], sent: Callable[[], None] = nothing) -> None:
         """Have a thread of its own send the messages, and call `sent` then; never blocks."""
@@ -110,7 +110,7 @@ class Notices:
         """Have the kernel look up names in a directory again, and all names below them; never blocks."""
         self.queue((protocol.invalidate_entry(parent, name) for name in names), sent)
 
-    def _work(self) -> None:
+    def _send_queued(self) -> None:
         alive = True
         while alive:
             messages, sent = self._queue.get()
@@ -150,7 +150,7 @@ class ResizedFiles:
             self.numbers.clear()
         self.numbers.add(number)
 
-    def note(self, numbers: U64) -> None:
+    def invalidate(self, numbers: U64) -> None:
         """Have the kernel ask for the attributes of these files again. To be called before their bytes are sent."""
         if len(self.numbers) + len(numbers) > MAX_RESIZED:
             self.numbers.clear()
@@ -158,7 +158,7 @@ class ResizedFiles:
         for number in numbers.tolist():
             self.send(protocol.invalidate_attributes(number))
 
-    def told(self, numbers: Iterable[int]) -> None:
+    def remove(self, numbers: Iterable[int]) -> None:
         """Note that the kernel gets the present attributes of these files."""
         self.numbers.difference_update(numbers)
 

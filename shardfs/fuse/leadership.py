@@ -126,12 +126,12 @@ class Leadership:
         """Start an idle thread. Only the leader calls this."""
         loop = self._make_loop()
         name = f"shardfs-{len(self._loops) + 1}"
-        threading.Thread(target=self._work, args=(loop,), name=name, daemon=True).start()
+        threading.Thread(target=self._serve, args=(loop,), name=name, daemon=True).start()
         with self._mutex:  # the new thread waits for leadership until it is counted
             self._loops.append(loop)
             self._idle += 1
 
-    def _work(self, loop: RequestLoop) -> None:
+    def _serve(self, loop: RequestLoop) -> None:
         self._thread.loop = loop
         while self._lead(loop):
             while (request := self._next_postponed()) is not None:

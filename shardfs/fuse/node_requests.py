@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.fuse import control, protocol
+from shardfs.fuse.device import Requests
 from shardfs.fuse.invalidation import CAPACITY
 from shardfs.model.errors import MayAppearError, ShardfsError
 from shardfs.model.version import __version__
@@ -29,7 +30,7 @@ _USAGE = ("user.shardfs.live", "user.shardfs.dead")
 _CAPABILITIES = b"security.capability"
 
 
-class NodeRequests:
+class NodeRequests(Requests):
     """LOOKUP and GETATTR on a read-only mount, for one thread.
 
     `recent`, shared by all threads, keeps attributes between the LOOKUP or GETATTR of a file and its READs.
@@ -54,7 +55,7 @@ class NodeRequests:
     def handlers(self) -> dict[int, Handler]:
         return {protocol.LOOKUP: self._lookup_handler(), protocol.GETATTR: self._getattr}
 
-    def attributes(self, number: int) -> Attributes:
+    def attributes_for_reads(self, number: int) -> Attributes:
         """The attributes of a file, which READs may use from now on."""
         if number >= control.DIRECTORY:
             return self._control.files.attributes(number)
@@ -70,7 +71,7 @@ class NodeRequests:
         send = self._device.send
         encoder = self._device.encoder
         recent = self._recent
-        entry = encoder.entry
+        entry = encoder.entry_reply
         is_control_name = control.is_control_name
         lookup = self._tree.lookup
         remember = self._tree.remember
@@ -90,10 +91,10 @@ class NodeRequests:
                     attributes = lookup(parent, bytes(request[begin : size - 1]))
             except FileNotFoundError:
                 errors[absent] += 1
-                send(encoder.absent(unique))
+                send(encoder.absent_reply(unique))
                 return
             except (OSError, ShardfsError) as e:
-                number, reply = unreadable.entry(unique, parent, bytes(request[begin : size - 1]), e)
+                number, reply = unreadable.entry_reply(unique, parent, bytes(request[begin : size - 1]), e)
                 send_counted(number, reply)
                 return
             number, directory, length, mtime_ns, _, mode = attributes
@@ -121,16 +122,16 @@ class NodeRequests:
             return
         self._resized.numbers.discard(number)  # before: another thread may find a newer version meanwhile
         try:
-            _, directory, size, mtime_ns, _, mode = self.attributes(number)
+            _, directory, size, mtime_ns, _, mode = self.attributes_for_reads(number)
         except (OSError, ShardfsError) as e:
-            self._device.send(self._unreadable.attributes(unique, number, e))
+            self._device.send(self._unreadable.attributes_reply(unique, number, e))
             return
         encoder = self._device.encoder
-        reply = encoder.attributes(unique, number, directory, size, mtime_ns)
+        reply = encoder.attributes_reply(unique, number, directory, size, mtime_ns)
         self._device.send(encoder.attributes_with_mode(reply, mode) if mode else reply)
 
 
-class WritableNodeRequests:
+class WritableNodeRequests(Requests):
     """LOOKUP and GETATTR on a writable mount, where files may have modes of their own. For one thread.
 
     Args:
@@ -158,18 +159,18 @@ class WritableNodeRequests:
     def handlers(self) -> dict[int, Handler]:
         return {protocol.LOOKUP: self._lookup, protocol.GETATTR: self._getattr}
 
-    def attributes(self, number: int) -> Attributes:
+    def attributes_for_reads(self, number: int) -> Attributes:
         """The attributes of a file, which READs may use until the file changes."""
         if number >= control.DIRECTORY:
             return self._control.files.attributes(number)
         stamp = self._cache.stamp
         attributes = self._tree.attributes(number)
-        self._cache.keep(stamp, attributes)
+        self._cache.record(stamp, attributes)
         return attributes
 
     def send_attributes(self, unique: int, attributes: Attributes) -> None:
         """Reply to GETATTR and SETATTR."""
-        reply = self._device.encoder.attributes(
+        reply = self._device.encoder.attributes_reply(
             unique, attributes.number, attributes.directory, attributes.size, attributes.mtime_ns
         )
         if attributes.mode:
@@ -188,7 +189,7 @@ class WritableNodeRequests:
         return self._send_counted(attributes.number, reply)
 
     def _entry(self, unique: int, attributes: Attributes) -> bytearray:
-        reply = self._device.encoder.entry(
+        reply = self._device.encoder.entry_reply(
             unique, attributes.number, attributes.directory, attributes.size, attributes.mtime_ns
         )
         return self._device.encoder.entry_with_mode(reply, attributes.mode) if attributes.mode else reply
@@ -217,14 +218,14 @@ class WritableNodeRequests:
             self._device.tally.errors[protocol.LOOKUP, errno.ENOENT] += 1
             may_appear = isinstance(failure, MayAppearError)
             self._device.send(
-                protocol.error(unique, errno.ENOENT) if may_appear else self._device.encoder.absent(unique)
+                protocol.error(unique, errno.ENOENT) if may_appear else self._device.encoder.absent_reply(unique)
             )
             return
         except (OSError, ShardfsError) as e:
-            self._send_counted(*self._unreadable.entry(unique, parent, name, e))
+            self._send_counted(*self._unreadable.entry_reply(unique, parent, name, e))
             return
         self._resized.numbers.discard(attributes.number)
-        self._cache.keep(stamp, attributes)
+        self._cache.record(stamp, attributes)
         self.send_entry(unique, attributes)
 
     def _getattr(self, unique: int, number: int, _size: int) -> None:
@@ -232,9 +233,9 @@ class WritableNodeRequests:
             self._control.send_attributes(unique, number)
             return
         try:
-            attributes = self.attributes(number)
+            attributes = self.attributes_for_reads(number)
         except (OSError, ShardfsError) as e:
-            self._device.send(self._unreadable.attributes(unique, number, e))
+            self._device.send(self._unreadable.attributes_reply(unique, number, e))
             return
         self._resized.numbers.discard(number)
         self.send_attributes(unique, attributes)
@@ -261,7 +262,7 @@ def forget_handlers(tree: FileTree, files: control.Control, request: memoryview,
     return {protocol.FORGET: forget, protocol.BATCH_FORGET: batch_forget}
 
 
-class XattrRequests:
+class XattrRequests(Requests):
     """GETXATTR and LISTXATTR, for one thread."""
 
     def __init__(self, tree: FileTree, device: Device) -> None:

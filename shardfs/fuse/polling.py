@@ -21,7 +21,7 @@ class Polling:
     """Polls for the requests of one mount. Only the leader calls it.
 
     Args:
-        look: returns at once whether a request can be read; its argument is a time-out of 0.
+        is_ready: returns at once whether a request can be read; its argument is a time-out of 0.
         poll_us: the longest time to poll for one request; 0 turns polling off, as does a process with a single CPU.
         is_alone: returns whether no other thread works on a request.
     """
@@ -30,8 +30,8 @@ class Polling:
     """Polling takes at most this share of one CPU, and this time in addition."""
     MOST_MISSES = 10
 
-    def __init__(self, look: Callable[[int], object], poll_us: int, is_alone: Callable[[], bool]) -> None:
-        self._look = look
+    def __init__(self, is_ready: Callable[[int], object], poll_us: int, is_alone: Callable[[], bool]) -> None:
+        self._is_ready = is_ready
         self._is_alone = is_alone
         self._poll_s = min(poll_us / 1e6, self.BURST_S) if len(os.sched_getaffinity(0)) > 1 else 0.0
         self._misses = 0
@@ -50,7 +50,7 @@ class Polling:
         ready: object = False
         while not ready and now - start < self._poll_s:
             os.sched_yield()  # the client may need this CPU
-            ready, now = self._look(0), clock()
+            ready, now = self._is_ready(0), clock()
         self._credit_s -= now - start
         if now - start > 2 * self._poll_s:  # another program needed this CPU
             self._misses = self.MOST_MISSES

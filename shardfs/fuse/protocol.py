@@ -198,7 +198,7 @@ def _timeout(seconds: float) -> tuple[int, int]:
 class Encoder:
     """Makes the replies that describe files, given the attributes that all files of a mount share.
 
-    For one thread: the next call of `entry`, `attributes` or `absent` overwrites the reply.
+    For one thread: the next call of `entry_reply`, `attributes_reply` or `absent_reply` overwrites the reply.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Encoder:
         self._timeouts = struct.pack("=QQQII", 0, *timeouts)
         self._shared = [struct.pack("=IIIIIII", *shared) for shared in (files, directories)]
 
-    def entry(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
+    def entry_reply(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
         """A reply to LOOKUP."""
         reply = self._entries[directory]
         seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
@@ -242,11 +242,11 @@ class Encoder:
         return reply
 
     def entry_with_mode(self, reply: bytearray, mode: int) -> bytearray:
-        """A copy of a reply of `entry` with the permission bits of `mode`, and with its file type if it has one."""
+        """A copy of an `entry_reply` with the permission bits of `mode`, and with its file type if it has one."""
         return self._with_mode(reply, _ENTRY_MODE, mode)
 
     def attributes_with_mode(self, reply: bytearray, mode: int) -> bytearray:
-        """As `entry_with_mode`, for a reply of `attributes`."""
+        """As `entry_with_mode`, for an `attributes_reply`."""
         return self._with_mode(reply, _ATTR_MODE, mode)
 
     def _with_mode(self, reply: bytearray, where: int, mode: int) -> bytearray:
@@ -255,14 +255,14 @@ class Encoder:
         _MODE.pack_into(copy, where, (stat.S_IFMT(mode) or stat.S_IFMT(before)) | stat.S_IMODE(mode) & ~self._umask)
         return copy
 
-    def absent(self, unique: int) -> bytes | bytearray:
+    def absent_reply(self, unique: int) -> bytes | bytearray:
         """A reply to LOOKUP of a name that does not exist; the kernel caches it if `negative_timeout` is not 0."""
         if not self._remembers_absent:
             return error(unique, errno.ENOENT)
         _UNIQUE.pack_into(self._absent, 8, unique)
         return self._absent
 
-    def attributes(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
+    def attributes_reply(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
         """A reply to GETATTR."""
         reply = self._attributes[directory]
         seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.fuse import control, protocol
+from shardfs.fuse.device import Requests
 from shardfs.vfs.inodes import CREATED, TABLE_END
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ class Listings:
         self._resized = resized
         self._streams: OrderedDict[tuple[int, int, bool], RecordStream | OnePage] = OrderedDict()
 
-    def page(self, tree: Listable, number: int, offset: int, size: int, *, plus: bool) -> Page:
+    def listing_page(self, tree: Listable, number: int, offset: int, size: int, *, plus: bool) -> Page:
         """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
         # `pop`: no other thread uses the stream meanwhile.
         stream = self._streams.pop((number, offset, plus), None)
         if stream is None:
             stream = _stream(self._encoder, tree, number, offset, size, plus=plus, resized=self._resized)
-        page, counted, offset = stream.take(size)
+        page, counted, offset = stream.next_page(size)
         if page:
             self._streams[number, offset, plus] = stream
             if len(self._streams) > LISTINGS:
@@ -71,7 +72,7 @@ class OnePage:
         self._page = page
         self._end = end
 
-    def take(self, size: int) -> tuple[bytes, list[int], int]:
+    def next_page(self, size: int) -> tuple[bytes, list[int], int]:
         page, self._page = self._page, b""
         return page, [], self._end
 
@@ -170,7 +171,7 @@ class RecordStream:
         self._dots = b""
         return True
 
-    def take(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
+    def next_page(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
         """The next records that fit into `size` bytes, the counted numbers among them, and the position behind them."""
         # The dots go with the first entries: a page of their own would cost small directories one more request.
         dots, self._dots = self._dots, b""
@@ -207,7 +208,7 @@ class RecordStream:
         positions = np.concatenate((np.array([self._offset], np.uint64), batch.cookies + np.uint64(DOTS)))
         body, bounds = self._encoder.records(batch, nodes, positions[1:], plus=self._plus)
         if self._resized is not None and self._resized.numbers:
-            self._resized.told(nodes.tolist())
+            self._resized.remove(nodes.tolist())
         return Records(body, nodes, bounds, positions)
 
 
@@ -228,7 +229,7 @@ def _stream(
         batches = tree.scan(number, max(offset - DOTS, 0))
         return RecordStream(encoder, batches, number, offset, plus=plus, cache=cache, resized=resized)
     if resized is not None and resized.numbers:
-        resized.told(child for _, child, *_ in entries)
+        resized.remove(child for _, child, *_ in entries)
     return OnePage(encoder.few_entries(number, entries), entries[-1][-1] + DOTS if entries else DOTS)
 
 
@@ -252,15 +253,15 @@ class OpenDirectory:
         self._stream: RecordStream | OnePage = OnePage(b"", -1)
         self._offset = -1
 
-    def page(self, offset: int, size: int, *, plus: bool) -> Page:
+    def listing_page(self, offset: int, size: int, *, plus: bool) -> Page:
         """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
         if offset != self._offset and not (offset and self._stream.seek(offset)):
             self._stream = _stream(self._encoder, self._tree, self._number, offset, size, plus=plus, cache=self._cache)
-        page, counted, self._offset = self._stream.take(size)
+        page, counted, self._offset = self._stream.next_page(size)
         return page, counted
 
 
-class DirRequests:
+class DirRequests(Requests):
     """READDIR, READDIRPLUS and OPENDIR on a read-only mount, for one thread. Directories have no handles."""
 
     def __init__(self, tree: FileTree, files: control.Control, listings: Listings, device: Device) -> None:
@@ -273,21 +274,21 @@ class DirRequests:
         return {
             protocol.READDIR: lambda unique, number, _size: self._list(unique, number, plus=False),
             protocol.READDIRPLUS: lambda unique, number, _size: self._list(unique, number, plus=True),
-            protocol.OPENDIR: self._open,
+            protocol.OPENDIR: self._opendir,
         }
 
-    def _open(self, unique: int, _number: int, _size: int) -> None:
+    def _opendir(self, unique: int, _number: int, _size: int) -> None:
         # No FOPEN_CACHE_DIR among the flags: the kernel does not cache the listing.
         self._device.send(protocol.opened(unique, 0))
 
     def _list(self, unique: int, number: int, *, plus: bool) -> None:
         offset, size = protocol.READ_IN.unpack_from(self._device.request, protocol.BODY)
         source = self._tree if number < control.DIRECTORY else self._files
-        page, counted = self._listings.page(source, number, offset, size, plus=plus)
+        page, counted = self._listings.listing_page(source, number, offset, size, plus=plus)
         _send_page(self._tree, self._device, unique, page, counted)
 
 
-class WritableDirRequests:
+class WritableDirRequests(Requests):
     """Requests about directories on a writable mount, for one thread. Each open directory has a handle.
 
     All threads share `directories`, which has the open directories by handle, and `handles`, which gives new handles.
@@ -311,13 +312,13 @@ class WritableDirRequests:
 
     def handlers(self) -> dict[int, Handler]:
         return {
-            protocol.OPENDIR: self._open,
+            protocol.OPENDIR: self._opendir,
             protocol.READDIR: lambda unique, _number, _size: self._list(unique, plus=False),
             protocol.READDIRPLUS: lambda unique, _number, _size: self._list(unique, plus=True),
             protocol.RELEASEDIR: self._release,
         }
 
-    def _open(self, unique: int, number: int, _size: int) -> None:
+    def _opendir(self, unique: int, number: int, _size: int) -> None:
         source = self._tree if number < control.DIRECTORY else self._files
         handle = next(self._handles)
         self._directories[handle] = OpenDirectory(self._device.encoder, source, number, self._cache)
@@ -326,7 +327,7 @@ class WritableDirRequests:
 
     def _list(self, unique: int, *, plus: bool) -> None:
         handle, offset, size = protocol.READDIR_IN.unpack_from(self._device.request, protocol.BODY)
-        page, counted = self._directories[handle].page(offset, size, plus=plus)
+        page, counted = self._directories[handle].listing_page(offset, size, plus=plus)
         _send_page(self._tree, self._device, unique, page, counted)
 
     def _release(self, unique: int, _number: int, _size: int) -> None:

@@ -80,11 +80,11 @@ class Server:
         if self._settings.rw or not self._settings.keep_listings:  # else names and documents do not change
             notices.start()
         self._resized.send = notices.send
-        tree.hooks.former_resized = self._resized.note
+        tree.hooks.former_resized = self._resized.invalidate
         if self._settings.rw:
             _connect(cast("WritableTree", tree), self._cache, notices)
         else:
-            tree.hooks.resized = self._resized.note
+            tree.hooks.resized = self._resized.invalidate
             tree.hooks.invalidate_all = notices.invalidate_names
         poller = select.poll()
         poller.register(session.fd, select.POLLIN)
@@ -114,7 +114,7 @@ class Server:
     def release_descriptors(self) -> None:
         """Drop the attributes between LOOKUP and READ, which keep local files open."""
         self._recent.clear()
-        self._cache.release()
+        self._cache.evict()
 
     # ---- for each thread
 
@@ -146,7 +146,7 @@ class Server:
         tree, files, success = self._tree, self.control, _refusal(device, 0)
         replies = self._control_replies(device)
         nodes = NodeRequests(tree, self._recent, self._resized, self._unreadable(), device, replies)
-        reads = ReadRequests(tree, files, self._recent, nodes.attributes, self._resized, device, self.waiting)
+        reads = ReadRequests(tree, files, self._recent, nodes.attributes_for_reads, self._resized, device, self.waiting)
         handlers: dict[int, Handler] = {
             **nodes.handlers(),
             **forget_handlers(tree, files, device.request, end=TABLE_END),
@@ -170,7 +170,7 @@ class Server:
         tree, files, cache, waiting = cast("WritableTree", self._tree), self.control, self._cache, self.waiting
         resized, replies = self._resized, self._control_replies(device)
         nodes = WritableNodeRequests(tree, tree.is_unlinked, cache, resized, self._unreadable(), device, replies)
-        reads = ReadRequests(tree, files, cache.entries, nodes.attributes, resized, device, waiting)
+        reads = ReadRequests(tree, files, cache.entries, nodes.attributes_for_reads, resized, device, waiting)
         directories = WritableDirRequests(tree, files, cache, self._directories, self._directory_handles, device)
         return {
             **nodes.handlers(),
@@ -212,19 +212,19 @@ def _connect(tree: WritableTree, cache: AttributeCache, notices: Notices) -> Non
     """Set the hooks by which the tree invalidates what the server and the kernel have cached."""
 
     def invalidate(parent: int, name: bytes) -> None:
-        cache.changed()
+        cache.invalidate()
         notices.queue([protocol.invalidate_entry(parent, name)])
 
     def invalidate_all(parent: int, names: Iterable[bytes]) -> None:
-        cache.changed()
+        cache.invalidate()
         notices.invalidate_names(parent, names, cache.drop_pages(ANY))
 
     def invalidate_content(number: int) -> None:
-        cache.changed(number)
+        cache.invalidate(number)
         notices.queue([protocol.invalidate_content(number)], cache.drop_pages(number))
 
     def reshaped(numbers: U64) -> None:
-        cache.changed()
+        cache.invalidate()
         for number in numbers.tolist():
             notices.send(protocol.invalidate_attributes(number))
         notices.queue((protocol.invalidate_content(int(n)) for n in numbers), cache.drop_pages(ANY))

@@ -50,7 +50,7 @@ class FuseSettings:
     kernel: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: Options) -> FuseSettings:
+    def from_options(cls, options: Options) -> FuseSettings:
         """The settings that the options of a mount ask for."""
         values = {name: getattr(options, name) for name in cls.__dataclass_fields__ if name != "keep_listings"}
         values["keep_listings"] = options.index_ttl == math.inf

@@ -39,22 +39,22 @@ class UnreadableChunks:
         self._resized = resized
         self._encoder = encoder
 
-    def entry(self, unique: int, parent: int, name: bytes, failure: Exception) -> tuple[int, bytearray]:
+    def entry_reply(self, unique: int, parent: int, name: bytes, failure: Exception) -> tuple[int, bytearray]:
         """Return the number of a chunk and a reply to LOOKUP. Raise `failure` if it says all, or about other files."""
         number = self._tree.chunk_number(parent, name) if _is_open(failure) else None
         if number is None:
             raise failure
         self._resized.add(number)
-        reply = self._encoder.entry(unique, number, False, SIZE, 0)
+        reply = self._encoder.entry_reply(unique, number, False, SIZE, 0)
         return number, self._encoder.entry_with_mode(reply, stat.S_IRUSR)
 
-    def attributes(self, unique: int, number: int, failure: Exception) -> bytearray:
-        """Return a reply to GETATTR. Raise `failure` as `entry` does."""
+    def attributes_reply(self, unique: int, number: int, failure: Exception) -> bytearray:
+        """Return a reply to GETATTR. Raise `failure` as `entry_reply` does."""
         if not _is_open(failure) or not self._tree.is_chunk(number):
             raise failure
         self._resized.add(number)
         return self._encoder.attributes_with_mode(
-            self._encoder.attributes(unique, number, False, SIZE, 0), stat.S_IRUSR
+            self._encoder.attributes_reply(unique, number, False, SIZE, 0), stat.S_IRUSR
         )
 
 

@@ -11,6 +11,7 @@ import stat
 from typing import TYPE_CHECKING, Protocol
 
 from shardfs.fuse import control, protocol
+from shardfs.fuse.device import Requests
 from shardfs.model.file_tree import FileTree
 
 if TYPE_CHECKING:
@@ -86,10 +87,17 @@ class WritableTree(FileTree, Protocol):
     def is_unlinked(self, number: int) -> bool:
         """Whether the file is open and has no name any more."""
 
-    def unlink(self, parent: int, name: bytes) -> None: ...
-    def rmdir(self, parent: int, name: bytes) -> None: ...
-    def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes: ...
-    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None: ...
+    def unlink(self, parent: int, name: bytes) -> None:
+        """Remove a name of a file. Raise IsADirectoryError for a directory."""
+
+    def rmdir(self, parent: int, name: bytes) -> None:
+        """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
+
+    def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
+        """Make a directory with these permission bits. Raise FileExistsError if the name exists."""
+
+    def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
+        """Rename a file or directory. An existing file of the new name is replaced; `noreplace`: FileExistsError."""
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
         """Make a copy of a file, with a number of its own."""
@@ -103,10 +111,11 @@ class WritableTree(FileTree, Protocol):
         `user.shardfs.flush` publishes the file, or all files below the directory, within `value` seconds.
         """
 
-    def remove_xattr(self, number: int, name: str) -> None: ...
+    def remove_xattr(self, number: int, name: str) -> None:
+        """Remove an extended attribute. EOPNOTSUPP if it cannot be removed."""
 
 
-class _TreeRequests:
+class _TreeRequests(Requests):
     """What requests to a writable tree need. For one thread."""
 
     def __init__(
@@ -161,7 +170,7 @@ class WriteRequests(_TreeRequests):
             self._device.send(protocol.error(unique, errno.ESTALE))
             return
         if flags & os.O_TRUNC:
-            self._cache.changed(number)
+            self._cache.invalidate(number)
         reply_flags = 0 if self._cache.is_dropping(number) else protocol.OPEN_KEEP_CACHE
         reply_flags |= protocol.OPEN_NO_FLUSH if reads else 0
         if not self._device.send(protocol.opened(unique, reply_flags, handle)):
@@ -171,7 +180,7 @@ class WriteRequests(_TreeRequests):
         """A closure: attribute look-ups would cost as much as some of its work."""
         request = self._request
         write = self._tree.write
-        changed = self._cache.changed
+        invalidate = self._cache.invalidate
         send = self._device.send
         arguments = protocol.WRITE_IN.unpack_from
         begin = protocol.BODY
@@ -183,7 +192,7 @@ class WriteRequests(_TreeRequests):
             try:
                 count = write(handle, offset, request[start : start + size])
             finally:
-                changed(number)
+                invalidate(number)
             send(reply(unique, count))
 
         return answer
@@ -196,7 +205,7 @@ class WriteRequests(_TreeRequests):
         try:
             self._tree.allocate(handle, offset, size, mode)
         finally:
-            self._cache.changed(number)
+            self._cache.invalidate(number)
         self._device.send(protocol.error(unique, 0))
 
     def _sync_handler(self, sync: Callable[[int], None]) -> Handler:
@@ -208,7 +217,7 @@ class WriteRequests(_TreeRequests):
                 try:
                     sync(handle)
                 finally:
-                    self._cache.changed()  # of all files: this may be a metadata document, which describes other files
+                    self._cache.invalidate()  # of all files: a metadata document describes other files
             self._device.send(protocol.error(unique, 0))
 
         return answer
@@ -244,7 +253,7 @@ class WriteRequests(_TreeRequests):
                 now = fields & protocol.SET_MTIME_NOW
                 tree.set_times(number, None if now else seconds * 1_000_000_000 + nanoseconds)
         finally:
-            self._cache.changed(number)
+            self._cache.invalidate(number)
         self._nodes.send_attributes(unique, tree.attributes(number))
 
     def _check_owner(self, uid: int | None, gid: int | None) -> None:
@@ -303,7 +312,7 @@ class NameRequests(_TreeRequests):
             try:
                 attributes = change(number, size)
             finally:
-                self._cache.changed()
+                self._cache.invalidate()
             if attributes is None:
                 self._device.send(protocol.error(unique, 0))
             else:
@@ -326,7 +335,7 @@ class NameRequests(_TreeRequests):
         try:
             attributes, handle = self._tree.create(parent, name, flags & OPEN_FLAGS, mode & PERMISSIONS)
         finally:
-            self._cache.changed()
+            self._cache.invalidate()
         if not self._nodes.send_created(unique, attributes, handle):
             self._tree.release(handle)
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.values import Version
 
-    pass
-
 
 class ByteRange(NamedTuple):
     """The bytes `[start, stop)` of an object."""

@@ -315,11 +315,8 @@ class ChunkNames(Protocol):
     value below `dims[k]`, and the values of all components determine the chunk's coordinates (`coords`).
     """
 
-    @property
-    def prefix(self) -> bytes: ...
-
-    @property
-    def dims(self) -> tuple[int, ...]: ...
+    prefix: bytes
+    dims: tuple[int, ...]
 
     def parse(self, level: int, name: bytes) -> int | None:
         """The value of component `level` with this name; None if no chunk has such a component."""

@@ -44,7 +44,8 @@ class FileTree(Listable, Protocol):
     def lookup(self, parent: int, name: bytes) -> Attributes:
         """The entry `name` of the directory `parent`. Raise FileNotFoundError if there is none."""
 
-    def attributes(self, number: int) -> Attributes: ...
+    def attributes(self, number: int) -> Attributes:
+        """The attributes of a file or directory. Raise OSError (ESTALE) for a number that is not used any more."""
 
     def chunk_number(self, parent: int, name: bytes) -> int | None:
         """The number that a chunk with this name has, if it exists; None if the name is none of a chunk."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from shardfs.model.collection import ChunkNames
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardfs.model.collection import ChunkNames
     from shardfs.model.values import U64, Bool, Coords
 
 
@@ -141,7 +142,7 @@ def cell_of(key: str, separator: str, rank: int) -> Coords | None:
     return cell if len(cell) == len(parts) == rank else None
 
 
-class _PerAxis:
+class _PerAxis(ChunkNames):
     """Names whose component values are the coordinates themselves."""
 
     def coords(self, values: Coords) -> Coords:
@@ -154,7 +155,7 @@ class _PerAxis:
         return coords
 
 
-class _Joined:
+class _Joined(ChunkNames):
     """Names in one directory: the value of the only component is the C-order number of the chunk in `grid`."""
 
     prefix = b""
@@ -257,7 +258,7 @@ class FlatNames(_Joined):
         return np.array([self._head + self.separator.join(row) for row in zip(*parts, strict=True)], "S")
 
 
-class MappedNames:
+class MappedNames(ChunkNames):
     """Names for chunks that are shown with another order of axes, or with axes of length 1 added or removed.
 
     Args:
@@ -423,7 +424,7 @@ skeletons.
 """
 
 
-class IdNames:
+class IdNames(ChunkNames):
     """Names of 64-bit ids in decimal, in one directory, with a suffix for each file of an id.
 
     Only ids below `SMALL_IDS` have component values; other ids are identified by their coordinates (`cell`, `names`).

@@ -219,7 +219,7 @@ def test_mount_and_its_short_forms(args: list[str], mounted: list[Any]) -> None:
     assert cli.run(args) == 5
     ((source, mountpoint, options, foreground),) = mounted
     assert (source, mountpoint) == ("/data/x", "/mnt")
-    settings = FuseSettings.of(options)
+    settings = FuseSettings.from_options(options)
     assert (settings.allow_other, settings.uid, foreground) == (True, 7, False)
 
 
@@ -235,7 +235,7 @@ def test_a_relative_source_does_not_depend_on_where_the_daemon_runs(
 
 def test_the_kernel_remembers_no_longer_than_the_index_is_trusted(mounted: list[Any]) -> None:
     cli.run(["/x", "/mnt", "-o", "index_ttl=5,negative_timeout=2"])
-    settings = FuseSettings.of(mounted[0][2])
+    settings = FuseSettings.from_options(mounted[0][2])
     assert (settings.attr_timeout, settings.entry_timeout, settings.negative_timeout) == (5, 5, 2)
 
 

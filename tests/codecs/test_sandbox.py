@@ -30,7 +30,7 @@ MOST = 1 << 20
 def worker() -> Iterator[Sandbox]:
     found = Sandbox((hostile.__name__,))
     yield found
-    found.end()
+    found.kill()
 
 
 def call(worker: Sandbox, function: Callable[..., Any], payload: bytes = b"", **arguments: Any) -> bytes:
@@ -118,7 +118,7 @@ def test_calls_that_hang_do_not_delay_another_one(worker: Sandbox) -> None:
     wait_until(lambda: len(pids(worker)) == 3)
     assert json.loads(call(worker, hostile.echo))["payload"] == ""
     assert not crashes
-    worker.end()
+    worker.kill()
     for thread in threads:
         thread.join()
 
@@ -127,7 +127,7 @@ def test_a_forked_process_has_its_own_sandbox(worker: Sandbox) -> None:
     first = call(worker, hostile.process)
     child = os.fork()
     if not child:
-        worker.forget()
+        worker.abandon()
         os._exit(call(worker, hostile.process) == first)
     assert os.waitpid(child, 0)[1] == 0
     assert call(worker, hostile.process) == first
@@ -182,7 +182,7 @@ def test_a_process_has_no_files_network_environment_or_privileges(threads: bool,
     process = inner[0] if inner else outer  # without the right to make a namespace of processes
     status = dict(line.split(":\t") for line in Path(f"/proc/{process}/status").read_text().splitlines())
     assert Path(f"/proc/{process}/environ").read_bytes() == b""
-    worker.end()
+    worker.kill()
     assert [name for name in succeeded if name != "fork" or not threads] == []
     assert status["NoNewPrivs"] == "1"
     assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}

@@ -69,7 +69,7 @@ class Disk:
     def _answer(self, opcode: int, unique: int, body: memoryview) -> list[bytes | bytearray]:
         match opcode:
             case protocol.GETATTR:
-                return [self._encoder.attributes(unique, 1, False, os.fstat(self._image).st_size, 0)]
+                return [self._encoder.attributes_reply(unique, 1, False, os.fstat(self._image).st_size, 0)]
             case protocol.OPEN:
                 return [protocol.opened(unique, protocol.OPEN_KEEP_CACHE)]
             case protocol.READ:

@@ -64,7 +64,7 @@ class Timed(Engine):
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "HURRIED_S", 0.3)
-    monkeypatch.setattr(shutdown, "LOOK_S", 0.02)
+    monkeypatch.setattr(shutdown, "INTERVAL_S", 0.02)
 
 
 @pytest.fixture

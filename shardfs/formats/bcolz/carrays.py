@@ -15,7 +15,7 @@ from shardfs.formats import zarr_values
 from shardfs.formats.bcolz.values import integers, numpy_dtype
 from shardfs.formats.documents import UNFIT, integer, mapping_or_empty, parse_json, reason
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
-from shardfs.model.collection import Collection, Facts, Layer
+from shardfs.model.collection import Collection, Facts, Layer, Transform
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import NumberedNames, ceil_div
@@ -36,8 +36,8 @@ HEAD, TAIL = b"__", b".blp"
 """The parts of a chunk's name before and after its number, such as `__0.blp`."""
 
 
-class BlpHeader:
-    """The `Transform` that adds bcolz's 16-byte header to each chunk: magic, version 1, and the number 1 of chunks."""
+class BlpHeader(Transform):
+    """Adds bcolz's 16-byte header to each chunk: magic, version 1, and the number 1 of chunks."""
 
     name = "bcolz header"
     unwritable = None

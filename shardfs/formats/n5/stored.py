@@ -33,7 +33,7 @@ from shardfs.formats.documents import (
 from shardfs.formats.n5 import words
 from shardfs.formats.n5.words import DOCUMENT, FIRST_CODECS, ITEM_SIZES, chain_of, endian_of, has_header
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
-from shardfs.model.collection import Collection, Facts, Layer
+from shardfs.model.collection import Collection, Facts, Layer, Transform
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.grid import NestedNames, ceil_div, cell_of
 from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
@@ -42,7 +42,7 @@ from shardfs.shards.byte_layouts.unsharded import Unsharded
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from shardfs.model.collection import ChunkCheck, Transform
+    from shardfs.model.collection import ChunkCheck
     from shardfs.model.values import U64, Coords, Sizes
 
 MAX_NESTING = 16
@@ -215,8 +215,8 @@ def _default_header(size: Coords) -> bytes:
 
 
 @dataclass(frozen=True)
-class PlainBlocks:
-    """The `Transform` to plain N5 blocks of chunks with a checksum or without a header.
+class PlainBlocks(Transform):
+    """Makes plain N5 blocks of chunks with a checksum or without a header.
 
     Args:
         checksum: whether chunks end with a CRC-32C of the bytes after the header. It is verified and removed.
