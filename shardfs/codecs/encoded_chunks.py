@@ -81,9 +81,11 @@ class EncodedChunks:
             raise UnsupportedError(f"chunks of {largest} must be decoded; the limit is {MAX_DECODED} bytes")
 
     def cell(self, coords: Coords) -> Coords:
+        """The cell of a chunk at these grid coordinates; 0 along axes that the grid omits."""
         return tuple(0 if a is None else coords[a] for a in self.array.grid_axes)
 
     def cells(self, coords: U64) -> U64:
+        """`cell` of many chunks: from (n, d) coordinates to (n, rank) cells."""
         out = np.zeros((len(coords), self.rank), np.uint64)
         for i, axis in enumerate(self.array.grid_axes):
             if axis is not None:
@@ -91,10 +93,12 @@ class EncodedChunks:
         return out
 
     def clipped_shape(self, cell: Coords) -> Coords:
+        """The number of elements along each axis of the array that are in this chunk and inside the array."""
         a = self.array
         return tuple(min((c + 1) * n, s) - c * n for c, n, s in zip(cell, a.chunk, a.shape, strict=True))
 
     def shape(self, cell: Coords) -> Coords:
+        """The shape of a newly serialized chunk: full, or clipped if the encoding clips chunks at the edge."""
         return self.clipped_shape(cell) if self.encoding.clipped else self.array.chunk
 
     def are_whole(self, cells: U64) -> Bool:

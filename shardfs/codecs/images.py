@@ -52,6 +52,7 @@ class ImageShape(NamedTuple):
 
     @property
     def voxels(self) -> int:
+        """The number of voxels of one channel."""
         return self.z * self.y * self.x
 
     def require(self, in_header: Coords, wanted: Coords) -> None:

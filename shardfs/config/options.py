@@ -36,10 +36,12 @@ class Setting:
 
     @property
     def flag(self) -> str:
+        """The name on the command line, such as `--log-level`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
+        """The name of the environment variable, such as `SHARDFS_LOG_LEVEL`."""
         return "SHARDFS_" + self.name.upper()
 
     @property

@@ -48,7 +48,10 @@ class Report(NamedTuple):
 
 
 def await_report(receive: int, seconds: float) -> Report | None:
-    """The report of a daemon from its pipe; None if it does not arrive within `seconds`."""
+    """The report of a daemon from its pipe `receive`, or `NO_REPORT` if the daemon ends without one.
+
+    None if nothing arrives within `seconds`.
+    """
     poller = select.poll()  # unlike `select`, for descriptors of any number
     poller.register(receive, select.POLLIN)
     if not poller.poll(max(seconds, 0) * 1000):

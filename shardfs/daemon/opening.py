@@ -66,7 +66,10 @@ def require_writable(tree: Tree, source: str, options: Options) -> None:
 
 
 def open_for_mount(source: str, options: Options, **hooks: Any) -> Tree:
-    """Open the tree of a source as a mount with these options does."""
+    """The tree of a source, opened as a mount with these options does. Raise the errors of `open_source`.
+
+    `hooks` are further arguments of `open_tree`.
+    """
     if options.default_permissions:
         hooks["make"] = _with_modes(options)
     # Evict chunks that the kernel has read and caches, unless `direct_io` is set.

@@ -94,7 +94,7 @@ class Leadership:
         self._leadership.release()
 
     def load(self) -> dict[str, int]:
-        """The numbers of threads, of those that wait for the store, and of requests that wait for a free thread."""
+        """The numbers of `threads`, of those `waiting` for the store, and of `postponed` requests, by these names."""
         with self._mutex:
             threads = len(self._loops)
             return {

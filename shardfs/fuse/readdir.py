@@ -73,10 +73,12 @@ class OnePage:
         self._end = end
 
     def next_page(self, size: int) -> tuple[bytes, list[int], int]:
+        """All records, whatever `size` is, at the first call; then none. See `RecordStream.next_page`."""
         page, self._page = self._page, b""
         return page, [], self._end
 
     def seek(self, offset: int) -> bool:
+        """Always False: the directory is listed again."""
         return False
 
 

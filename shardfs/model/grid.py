@@ -100,6 +100,7 @@ class MortonCode:
         return all(a[: len(b)] == b[: len(a)] for a, b in axes)
 
     def encode(self, cell: Coords) -> int:
+        """The code of a cell inside the grid."""
         code = 0
         for c, places in zip(cell, self._places, strict=True):
             for i, out in enumerate(places):
@@ -107,6 +108,7 @@ class MortonCode:
         return code
 
     def encode_many(self, cells: U64) -> U64:
+        """The codes (n,) of (n, d) cells inside the grid."""
         code = np.zeros(len(cells), np.uint64)
         one = np.uint64(1)
         for axis, places in enumerate(self._places):

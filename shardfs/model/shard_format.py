@@ -57,7 +57,8 @@ class Index(Protocol):
     """One page of a shard index, in the form that needs the least memory."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of memory that the page takes."""
 
     def find(self, slot: int) -> tuple[int, int] | None:
         """Start and size of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
@@ -116,11 +117,13 @@ class ShardIndex:
 
     @classmethod
     def empty(cls) -> Self:
+        """A page without chunks."""
         array = np.empty(0, np.uint64)
         return cls(array, array, array)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of memory of the arrays."""
         optional = sum(part.nbytes for part in (self.slots, self.faults, self.repeated) if part is not None)
         return self.starts.nbytes + self.sizes.nbytes + optional
 
@@ -128,9 +131,11 @@ class ShardIndex:
         return len(self.starts)
 
     def arrays(self) -> ShardIndex:
+        """This page: it has arrays already."""
         return self
 
     def all_slots(self) -> U64:
+        """The slots of all entries (n,), ascending."""
         return np.arange(len(self.starts), dtype=np.uint64) if self.slots is None else self.slots
 
     def position(self, slot: int) -> int:
@@ -308,9 +313,11 @@ class ShardFormat(Protocol):
     """
 
     @property
-    def grid(self) -> Coords: ...
+    def grid(self) -> Coords:
+        """The number of chunks along each axis."""
 
-    def place(self, coords: Coords) -> Placement: ...
+    def place(self, coords: Coords) -> Placement:
+        """The shard, page and slot of the chunk at these coordinates."""
 
     def row(self, above: Coords) -> Callable[[int], Placement]:
         """`place` as a function of the last coordinate, with the other coordinates fixed to `above`."""
@@ -337,7 +344,8 @@ class ShardFormat(Protocol):
     blocks: int
     """The number of blocks in which a shard's root index is read. Each block has the positions of some pages."""
 
-    def block_of(self, page: int) -> int: ...
+    def block_of(self, page: int) -> int:
+        """The number of the block of the root index that has the position of this page."""
 
     def root_request(self, block: int) -> ByteRange | None:
         """The range of a block of the root; None if this format finds its pages without a root."""

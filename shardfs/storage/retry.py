@@ -52,7 +52,7 @@ def bounded(method: Method) -> Method:
 
 
 def timeout_error(seconds: float) -> StoreTimeout:
-    """Return the error for a request without an answer."""
+    """Return the error to raise for a request that the store has not answered within `seconds`."""
     why = f"the store does not answer within {seconds:g} s; check the network, or raise -o store_timeout"
     return StoreTimeout(errno.ETIMEDOUT, why)
 

@@ -228,7 +228,10 @@ NUMPY_METADATA = ("container", "dtype", "shape", "order")
 
 
 def open_packed(beginning: Beginning) -> Dataset:
-    """The dataset of a bloscpack file. Raise ValueError, with the reason, if the file is damaged."""
+    """The dataset with the only array of a bloscpack file, of which the first bytes were read.
+
+    Raise ValueError, with the reason, if the file is damaged.
+    """
     header = beginning.header
     size = beginning.size
     metadata = _user_metadata(beginning.metadata())

@@ -58,7 +58,7 @@ ABANDONED_S = 3600.0
 
 
 def is_abandoned(path: str, age_s: float) -> bool:
-    """Return whether a crashed writer left the object behind."""
+    """Return whether an object of this age in seconds is a temporary one that a crashed writer has left behind."""
     return age_s > ABANDONED_S and is_temporary(path.rpartition("/")[2])
 
 
