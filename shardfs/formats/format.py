@@ -13,12 +13,12 @@ from shardfs.formats import json_text
 from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
-    from shardfs.model.dataset import Dataset
+    from shardfs.model.dataset import Consolidation, Dataset, Surroundings
 
 
 class Edits(Protocol):
@@ -143,14 +143,20 @@ class View(Protocol):
     def name(self) -> str:
         """The name for `--layout`."""
 
-    @property
-    def renames(self) -> bool:
-        """Whether the layout renames images, and so needs `Dataset.sibling_names` to avoid names in use."""
+    renames: bool = False
+    """Whether the layout renames images, and so needs `Surroundings.names` to avoid names in use."""
 
-    def children(self, dataset: Dataset) -> Sequence[str]:
-        """The directories below whose datasets `show` needs, as paths relative to the dataset."""
+    consolidation: Consolidation | None = None
+    """A document of each group that is built from all documents below; None if the layout has no such document."""
 
-    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+    def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
+        """The directories below whose datasets `show` needs, as paths relative to the dataset.
+
+        `names` are `Surroundings.names`.
+        """
+        return ()
+
+    def show(self, path: str, dataset: Dataset | None, around: Surroundings) -> Dataset:
         """The dataset in this layout, with the layout's documents, names and transforms instead of the source's.
 
         `dataset` is None for a directory above datasets that no format recognises. `path` is for messages. Raise

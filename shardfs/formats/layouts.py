@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.arrays import Array, ChunkEncoding, Multiscale
     from shardfs.model.collection import ChunkNames, Collection, Filler
-    from shardfs.model.dataset import Consolidation, Problem
+    from shardfs.model.dataset import Problem
 
 
 def join(*parts: str) -> str:
@@ -60,7 +60,7 @@ def levels_below(dataset: Dataset) -> list[str]:
 
 
 def images_of(dataset: Dataset, below: Mapping[str, Dataset]) -> dict[str, Multiscale]:
-    """The value for `Dataset.images`: for each level in `below`, an image with only this level.
+    """For each level in `below`, the value of its `Surroundings.level_of`: an image with only this level.
 
     Levels that are not one array with the axes of their image are omitted.
     """
@@ -186,7 +186,6 @@ def laid_out(
     problems: Iterable[Problem] = (),
     unwalked: Iterable[str] = (),
     hidden: Iterable[str] = (),
-    consolidation: Consolidation | None = None,
 ) -> Dataset:
     """The dataset in the layout `name`. The source's documents and chunk directories are hidden, other files remain."""
     return Dataset(
@@ -198,7 +197,6 @@ def laid_out(
         unwalked=dataset.unwalked.union(unwalked),
         hidden=dataset.hidden.union(dataset.format_names, hidden),
         scope=dataset.scope,
-        consolidation=consolidation,
     )
 
 

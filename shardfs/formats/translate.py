@@ -16,6 +16,7 @@ from shardfs.formats.layouts import join
 from shardfs.formats.meanings import chunks_of, described_arrays, keeps_arrays, keeps_images, meaning
 from shardfs.formats.registry import creating_view
 from shardfs.formats.zarr_values import is_same_element
+from shardfs.model.dataset import Surroundings
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -66,12 +67,14 @@ def translated(layout: Format, view: View, path: str, documents: Documents) -> d
         dataset = _dataset(layout, path, documents)
         if dataset is None:
             raise ValueError("documents that describe a dataset are missing")
-        levels = {at: level for at in view.children(dataset) if (level := _opened(layout, path, at, documents))}
-        translation = dict(view.show(path, dataset, levels).documents)
+        levels = {
+            at: level for at in view.children(dataset, frozenset()) if (level := _opened(layout, path, at, documents))
+        }
+        translation = dict(view.show(path, dataset, Surroundings(levels)).documents)
         for at in {document_place(name, layout.documents)[0] for name in documents} - {""}:
             below = None if view.renames and at in levels else _opened(layout, path, at, documents)
             if below is not None:
-                translated_below = view.show(join(path, at), below, {}).documents
+                translated_below = view.show(join(path, at), below, Surroundings()).documents
                 translation = {join(at, name): raw for name, raw in translated_below.items()} | translation
         return translation
     except CorruptShardError as e:
@@ -424,7 +427,7 @@ def creation(
         return translated(source, layout_view, path, sources)
 
     view = None if source is None else creating_view(source.dataset_formats[0])
-    group = layout_view.show(path, None, {}).documents
+    group = layout_view.show(path, None, Surroundings()).documents
     return Creation(layout, source or layout, view, {}, (), show, group, deleted)
 
 

@@ -17,6 +17,7 @@ from shardfs.codecs.encoders import can_encode, can_store
 from shardfs.codecs.transcode import ZLIB
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import print_strict
+from shardfs.formats.format import View
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, separator_of, with_groups
 from shardfs.formats.zarr_values import CODEC_PARAMETERS, STRING, VLEN_UTF8
@@ -25,15 +26,16 @@ from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from shardfs.model.collection import Collection
+    from shardfs.model.dataset import Surroundings
 
 DOCUMENT = "zarr.json"
 NUMCODECS = "numcodecs."
 
 
-class Zarr3View:
+class Zarr3View(View):
     """The layout `zarr3`.
 
     Args:
@@ -42,15 +44,14 @@ class Zarr3View:
     """
 
     name = "zarr3"
-    renames = False
 
     def __init__(self, *, creates: bool = False) -> None:
         self._creates = creates
 
-    def children(self, dataset: Dataset) -> Sequence[str]:
+    def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()
 
-    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+    def show(self, path: str, dataset: Dataset | None, around: Surroundings) -> Dataset:
         if dataset is None:
             return Dataset(self.name, documents=_group({}))
         if dataset.format == self.name:
@@ -60,11 +61,11 @@ class Zarr3View:
         placed = [_Zarr3Array.of(c, at, encode) for c, at in arrays]
         if self._creates:
             placed = [replace(p, separator=separator_of(p.stored.names)) for p in placed]
-        if dataset.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too
-            axes = tuple(axis.name for axis in dataset.level_of.axes)
+        if around.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too
+            axes = tuple(axis.name for axis in around.level_of.axes)
             placed = [replace(p, array=replace(p.array, names=axes)) for p in placed]
-        documents = {} if is_array else _group(_attributes(dataset, children))
-        return laid_out_zarr(self.name, dataset, children, ((p.collection(), p.documents()) for p in placed), documents)
+        documents = {} if is_array else _group(_attributes(dataset, around.below))
+        return laid_out_zarr(self.name, dataset, ((p.collection(), p.documents()) for p in placed), documents)
 
 
 # ---- groups ----

@@ -11,7 +11,7 @@ import numpy as np
 from shardfs.codecs.checks import Chain
 from shardfs.formats import zarr_values
 from shardfs.formats.documents import UNFIT, integers, print_json, reason
-from shardfs.formats.layouts import images_of, join, laid_out
+from shardfs.formats.layouts import join, laid_out
 from shardfs.model.arrays import Array
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Problem
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardfs.formats.zarr_values import Named
     from shardfs.model.arrays import Codec
     from shardfs.model.collection import ChunkNames
-    from shardfs.model.dataset import Consolidation, Dataset
+    from shardfs.model.dataset import Dataset
     from shardfs.model.values import Coords
 
 MAX_NESTING = 16
@@ -153,15 +153,12 @@ def with_groups(path: str, group: Mapping[str, bytes], array: Mapping[str, bytes
 def laid_out_zarr(
     name: str,
     dataset: Dataset,
-    children: Mapping[str, Dataset],
     arrays: Iterable[tuple[Collection, Mapping[str, bytes]]],
     documents: Mapping[str, bytes],
-    consolidation: Consolidation | None = None,
 ) -> Dataset:
-    """The dataset in a layout of Zarr, with the collections and documents of its arrays, and its images."""
+    """The dataset in a layout of Zarr, with the collections and documents of its arrays."""
     collections = []
     for collection, of_array in arrays:
         collections.append(collection)
         documents = {**documents, **of_array}
-    out = laid_out(name, dataset, collections, documents, consolidation=consolidation)
-    return replace(out, images=images_of(dataset, children))
+    return laid_out(name, dataset, collections, documents)

@@ -65,7 +65,7 @@ def _tree(job: PackJob, layout: str) -> Tree:
     codec = PACKED if layout != NATIVE else None
     tree = job.source.open(layout=layout, skip_unsupported=True, may_be_empty=True, chunk_codec=codec)
     if layout == ZARR3:
-        tree.datasets.view = creating_view(ZARR3)  # unlike the view of a mount, it keeps all codecs
+        tree.datasets.shown_datasets.view = creating_view(ZARR3)  # unlike the view of a mount, it keeps all codecs
     return tree
 
 
@@ -102,7 +102,7 @@ class Packing:
     def __init__(self, job: PackJob, plan_type: type[PackPlan] = PackPlan) -> None:
         tree = _tree(job, NATIVE)
         plan = plan_type(job, tree.store, translates=False)
-        is_zarr2 = not tree.datasets.documents("") and has_zarr2(tree.store, "")
+        is_zarr2 = not tree.stored_documents("") and has_zarr2(tree.store, "")
         if not is_zarr2:
             plan.add_datasets(tree)
         if plan.is_empty:

@@ -169,9 +169,10 @@ class Unpacking:
         self.store: Store = self.tree.store
         datasets = self.tree.datasets
         if job.arrays:
-            datasets.formats = [_Selected(f, frozenset(job.arrays)) for f in datasets.formats]
+            source = datasets.source
+            source.formats = [_Selected(f, frozenset(job.arrays)) for f in source.formats]
             self._require_arrays()
-        names = (*datasets.layout_documents, *datasets.document_names)
+        names = (*datasets.layout_documents, *datasets.source.document_names)
         self._document_names = {name.rpartition("/")[2] for name in names}
         self.tree.survey.require_dataset()
 
@@ -349,7 +350,7 @@ class Unpacking:
         stored = {}
         for below in format.references(path, name, raw):
             directory, _, document = join(path, below).rpartition("/")
-            if directory not in self.job.arrays and (found := self.tree.datasets.documents(directory).get(document)):
+            if directory not in self.job.arrays and (found := self.tree.stored_documents(directory).get(document)):
                 stored[below] = found
         return format.edit(path, stored, name, raw)[name] if stored else raw
 

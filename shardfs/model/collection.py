@@ -215,7 +215,7 @@ class Description(NamedTuple):
     """
 
     directory: str
-    scope: tuple[Any, str] | None
+    scope: Any
     path: str
     digests: Mapping[str, bytes]
     fill_value: Any = None

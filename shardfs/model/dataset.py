@@ -105,8 +105,24 @@ class Consolidation(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What is around a dataset in the source, for layouts.
+
+    Args:
+        below: the datasets in the directories of `View.children`, by path.
+        names: all names in the directory of an image, for layouts that must choose unused names there.
+        level_of: the image that has this array as a level, although the array's own documents do not mention the image.
+            Its only level has the path "".
+    """
+
+    below: Mapping[str, Dataset] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+    level_of: Multiscale | None = None
+
+
+@dataclass(frozen=True)
 class Dataset:
-    """What the documents of one directory describe.
+    """What the documents of one directory describe: those of the source, or those that a layout shows instead.
 
     Args:
         format: the name of the format, printed by `info`.
@@ -126,14 +142,7 @@ class Dataset:
         attributes: the user's attributes of a group; None if this is not a group.
         multiscales: images whose levels are arrays below.
         levels: given if the attributes of the arrays below may describe another image.
-        sibling_names: all names in the directory of an image, for views that must choose unused names there.
-        images: the images that have an array further down as a level, by the array's path. The array's own documents do
-            not mention the image.
-        level_of: the image that has this array as a level, from `images` of a dataset above. Its only level has the
-            path "".
         indescribable: why the arrays have no description, if they have none.
-        consolidation: given if one of the documents is built from those below.
-        hidden_entirely: whether the mount shows nothing of this directory.
     """
 
     format: str
@@ -151,12 +160,7 @@ class Dataset:
     attributes: Mapping[str, Any] | None = None
     multiscales: tuple[Multiscale, ...] = ()
     levels: Levels | None = None
-    sibling_names: frozenset[str] = frozenset()
-    images: Mapping[str, Multiscale] = field(default_factory=dict)
-    level_of: Multiscale | None = None
     indescribable: str = ""
-    consolidation: Consolidation | None = None
-    hidden_entirely: bool = False
 
     @property
     def all_collections(self) -> tuple[Collection, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.model.attributes import Attributes
-from shardfs.model.dataset import Consolidation, Problem
+from shardfs.model.dataset import Problem
 from shardfs.model.errors import NOT_FOUND, CorruptShardError, message
 from shardfs.model.kinds import NameKind, is_in, is_scratch
 from shardfs.storage.load_ahead import load_ahead
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardfs.formats.translate import Translation
-    from shardfs.model.dataset import Rewriter
+    from shardfs.model.dataset import Consolidation
     from shardfs.model.values import Coords, Version
     from shardfs.storage.cache import ByteLRU
     from shardfs.vfs.chunk_dirs import ChunkDirs
@@ -58,8 +58,14 @@ class StoreDirectories:
     def __init__(
         self, nodes: NodeTable, files: StoredFiles, datasets: Datasets, index_cache: ByteLRU, ttl_s: float
     ) -> None:
-        self.root, self._nodes, self._files, self._datasets = nodes.root, nodes, files, datasets
-        self._store, self._index_cache, self._ttl = datasets.store, index_cache, ttl_s
+        self.root = nodes.root
+        self._nodes = nodes
+        self._files = files
+        self._datasets = datasets
+        self._source = datasets.source
+        self._store = datasets.store
+        self._index_cache = index_cache
+        self._ttl = ttl_s
         self._changes = 0  # counts the calls of `generated`
 
     def content(self, number: int) -> Content:
@@ -92,63 +98,62 @@ class StoreDirectories:
         if name in content.documents:
             return self._files.document(directory.child_path(name), content.documents[name])
         if (chunks := content.chunks) is not None:
-            top = chunks.root
-            if top is not None and raw == chunks.collection.names.prefix:
-                return chunks.attributes(top)
-            found = chunks.lookup(None, raw) if top is None else None
-            if found is not None:
-                return found
-            coords = chunks.unnumbered(raw) if top is None else None
-            if coords is not None:
+            if chunks.root is not None and raw == chunks.collection.names.prefix:
+                return chunks.attributes(chunks.root)
+            if chunks.root is None and (attributes := chunks.lookup(None, raw)) is not None:
+                return attributes
+            if chunks.root is None and (coords := chunks.unnumbered(raw)) is not None:
                 return self._unnumbered(chunks, directory.child_path(name), coords)
             if chunks.reserved_at_top(name):
                 self._datasets.damage.require_none(number_of(f"{directory.inside}/{name}"))
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
-        return self._rewritten(directory, content, name, anew=anew) or self._stored(directory, content, name)
+        return self._generated(directory, content, name, anew=anew) or self._stored(directory, content, name)
 
     def _unnumbered(self, chunks: ChunkDirs, path: str, coords: Coords) -> Attributes:
         number = chunks.numbers.of_chunk(chunks.path, coords)
         node = self._nodes.intern(path, ChunkNode, chunks, coords, number=number)
         return chunks.chunk_attributes(node.number, coords)
 
-    def _rewritten(self, directory: DirectoryNode, content: Content, name: str, *, anew: bool) -> Attributes | None:
+    def _generated(self, directory: DirectoryNode, content: Content, name: str, *, anew: bool) -> Attributes | None:
         """Return a consolidated or rewritten document; None for any other name."""
-        dataset = content.dataset
-        if dataset is None:
-            return None
-        consolidation, rewriter = dataset.consolidation, dataset.rewriter
-        is_consolidated = consolidation is not None and name == consolidation.name
-        if not is_consolidated and (rewriter is None or not rewriter.applies(name)):
+        if not content.is_generated(name):
             return None
         path = directory.child_path(name)
-        known = self._nodes.known(path)
-        data: bytes | None
-        if isinstance(known, DocumentNode) and (is_consolidated or not anew):
-            data = known.data
-        elif consolidation is not None and is_consolidated:
-            for _ in range(MAX_TRIES):
-                changes = self._changes
-                found = self._files.document(path, self._consolidated(directory, consolidation))
-                if changes == self._changes:
-                    break
-            return found
-        else:
-            raw = self._store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
-            data = None if raw is None or rewriter is None else rewriter.rewrite(directory.inside, name, raw)
+        node = self._nodes.known(path)
+        is_consolidated = content.is_consolidated(name)
+        if isinstance(node, DocumentNode) and (is_consolidated or not anew):
+            return self._files.document(path, node.data)
+        if content.consolidation is not None and is_consolidated:
+            return self._consolidated(directory, path, content.consolidation)
+        rewriter = content.dataset.rewriter if content.dataset is not None else None
+        raw = self._store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
+        data = None if raw is None or rewriter is None else rewriter.rewrite(directory.inside, name, raw)
         return None if data is None else self._files.document(path, data)
 
-    def _consolidated(self, directory: DirectoryNode, consolidation: Consolidation) -> bytes:
-        found, key = {}, ("too much", directory.number)
-        is_known = self._index_cache.peek(key)
+    def _consolidated(self, directory: DirectoryNode, path: str, consolidation: Consolidation) -> Attributes:
+        """Build a document from those below a directory, anew if these change meanwhile."""
+        for _ in range(MAX_TRIES):
+            changes = self._changes
+            attributes = self._files.document(path, consolidation.build(self._documents_below(directory)))
+            if changes == self._changes:
+                break
+        return attributes
+
+    def _documents_below(self, directory: DirectoryNode) -> dict[str, bytes]:
+        """Return the documents shown in a directory and below, by relative path. Raise FileNotFoundError for too many.
+
+        Clients can do without a consolidated document, which would occupy much memory then.
+        """
+        documents, key = {}, ("too much", directory.number)
+        is_too_much = self._index_cache.peek(key)
         for count, below in enumerate(self.walk(start=directory)):
-            # clients can do without this document, which would occupy much memory
-            if is_known or count == MAX_CONSOLIDATED:
+            if is_too_much or count == MAX_CONSOLIDATED:
                 self._index_cache.get(key, lambda: (True, 100, self._ttl))  # prevents a search at each lookup
                 raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.shown)
             inside = below.shown.removeprefix(directory.shown).lstrip("/")
-            for name, data in (below.content or Content()).documents.items():
-                found[f"{inside}/{name}" if inside else name] = data
-        return consolidation.build(found)
+            for name, raw in (below.content or Content()).documents.items():
+                documents[f"{inside}/{name}" if inside else name] = raw
+        return documents
 
     def _stored(self, directory: DirectoryNode, content: Content, name: str) -> Attributes:
         """Return a child that is stored under its own name, or that only documents name."""
@@ -158,15 +163,15 @@ class StoreDirectories:
         if self._store.remote and (name in content.below or (self._store.blind and inherited.cells is not None)):
             # The documents decide: object stores have no directories, and web servers give different answers.
             return self._files.known(path, DirEntry(name, True, None), inherited)
-        known = self._nodes.known(path) if self._store.remote else None
-        if isinstance(known, DirectoryNode) and known.content is not None:
+        node = self._nodes.known(path) if self._store.remote else None
+        if isinstance(node, DirectoryNode) and node.content is not None:
             # already opened; a second check would cost a request to the remote store
-            return Attributes(known.number, True, 0, 0)
+            return Attributes(node.number, True, 0, 0)
         try:
             entry = self._files.entry(path, inherited)
         except NOT_FOUND:
             # A volume's directory may have no shard yet. Some stores have objects only, and no directories.
-            if name not in content.below and not (self._store.blind and self._datasets.is_described(path, inherited)):
+            if name not in content.below and not (self._store.blind and self._source.is_described(path, inherited)):
                 # In a file shown as a directory, the store raises NotADirectoryError, which would be wrong here.
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path) from None
             entry = DirEntry(name, True, None)
@@ -178,7 +183,7 @@ class StoreDirectories:
             child.inherited = self._datasets.open(directory).inherited(name)
         elif isinstance(child, DocumentNode) and child.outdated:
             return
-        elif isinstance(child, DocumentNode) or name in self._datasets.document_names:
+        elif isinstance(child, DocumentNode) or name in self._source.document_names:
             self.lookup(directory, os.fsencode(name), anew=True)
 
     # ---- listings ----
@@ -186,38 +191,37 @@ class StoreDirectories:
     def scan(self, directory: DirectoryNode) -> Iterator[tuple[str, Attributes]]:
         """Yield the entries of a directory that are not chunks; the size is -1 where it would cost a request."""
         content = self._datasets.open(directory)
-        chunks, documents = content.chunks, content.documents
-        consolidation, rewriter = _made(content)
-        hidden = set(documents)
-        for name, data in documents.items():
-            yield name, self._files.document(directory.child_path(name), data)
-        if consolidation is not None:
-            hidden.add(consolidation.name)
-            yield consolidation.name, listed_by_name(directory.child_path(consolidation.name))  # built when opened
+        chunks = content.chunks
+        for name, raw in content.documents.items():
+            yield name, self._files.document(directory.child_path(name), raw)
+        if content.consolidation is not None:  # built when it is opened
+            name = content.consolidation.name
+            yield name, listed_by_name(directory.child_path(name))
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
-        if content.dataset is not None and content.dataset.hidden_entirely:
+        if content.is_omitted:
             return
-        seen = set()
-        for entry in self._listed_by_store(directory, is_described=chunks is not None or bool(content.below)):
+        names = set(content.documents)
+        for entry in self._listed(directory, is_described=chunks is not None or bool(content.below)):
             name = entry.name
-            if name in hidden or content.hides(name) or (chunks is not None and chunks.reserved_at_top(name)):
+            if name in names or content.is_consolidated(name) or content.hides(name):
+                continue
+            if chunks is not None and chunks.reserved_at_top(name):
                 continue
             path = directory.child_path(name)
-            if rewriter is not None and rewriter.applies(name):
+            if content.is_generated(name):
                 yield name, listed_by_name(path)
                 continue
             if name in content.below:
-                seen.add(name)
+                names.add(name)
             yield name, self._files.listed(path, entry, content.inherited(name))
         for name in content.below:
-            if name not in seen and name not in documents:
+            if name not in names:
                 yield name, self._stored(directory, content, name)
 
-    def _listed_by_store(self, directory: DirectoryNode, *, is_described: bool) -> Iterator[DirEntry]:
+    def _listed(self, directory: DirectoryNode, *, is_described: bool) -> Iterator[DirEntry]:
         """Yield stored entries. Without a listing by the server, there are none in a directory that is described."""
-        listed = self._datasets.listed_by_store if is_described else self._store.scan
-        return listed(directory.inside)
+        return self._source.listed(directory.inside) if is_described else self._store.scan(directory.inside)
 
     # ---- kinds of names ----
 
@@ -225,11 +229,9 @@ class StoreDirectories:
         """Return the kind of a name in a directory, whether the file exists or not."""
         text, content = os.fsdecode(name), self.content(number)
         other = NameKind.FIXED if self.is_moved(number) else NameKind.PLAIN
-        consolidation, rewriter = _made(content)
-        if content.dataset is not None and content.dataset.hidden_entirely:
+        if content.is_omitted:
             return NameMeaning(NameKind.HIDDEN)
-        is_consolidated = consolidation is not None and consolidation.name == text
-        if text in content.documents or is_consolidated or (rewriter is not None and rewriter.applies(text)):
+        if text in content.documents or content.is_generated(text):
             return NameMeaning(NameKind.DOCUMENT)
         chunks, path = content.chunks, self._nodes.directory(number).child_path(text)
         placed = [item for _, item in content.below.get(text, ()) if isinstance(item, CollectionAt)]
@@ -239,9 +241,8 @@ class StoreDirectories:
             return NameMeaning(NameKind.SCRATCH if content.documents and is_scratch(text) else other)
         if chunks.root is not None and name == chunks.collection.names.prefix:
             return NameMeaning(NameKind.DIRECTORY)
-        found = chunks.classify_child(None, name) if chunks.root is None else None
-        if found is not None:
-            return found
+        if chunks.root is None and (meaning := chunks.classify_child(None, name)) is not None:
+            return meaning
         if content.hides(text) or chunks.is_shard(text):
             return NameMeaning(NameKind.HIDDEN)
         return not_a_chunk(text, chunks.root is None and chunks.reserved(0, text), other)
@@ -349,13 +350,13 @@ class StoreDirectories:
             except (CorruptShardError, OSError) as e:
                 return e
 
-        for directory, found in load_ahead(self._store.read_ahead, outcome, directories, first=2):
-            if not isinstance(found, CorruptShardError | OSError):
-                yield directory, found
+        for directory, value in load_ahead(self._store.read_ahead, outcome, directories, first=2):
+            if not isinstance(value, CorruptShardError | OSError):
+                yield directory, value
                 continue
-            if directory is self.root and isinstance(found, OSError):
-                raise found
-            why = f"{found.key}: {found.why}" if isinstance(found, CorruptShardError) else message(found)
+            if directory is self.root and isinstance(value, OSError):
+                raise value
+            why = f"{value.key}: {value.why}" if isinstance(value, CorruptShardError) else message(value)
             self._datasets.report(Problem(directory.path, why, damaged=True))
             yield directory, None
 
@@ -366,29 +367,21 @@ class StoreDirectories:
                 yield directory.content.chunks
 
     def _subdirectories(self, directory: DirectoryNode) -> list[DirectoryNode]:
+        # One node at a time: with very many nodes, the first would be evicted before the last is returned.
+        nodes = (self._nodes.get(child.number) for child in self._children(directory) if child.directory)
+        return [node for node in nodes if isinstance(node, DirectoryNode)]
+
+    def _children(self, directory: DirectoryNode) -> Iterator[Attributes]:
+        """Yield the subdirectories that may hold datasets, and the files that may be shown as directories."""
         content = self._datasets.open(directory)
-        dataset, seen, out = content.dataset, set(), list[DirectoryNode]()
-
-        def add(name: str, found: Attributes) -> None:
-            node = self._nodes.get(found.number) if found.directory else None
-            # one node at a time: with very many nodes, the first would be evicted before the last is seen
-            seen.add(name)
-            if isinstance(node, DirectoryNode):
-                out.append(node)
-
+        dataset, names = content.dataset, set[str]()
         skipped = dataset.unwalked | dataset.hidden if dataset is not None else frozenset[str]()
-        if content.chunks is None and (dataset is None or not (dataset.closed or dataset.hidden_entirely)):
-            for e in self._listed_by_store(directory, is_described=bool(content.below)):
-                if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._datasets.formats)):
+        if content.chunks is None and (dataset is None or not dataset.closed):
+            for e in self._listed(directory, is_described=bool(content.below)):
+                if e.name not in skipped and (e.directory or any(f.may_hold(e.name) for f in self._source.formats)):
                     with suppress(OSError):  # a file that the store does not send was reported
-                        add(e.name, self._files.known(directory.child_path(e.name), e, content.inherited(e.name)))
+                        yield self._files.known(directory.child_path(e.name), e, content.inherited(e.name))
+                        names.add(e.name)
         for name in content.below:
-            if name not in seen:
-                add(name, self._stored(directory, content, name))
-        return out
-
-
-def _made(content: Content) -> tuple[Consolidation | None, Rewriter | None]:
-    """Return what makes documents of a directory on request."""
-    dataset = content.dataset
-    return (None, None) if dataset is None else (dataset.consolidation, dataset.rewriter)
+            if name not in names:
+                yield self._stored(directory, content, name)

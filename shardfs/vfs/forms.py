@@ -50,7 +50,9 @@ class Forms:
         look for others if they have changed. Raise OSError or CorruptShardError if they cannot be read.
         """
         while (description := tree.description) is not None and not self._is_stored(description):
-            dataset = self._read(description.directory, Inherited(scope=description.scope))
+            dataset = self._read(
+                description.directory, Inherited(scope=description.scope)
+            )
             collections = () if dataset is None else dataset.collections
             present = next((c for c in collections if c.path == description.path), None)
             with self._lock:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.arrays import Multiscale
     from shardfs.model.collection import ChunkNames, Collection
-    from shardfs.model.dataset import Dataset, Scope
+    from shardfs.model.dataset import Consolidation, Dataset, Scope
     from shardfs.model.shard_format import ShardFormat
     from shardfs.model.values import Coords
     from shardfs.vfs.chunk_dirs import ChunkDirs
@@ -72,27 +72,60 @@ class CollectionAt(NamedTuple):
     shards: str
 
 
-ShownItem: TypeAlias = "CollectionAt | bytes | Multiscale | None"
+class ScopeAt(NamedTuple):
+    """A scope, and the directory whose documents describe it."""
+
+    scope: Scope
+    path: str
+
+    def below(self, path: str) -> str:
+        """Return the path of a directory in the scope, relative to the scope."""
+        return path.removeprefix(self.path).lstrip("/")
+
+
+class DocumentsRead(NamedTuple):
+    """The documents that were looked for in a directory, and digests of those that exist."""
+
+    names: Sequence[str]
+    digests: Mapping[str, bytes]
+
+
+class ChunkLevel(NamedTuple):
+    """A directory of chunks that are stored as files: their names, and the level of the names in this directory.
+
+    The level is -1 in the directory of the array if all names have a prefix.
+    """
+
+    names: ChunkNames
+    level: int
+
+    def below(self, name: bytes) -> ChunkLevel | None:
+        """Return the level in a subdirectory; None if no chunks are below it."""
+        names, level = self
+        leads_on = name == names.prefix if level < 0 else names.parse(level, name) is not None
+        return ChunkLevel(names, level + 1) if leads_on and level + 1 < len(names.dims) else None
+
+
+ItemBelow: TypeAlias = "tuple[tuple[str, ...], CollectionAt | bytes | Multiscale | None]"
+"""A collection, a document, an image of which an array is a level, or a directory (None), with its relative path."""
 
 
 class Inherited(NamedTuple):
     """Properties that a directory inherits from its parents.
 
     Args:
-        below: collections, documents, images of which an array is a level, and directories (None) at this directory or
-            below. Each has its relative path, split into components.
-        scope: describes datasets at this directory and below; with the path of the directory that has the scope.
+        below: what is shown at this directory and below.
+        scope: describes datasets at this directory and below.
         moved: paths below the first path in the store are shown below the second path.
         closed: neither this directory nor any below contains a dataset.
-        cells: chunks are stored as files at this directory or below: their names, and the level of the names in this
-            directory (-1 for the prefix).
+        cells: given if chunks are stored as files at this directory or below.
     """
 
-    below: Sequence[tuple[tuple[str, ...], ShownItem]] = ()
-    scope: tuple[Scope, str] | None = None
+    below: Sequence[ItemBelow] = ()
+    scope: ScopeAt | None = None
     moved: tuple[str, str] = ("", "")
     closed: bool = False
-    cells: tuple[ChunkNames, int] | None = None
+    cells: ChunkLevel | None = None
 
     def shown(self, path: str) -> str:
         """Return the shown path of a path in the store."""
@@ -108,32 +141,41 @@ class Content:
     """The content of an opened directory.
 
     `documents` replace stored files of the same name. `shards` are the formats of the shards in the directory whose
-    chunks are shown in another form. `passed` is what all subdirectories inherit. `read` are the stored documents of
-    which the content was made: for each directory, the names looked for, and digests of those that exist.
+    chunks are shown in another form. `passed` is what all subdirectories inherit. `reads` are the stored documents of
+    which the content was made, by directory. `consolidation` makes a further document from those below. `is_omitted`:
+    the layout cannot express the dataset, and nothing of the directory is shown.
     """
 
     dataset: Dataset | None = None
     chunks: ChunkDirs | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
-    below: Mapping[str, Sequence[tuple[tuple[str, ...], ShownItem]]] = field(default_factory=dict)
+    below: Mapping[str, Sequence[ItemBelow]] = field(default_factory=dict)
     shards: tuple[ShardFormat, ...] = ()
     passed: Inherited = NOTHING_INHERITED
-    read: Mapping[str, tuple[Sequence[str], Mapping[str, bytes]]] = field(default_factory=dict)
+    reads: Mapping[str, DocumentsRead] = field(default_factory=dict)
+    consolidation: Consolidation | None = None
+    is_omitted: bool = False
 
     def hides(self, name: str) -> bool:
         """Return whether a stored file or directory of this name is hidden."""
         if name in self.below:
             return False
-        if self.dataset is not None and (self.dataset.hidden_entirely or name in self.dataset.hidden):
+        if self.is_omitted or (self.dataset is not None and name in self.dataset.hidden):
             return True
         return any(_leads_to_shard(format, name) for format in self.shards)
 
     def shows(self, name: str) -> bool:
         """Return whether the dataset has a document at this path below the directory, stored or generated."""
-        dataset = self.dataset
-        if dataset is None:
-            return False
-        return name in dataset.documents or (dataset.consolidation is not None and dataset.consolidation.name == name)
+        return (self.dataset is not None and name in self.dataset.documents) or self.is_consolidated(name)
+
+    def is_consolidated(self, name: str) -> bool:
+        """Return whether this is the name of the document that is built from all documents below."""
+        return self.consolidation is not None and self.consolidation.name == name
+
+    def is_generated(self, name: str) -> bool:
+        """Return whether a document of this name is built or translated when it is looked up."""
+        rewriter = self.dataset.rewriter if self.dataset is not None else None
+        return self.is_consolidated(name) or (rewriter is not None and rewriter.applies(name))
 
     @property
     def is_sharded(self) -> bool:
@@ -146,20 +188,14 @@ class Content:
     def inherited(self, name: str) -> Inherited:
         """Return the properties that the subdirectory `name` inherits."""
         _, scope, moved, closed, cells = self.passed
-        cells = None if cells is None else _cells_in(*cells, os.fsencode(name))
+        cells = None if cells is None else cells.below(os.fsencode(name))
         return Inherited(self.below.get(name, ()), scope, moved, closed, cells)
-
-
-def _cells_in(names: ChunkNames, level: int, name: bytes) -> tuple[ChunkNames, int] | None:
-    """Return `Inherited.cells` of a subdirectory; None if no chunks are below it."""
-    leads_on = name == names.prefix if level < 0 else names.parse(level, name) is not None
-    return (names, level + 1) if leads_on and level + 1 < len(names.dims) else None
 
 
 def _leads_to_shard(format: ShardFormat, name: str) -> bool:
     """Return whether a name is that of a shard or of a directory of shards."""
-    _, slash, rest = format.key(0).partition("/")
-    return bool(format.key(0)) and format.shard_of(name + slash + rest) is not None
+    _, slash, below = format.key(0).partition("/")
+    return bool(format.key(0)) and format.shard_of(name + slash + below) is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +228,8 @@ class DirectoryNode(Node):
         """Show the data directory of the scope in place of this one. Concurrent calls are safe."""
         inherited, inside = self.inherited, "/".join(filter(None, [self.path, scope.data]))
         if inherited.scope != (scope, self.path):
-            self.inherited = Inherited(inherited.below, (scope, self.path), (inside, inherited.shown(self.path)))
+            moved = inside, inherited.shown(self.path)
+            self.inherited = Inherited(inherited.below, ScopeAt(scope, self.path), moved)
         self.inside = inside  # assigned last: a thread that sees the new path also sees the new scope
 
 
@@ -275,9 +312,9 @@ class NodeTable:
         self._recent[node.number] = None
         while len(self._recent) > RECENT_NODES:
             number, _ = self._recent.popitem(last=False)
-            gone = self._nodes.pop(number)
-            if self._moved.get(gone.path) == number:
-                del self._moved[gone.path]
+            evicted = self._nodes.pop(number)
+            if self._moved.get(evicted.path) == number:
+                del self._moved[evicted.path]
 
     def outdate(self, node: DocumentNode) -> None:
         """Give the path of a document another inode number from now on."""

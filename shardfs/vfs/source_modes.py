@@ -153,7 +153,7 @@ class TreeWithModes(Tree):
             shards = target.tree.shards
             return modes.shard(shards.key(shards.number_of(target.coords)), target.tree.directory_path(TOP))
         node = self._nodes.get(number)
-        names = self.datasets.document_names if isinstance(node, DocumentNode) else ()
+        names = self.datasets.source.document_names if isinstance(node, DocumentNode) else ()
         return modes.document(node.path, names)
 
     def _path_of(self, number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from shardfs.model.errors import NOT_FOUND, CorruptShardError, message
 from shardfs.storage.cache import ByteLRU, WindowCache
 from shardfs.vfs.inodes import TreePosition, number_of
 from shardfs.vfs.nodes import NOTHING_INHERITED, DirectoryNode, DocumentNode, FileNode, Inherited, Node, NodeTable
+from shardfs.vfs.source_datasets import directory_mtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,8 +48,13 @@ class StoredFiles:
     def __init__(
         self, nodes: NodeTable, datasets: Datasets, index_cache: ByteLRU, chunk_cache: ByteLRU, ttl_s: float
     ) -> None:
-        self.store, self._nodes, self._datasets = datasets.store, nodes, datasets
-        self._index_cache, self._chunk_cache, self._ttl = index_cache, chunk_cache, ttl_s
+        self.store = datasets.store
+        self._nodes = nodes
+        self._datasets = datasets
+        self._source = datasets.source
+        self._index_cache = index_cache
+        self._chunk_cache = chunk_cache
+        self._ttl = ttl_s
         self._windows = WindowCache(chunk_cache)
 
     # ---- nodes ----
@@ -60,7 +67,7 @@ class StoredFiles:
         entry = self.store.entry(path)
         if not entry.page or entry.directory:
             return entry
-        is_directory = entry.name in self._directories_beside(path) or self._datasets.is_described(path, inherited)
+        is_directory = entry.name in self._directories_beside(path) or self._source.is_described(path, inherited)
         return entry._replace(directory=is_directory)
 
     def _directories_beside(self, path: str) -> frozenset[str]:
@@ -68,8 +75,8 @@ class StoredFiles:
         parent = path.rpartition("/")[0]
 
         def load() -> tuple[frozenset[str], int, float]:
-            found = frozenset(e.name for e in self._datasets.listed_by_store(parent) if e.directory)
-            return found, 100 * len(found), self._ttl
+            names = frozenset(e.name for e in self._source.listed(parent) if e.directory)
+            return names, 100 * len(names), self._ttl
 
         return self._index_cache.get(("directories", parent), load)
 
@@ -77,7 +84,7 @@ class StoredFiles:
         """Return the attributes of an entry of the store, whose node is known from now on."""
         if entry.directory or self._is_dataset(path, entry.name, inherited):
             trusted = entry.stat is not None and not self.store.remote
-            mtime = entry.stat.mtime_ns if entry.stat and trusted else self._datasets.directory_mtime(path)
+            mtime = entry.stat.mtime_ns if entry.stat and trusted else directory_mtime(self.store, path)
             directory = self._nodes.intern(path, DirectoryNode, inherited)
             return Attributes(directory.number, True, 0, mtime)
         if self.store.remote and (stat := entry.stat) is not None:
@@ -98,16 +105,13 @@ class StoredFiles:
 
     def _is_dataset(self, path: str, name: str, inherited: Inherited) -> bool:
         """Return whether a file is shown as a directory."""
-        candidates = [f for f in self._datasets.formats if f.may_hold(name)] if not inherited.closed else []
+        candidates = [f for f in self._source.formats if f.may_hold(name)] if not inherited.closed else []
         if not candidates:
             return False
-        known = self._nodes.known(path)
-        if known is not None:
-            return isinstance(known, DirectoryNode)
-        found = self.dataset_in_file(path, candidates)
-        if found is not None:
-            self._nodes.intern(path, DirectoryNode, inherited, found)
-        return found is not None
+        node = self._nodes.known(path)
+        if node is None and (dataset := self.dataset_in_file(path, candidates)) is not None:
+            node = self._nodes.intern(path, DirectoryNode, inherited, dataset)
+        return isinstance(node, DirectoryNode)
 
     def dataset_in_file(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
         """Return the dataset that a single file contains; None if it contains none. Damage is reported.
@@ -116,7 +120,7 @@ class StoredFiles:
         """
         for f in candidates:
             try:
-                found = f.open_file(path, self.store.open(path))
+                dataset = f.open_file(path, self.store.open(path))
             except NOT_FOUND:
                 continue
             except (ValueError, CorruptShardError) as e:
@@ -125,8 +129,8 @@ class StoredFiles:
             except OSError as e:
                 self._datasets.report(Problem(path, message(e), damaged=True))
                 raise
-            if found is not None:
-                return found
+            if dataset is not None:
+                return dataset
         return None
 
     def document(self, path: str, data: bytes) -> Attributes:
@@ -137,7 +141,15 @@ class StoredFiles:
 
     def document_attributes(self, node: DocumentNode) -> Attributes:
         """Return the attributes of a document."""
-        return Attributes(node.number, False, len(node.data), self._datasets.document_mtime(node.path))
+        return Attributes(node.number, False, len(node.data), self._document_mtime(node.path))
+
+    def _document_mtime(self, path: str) -> int:
+        """Return the modification time, in ns, of a generated or rewritten document."""
+        if self._datasets.layout is not None or not self.store.remote:
+            return directory_mtime(self.store, path)
+        with suppress(OSError):
+            return self.store.open(path).stat().mtime_ns  # unlike `entry`, through obstore
+        return 0
 
     # ---- attributes and bytes of files that are shown unchanged ----
 
@@ -199,8 +211,11 @@ class ForeignFiles:
     """
 
     def __init__(self, files: StoredFiles, datasets: Datasets, cache: ByteLRU, ttl_s: float) -> None:
-        self._files, self._datasets, self._store = files, datasets, datasets.store
-        self._cache, self._ttl = cache, ttl_s
+        self._files = files
+        self._source = datasets.source
+        self._store = datasets.store
+        self._cache = cache
+        self._ttl = ttl_s
 
     def lookup(self, chunks: ChunkDirs, parent: int, name: str) -> Attributes:
         """Return the attributes of a non-chunk name in a directory of chunks. Raise FileNotFoundError if missing."""
@@ -243,7 +258,7 @@ class ForeignFiles:
             self._note(chunks, place, frozenset())
             return
         path, names = chunks.directory_path(place), set[str]()
-        for entry in self._datasets.listed_by_store(path):
+        for entry in self._source.listed(path):
             if len(names) <= MAX_FOREIGN:
                 names.add(entry.name)
             if not chunks.reserved(place.level, entry.name):

@@ -8,18 +8,20 @@ import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from shardfs.formats.registry import sources, views
 from shardfs.model.collection import Facts
-from shardfs.model.dataset import Summary
-from shardfs.model.errors import NotADatasetError, ShardfsError
+from shardfs.model.dataset import Summary, Surroundings
+from shardfs.model.errors import NotADatasetError, ShardfsError, UnsupportedError
 from shardfs.model.grid import unravel
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.shards.shard_sources import StoreShards
-from shardfs.vfs.discovery import LOOK_AHEAD, LOOK_AHEAD_REMOTE
 from shardfs.vfs.nodes import NOTHING_INHERITED
+from shardfs.vfs.source_datasets import LOOK_AHEAD, LOOK_AHEAD_REMOTE, SourceDatasets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardfs.model.dataset import Dataset
     from shardfs.vfs.directories import StoreDirectories
     from shardfs.vfs.discovery import Datasets
     from shardfs.vfs.stored_files import StoredFiles
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOKED_FOR = "Zarr v3, precomputed, N5, bcolz, Blosc2"
+
+FORMAT_NAMES = {"zarr2": "Zarr v2", "zarr3": "Zarr v3", "zarr3-draft": "Zarr v3 (2022 draft)", "n5": "N5"}
+"""Display names of formats in messages, where they differ from the internal names."""
 
 SEARCH_DIRECTORIES = 2_000
 """Number of directories searched before a source without a known dataset is mounted anyway."""
@@ -39,7 +44,11 @@ class Survey:
     """The queries of `info`, `locate` and the start of a mount."""
 
     def __init__(self, directories: StoreDirectories, files: StoredFiles, datasets: Datasets) -> None:
-        self._directories, self._files, self._datasets, self._store = directories, files, datasets, datasets.store
+        self._directories = directories
+        self._files = files
+        self._datasets = datasets
+        self._source = datasets.source
+        self._store = datasets.store
 
     def chunk_at(self, shard: str, offset: int) -> str | None:
         """Return the shown path of the chunk that covers byte `offset` of a shard object; None if no chunk does."""
@@ -94,8 +103,9 @@ class Survey:
 
         For a remote source, this costs a request only if the source has a name that such a file may have.
         """
-        root, name = self._directories.root, self._store.name
-        candidates = [f for f in self._datasets.formats if f.may_hold(name)]
+        root = self._directories.root
+        name = self._store.name
+        candidates = [f for f in self._source.formats if f.may_hold(name)]
         if (self._store.remote and not candidates) or self._files.entry("", NOTHING_INHERITED).directory:
             return
         root.file = self._files.dataset_in_file("", candidates)
@@ -103,14 +113,14 @@ class Survey:
             raise NotADirectoryError(errno.ENOTDIR, "is not a directory, and no dataset by itself", name)
 
     def _require_sharded(self) -> None:
-        root, opened, found = self._directories.root, 0, False
+        root, opened, is_sharded = self._directories.root, 0, False
         try:
             for directory in self._directories.walk(SEARCH_DIRECTORIES + 1):
                 opened += 1
                 if directory.content is not None and directory.content.is_sharded:
-                    if self._datasets.view is None:
+                    if self._datasets.layout is None:
                         return
-                    found = True  # continue, because the mount must report now what the layout cannot express
+                    is_sharded = True  # continue, because the mount must report now what the layout cannot express
         except PermissionError as e:
             if not self._store.blind or root.content is None:
                 raise
@@ -119,13 +129,13 @@ class Survey:
                 raise
             log.warning("a group whose members are not listed; mounted all the same: %s", e)
             return
-        if found:
+        if is_sharded:
             return
         if opened > SEARCH_DIRECTORIES:
             log.warning("nothing sharded among the first %d directories; mounted all the same", SEARCH_DIRECTORIES)
             return
         for problem in self._datasets.problems:
-            self._datasets.require_no_job(problem.path)
+            self._source.require_no_job(problem.path)
         if self._datasets.problems:
             problem = next(iter(self._datasets.problems))
             raise NotADatasetError(f"{problem.path or 'the source'} cannot be shown unsharded: {problem.why}")
@@ -138,12 +148,14 @@ class Survey:
 
     def _found_instead(self) -> str:
         """Return a sentence about the first unsharded array and the layouts that can show it; empty without one."""
+        plain = SourceDatasets(self._store, sources(), None)
         for directory in self._directories.walk(LOOK_AHEAD_REMOTE if self._store.remote else LOOK_AHEAD):
             with suppress(ShardfsError, OSError):
-                if (found := self._datasets.plain_array(directory.inside)) is not None:
-                    name, layouts = found
+                dataset = plain.dataset(directory.inside, NOTHING_INHERITED)
+                if dataset is not None and (dataset.unsharded or (dataset.format == "zarr2" and dataset.closed)):
+                    name = FORMAT_NAMES.get(dataset.format, dataset.format)
                     sentence = f" Found: an unsharded {name} array at {directory.shown or 'its root'}; "
-                    if layouts:
+                    if layouts := _layouts_of(directory.inside, dataset):
                         return f"{sentence}a mount with -o layout={'|'.join(layouts)} can show it."
                     return f"{sentence}its chunks are plain files already, and no layout can convert it."
         return ""
@@ -152,7 +164,8 @@ class Survey:
         """Yield keys of shards that may exist: for each array the first one listed, and others spread over its grid."""
         with suppress(PermissionError):  # some servers do not list the members of a group
             for tree in self._directories.collections():
-                shards, source = tree.shards.outermost, tree.shards.outermost.source
+                shards = tree.shards.outermost
+                source = shards.source
                 if isinstance(shards.format, Unsharded) or not isinstance(source, StoreShards):
                     continue
                 with suppress(PermissionError):
@@ -162,3 +175,13 @@ class Survey:
                 step = 1 if tree.by_id else max(math.prod(grid) // SPREAD, 1)
                 for i in range(0, SPREAD * step if tree.by_id else math.prod(grid), step):
                     yield shards.key_of((i,) if tree.by_id else unravel(i, grid))
+
+
+def _layouts_of(path: str, dataset: Dataset) -> list[str]:
+    """Return the names of the layouts that can show a dataset."""
+    layouts = []
+    for name, view in views().items():
+        with suppress(UnsupportedError):
+            if view.show(path, dataset, Surroundings()).collections:
+                layouts.append(name)
+    return layouts

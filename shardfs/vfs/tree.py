@@ -29,6 +29,7 @@ from shardfs.vfs.directories import StoreDirectories
 from shardfs.vfs.discovery import NATIVE, Datasets
 from shardfs.vfs.inodes import ROOT, TABLE_END, TOP
 from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, Node, NodeTable
+from shardfs.vfs.source_datasets import directory_mtime
 from shardfs.vfs.stored_files import ForeignFiles, StoredFiles, listed_by_name
 from shardfs.vfs.survey import Survey
 
@@ -82,7 +83,6 @@ class Tree:
         self.directories = StoreDirectories(self._nodes, self._files, self.datasets, index_cache, index_ttl_s)
         self.collections = self.directories.collections
         self.shown_by, self.generated = self.directories.shown_by, self.directories.generated
-        self.stored_documents = self.datasets.documents
         self.note = partial(_note, self._chunks_of) if store.read_ahead is not None and not store.remote else None
         self.survey = Survey(self.directories, self._files, self.datasets)
 
@@ -158,7 +158,7 @@ class Tree:
         if isinstance(node, DocumentNode):
             return self._files.document_attributes(node)
         if isinstance(node, DirectoryNode):
-            return Attributes(number, True, 0, self.datasets.directory_mtime(node.path))
+            return Attributes(number, True, 0, directory_mtime(self.store, node.path))
         if isinstance(node, ChunkNode):
             return node.chunks.chunk_attributes(number, node.coords)
         return self._files.attributes(node)
@@ -381,6 +381,10 @@ class Tree:
         if directory >= TABLE_END:
             return self._chunks_of(directory).classify_name(directory, name)
         return self.directories.classify_name(directory, name)
+
+    def stored_documents(self, path: str) -> Mapping[str, bytes]:
+        """Return the stored metadata documents of a directory by name."""
+        return self.datasets.source.documents(path)
 
     def is_outdated(self, number: int) -> bool:
         """Return whether the path of a file has another inode number now: the document or the array has changed."""

@@ -71,7 +71,7 @@ class Document(NamedTuple):
 
 def document_at(base: Tree, directory: str, name: str) -> Document | None:
     """Return the document that a file with this name is; None for other files."""
-    if base.datasets.view is not None:
+    if base.datasets.layout is not None:
         try:
             place = base.shown_by(join(directory, name))
         except NOT_FOUND:
@@ -126,7 +126,7 @@ class ExpectedDatasets:
         The source's format is that of the first rule for the directory, otherwise that of the nearest group above.
         """
         datasets = self._base.datasets
-        view = datasets.view
+        view = datasets.shown_datasets.view
         layout = datasets.layout
         if view is None or layout is None or name not in datasets.layout_documents or self._base.is_closed(directory):
             return None
@@ -134,7 +134,7 @@ class ExpectedDatasets:
             if self._base.shown_by(join(directory, name)) is not None:
                 return None
         format = self._format_of_new(directory)
-        source = next((f for f in datasets.formats if format in f.dataset_formats), None)
+        source = next((f for f in datasets.source.formats if format in f.dataset_formats), None)
         if format == NONE or source is layout:
             return Document(layout, directory, name) if source in formats() else None
         deleted = self._deleted[directory].documents if directory in self._deleted else {}
@@ -151,7 +151,7 @@ class ExpectedDatasets:
         for above in islice(upwards(directory), 1, None):
             with suppress(CorruptShardError):
                 documents = self._base.stored_documents(above)
-                datasets = (f.open(above, documents) for f in self._base.datasets.formats)
+                datasets = (f.open(above, documents) for f in self._base.datasets.source.formats)
                 if (dataset := next(filter(None, datasets), None)) is not None:
                     return dataset.format
         return ""
@@ -226,9 +226,9 @@ class ExpectedDatasets:
         """
         try:
             documents, datasets = self._base.stored_documents(path), self._base.datasets
-            if datasets.view is None:
+            if datasets.layout is None:
                 return bool(documents)
-            described = (f.open(path, documents) for f in datasets.formats)
+            described = (f.open(path, documents) for f in datasets.source.formats)
             return any(dataset.collections or dataset.unsharded for dataset in described if dataset is not None)
         except CorruptShardError:
             return False

@@ -130,7 +130,7 @@ class Names:
 
     def _outdate(self, path: str) -> None:
         """Show a layout's documents anew that depend on the documents in a directory."""
-        if self.base.datasets.view is None:
+        if self.base.datasets.layout is None:
             return
         for document in self.base.generated(path):
             directory, name = split(document)

@@ -27,7 +27,7 @@ from shardfs.formats.n5.view import shown_encoding
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.arrays import Array, Axis, ChunkEncoding, Codec, Level, Multiscale
 from shardfs.model.collection import Collection, Facts, Layer
-from shardfs.model.dataset import Dataset
+from shardfs.model.dataset import Dataset, Surroundings
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 from shardfs.model.grid import NestedNames, cell_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
@@ -584,8 +584,8 @@ def test_any_described_array_is_read_as_n5(
     layer = Layer(Unsharded(grid, lambda cell: ".".join(map(str, cell)), partial(cell_of, separator=".", rank=rank)))
     facts = Facts(array.shape, array.chunk, None, array.data_type, "none")
     collection = Collection("made", "", NestedNames(grid), (layer,), (), facts, array=array)
-    (shown,) = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), {}).collections
-    documents = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), {}).documents
+    (shown,) = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), Surroundings()).collections
+    documents = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), Surroundings()).documents
     wanted = data.copy()
     for cell in np.ndindex(*array.grid):
         place = tuple(cell[array.grid_axes.index(i)] for i in range(rank))
@@ -699,8 +699,8 @@ def test_a_volume_has_its_scales_as_levels() -> None:
     source = Dataset(
         "made", tuple(stored), format_names=form, attributes={}, multiscales=(Multiscale("", axes, tuple(levels)),)
     )
-    assert list(N5.children(source)) == []
-    shown = N5.show("volume", source, {})
+    assert list(N5.children(source, set())) == []
+    shown = N5.show("volume", source, Surroundings())
     assert [(c.path, c.shards) for c in shown.collections] == [("s0", "8_8_8"), ("s1", "16_16_16")]
     assert shown.hidden == {"info", "8_8_8", "16_16_16"}
     documents = {name: json.loads(raw) for name, raw in shown.documents.items()}

@@ -16,6 +16,7 @@ from shardfs.formats.registry import views
 from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.formats.zarr2 import ZARR2
 from shardfs.formats.zarr3 import ZARR3
+from shardfs.model.dataset import Surroundings
 from tests.data_n5 import Index, attributes, sharding
 from tests.datasets import BLOSC, CRC, GZIP, LITTLE
 from tests.handmade import zarr_metadata
@@ -42,7 +43,7 @@ def translation(layout: str, source: Format) -> Translation:
     def show(stored: Documents) -> Documents:
         dataset = source.open("a", stored)
         assert dataset is not None
-        return views()[layout].show("a", dataset, {}).documents
+        return views()[layout].show("a", dataset, Surroundings()).documents
 
     return Translation(LAYOUTS[layout], source, views()[source.dataset_formats[0]], {}, (), show)
 

@@ -16,17 +16,18 @@ from shardfs.formats.bcolz.values import parsed
 from shardfs.formats.bcolz.view import shown_as_bcolz
 from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import UNFIT, reason
-from shardfs.formats.format import Format
+from shardfs.formats.format import Format, View
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.superchunk import Beginning, is_superchunk, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from shardfs.formats.create_rules import Sharding
     from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
+    from shardfs.model.dataset import Surroundings
 
 COMPRESSED = "cbytes"
 """The member for the total compressed size of all chunks."""
@@ -34,7 +35,7 @@ COMPRESSED = "cbytes"
 _CHUNK = re.compile(r"(?:.*/)?data/__(?:0|[1-9][0-9]{0,18})\.blp", re.DOTALL)
 
 
-class Bcolz(Format):
+class Bcolz(Format, View):
     """The format and the layout `bcolz`.
 
     Args:
@@ -42,7 +43,6 @@ class Bcolz(Format):
     """
 
     name = "bcolz"
-    renames = False
     dataset_formats = (
         "bcolz",
         "bloscpack",
@@ -89,10 +89,7 @@ class Bcolz(Format):
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None
 
-    def children(self, dataset: Dataset) -> Sequence[str]:
-        return ()
-
-    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+    def show(self, path: str, dataset: Dataset | None, around: Surroundings) -> Dataset:
         if dataset is None:
             return Dataset(self.name)
         return dataset if dataset.format in (self.name, "bloscpack") else shown_as_bcolz(dataset)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import parse_json, print_strict
-from shardfs.formats.format import Format
+from shardfs.formats.format import Format, View
 from shardfs.formats.n5.edits import DATASETS
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
@@ -17,12 +17,14 @@ from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
+
+    from shardfs.model.dataset import Surroundings
 
 _BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
 
 
-class N5Format(Format):
+class N5Format(Format, View):
     """The format and the layout `n5`."""
 
     name = "n5"
@@ -50,17 +52,17 @@ class N5Format(Format):
     def chunk_like(self, name: str) -> bool:
         return _BLOCK.fullmatch(name) is not None
 
-    def children(self, dataset: Dataset) -> Sequence[str]:
-        image = None if dataset.format == self.name else image_of(dataset)
+    def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
+        image = None if dataset.format == self.name else image_of(dataset, names)
         paths = {c.path for c in dataset.all_collections}
         return [level.path for level in image.levels if level.path not in paths] if image is not None else ()
 
-    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+    def show(self, path: str, dataset: Dataset | None, around: Surroundings) -> Dataset:
         if dataset is None:
             return Dataset("n5", documents={} if path else {DOCUMENT: print_strict({"n5": VERSION})})
         if dataset.format == self.name:
             return replace(dataset, collections=dataset.collections or dataset.unsharded)
-        return shown_as_n5(path, dataset, children)
+        return shown_as_n5(path, dataset, around)
 
 
 N5 = N5Format()

@@ -21,11 +21,11 @@ from shardfs.model.errors import UnsupportedError
 from shardfs.model.grid import NestedNames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence, Set
 
     from shardfs.model.arrays import Multiscale
     from shardfs.model.collection import Collection
-    from shardfs.model.dataset import Dataset
+    from shardfs.model.dataset import Dataset, Surroundings
 
 VERSION = "2.0.0"
 """The N5 version of shown containers. They use no newer features, and older software refuses newer versions."""
@@ -34,12 +34,12 @@ KNOWN_VERSIONS = ("1.", "2.", "3.", "4.")
 """How the versions begin that programs write today."""
 
 
-def shown_as_n5(path: str, dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
+def shown_as_n5(path: str, dataset: Dataset, around: Surroundings) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if N5 cannot express it."""
     is_array, placed = arrays_of(dataset)
     arrays = [_ShownDataset.of(c, at, shown_encoding) for c, at in placed]
-    image = None if is_array else image_of(dataset)
-    levels = _levels_of(image, arrays, below) if image is not None else []
+    image = None if is_array else image_of(dataset, around.names)
+    levels = _levels_of(image, arrays, around.below) if image is not None else []
     level_paths = {level.path for level in levels}
     members: dict[str, Mapping[str, Any]] = {}
     if not is_array:
@@ -85,14 +85,17 @@ def _is_of_user(name: str, value: Any) -> bool:
     return name not in STRUCTURAL or (name == "n5" and isinstance(value, str) and value[:2] in KNOWN_VERSIONS)
 
 
-def image_of(dataset: Dataset) -> Multiscale | None:
-    """The image whose levels a group shows as s0, s1, ...: the first image, if N5 can express it under these names."""
+def image_of(dataset: Dataset, names: Set[str]) -> Multiscale | None:
+    """The image whose levels a group shows as s0, s1, ...: the first image, if N5 can express it under these names.
+
+    `names` are all names in the directory of the group.
+    """
     if dataset.closed or not dataset.multiscales or not n5_viewer.can_be_written(dataset.multiscales[0]):
         return None
     image = dataset.multiscales[0]
     old = [level.path for level in image.levels]
     new = [f"s{i}" for i in range(len(old))]
-    is_free = all(a == b or b not in dataset.sibling_names.union(old) for a, b in zip(old, new, strict=True))
+    is_free = all(a == b or b not in names | set(old) for a, b in zip(old, new, strict=True))
     is_here = len(set(old)) == len(old) and not any("/" in name or name in ("", ".", "..") for name in old)
     return image if is_free and is_here else None
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import Format
+from shardfs.formats.format import Format, View
 from shardfs.formats.layouts import levels_below
 from shardfs.formats.precomputed.edits import InfoEdits
 from shardfs.formats.precomputed.ids import meshes, open_annotations, open_whole, skeletons
@@ -24,7 +24,9 @@ from shardfs.model.dataset import Dataset
 from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence, Set
+
+    from shardfs.model.dataset import Surroundings
 
 _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_properties"')
 """The beginning of an info document of segment properties. It has no shards, and may be too large to parse."""
@@ -46,7 +48,7 @@ _OF_IDS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], Dataset]]] = {
 """What a directory holds whose chunks have ids, by the `@type` of the info document, and how it is opened."""
 
 
-class Precomputed(Format):
+class Precomputed(Format, View):
     """The format and the layout `precomputed`."""
 
     name = "precomputed"
@@ -77,13 +79,13 @@ class Precomputed(Format):
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None
 
-    def children(self, dataset: Dataset) -> Sequence[str]:
+    def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
         return () if dataset.format == self.name else levels_below(dataset)
 
-    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+    def show(self, path: str, dataset: Dataset | None, around: Surroundings) -> Dataset:
         if dataset is None:
             return Dataset(self.name)
-        return dataset if dataset.format == self.name else shown_as_volumes(dataset, children)
+        return dataset if dataset.format == self.name else shown_as_volumes(dataset, around)
 
 
 PRECOMPUTED = Precomputed()

@@ -20,7 +20,6 @@ from shardfs.formats.layouts import (
     PACKED,
     array_of,
     from_above,
-    images_of,
     is_compressed,
     join,
     laid_out,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.arrays import Array
     from shardfs.model.collection import Collection
-    from shardfs.model.dataset import Dataset
+    from shardfs.model.dataset import Dataset, Surroundings
     from shardfs.model.values import Coords
 
 DATA_TYPES = frozenset(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"))
@@ -56,30 +55,28 @@ NANOMETERS = {f"{prefix}meter": float(f"1e{power + 9}") for prefix, (_, power) i
 """The nanometers in each unit of OME-NGFF. Other or missing units count as nanometers, precomputed's only unit."""
 
 
-def shown_as_volumes(dataset: Dataset, below: Mapping[str, Dataset]) -> Dataset:
+def shown_as_volumes(dataset: Dataset, around: Surroundings) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if precomputed cannot express it."""
     require_described(dataset)
     collections = {c.path: c for c in dataset.all_collections}
     if dataset.closed and len(collections) != 1:
         raise UnsupportedError(f"{dataset.format} is shown in its own layout only")
-    image = dataset.level_of or next(iter(dataset.multiscales), None)
+    image = around.level_of or next(iter(dataset.multiscales), None)
     levels = [level.path for level in image.levels] if image is not None else []
     volumes = {}
     if image is not None:
-        volumes[""] = _of_image(image, collections, below, dataset.sibling_names)
+        volumes[""] = _of_image(image, collections, around)
     for path, collection in collections.items():
         if path not in levels:
             volumes["" if dataset.closed else path] = _of_array(collection)
-    hidden = {path for path in levels if "/" not in path}
-    out = laid_out(
+    return laid_out(
         "precomputed",
         dataset,
         (scale.collection(path) for path, volume in volumes.items() for scale in volume.scales),
         {join(path, "info"): print_strict(volume.info()) for path, volume in volumes.items()},
         unwalked=(scale.key for volume in volumes.values() for scale in volume.scales),
-        hidden=hidden,
+        hidden=(path for path in levels if "/" not in path),
     )
-    return replace(out, images={path: image for path, image in images_of(dataset, below).items() if path not in hidden})
 
 
 # ---- volumes ----
@@ -104,20 +101,18 @@ class _Volume:
         }
 
 
-def _of_image(
-    image: Multiscale, collections: Mapping[str, Collection], below: Mapping[str, Dataset], beside: Set[str]
-) -> _Volume:
+def _of_image(image: Multiscale, collections: Mapping[str, Collection], around: Surroundings) -> _Volume:
     if not image.levels:
         raise UnsupportedError("the image has no levels")
     finest, scales = min(image.levels, key=lambda level: math.prod(level.scale)), []
     for level in image.levels:
         try:
-            collection = collections.get(level.path) or _collection_below(level.path, below.get(level.path))
+            collection = collections.get(level.path) or _collection_below(level.path, around.below.get(level.path))
             scales.append(replace(_scale(collection, image.axes, level, finest), home=level.path))
         except UnsupportedError as e:
             raise UnsupportedError(f"{level.path}: {e}") from e
     directories = {level.path.split("/")[0] for level in image.levels}
-    return _volume(scales, segmentation=image.segmentation, reserved=beside | directories)
+    return _volume(scales, segmentation=image.segmentation, reserved=around.names | directories)
 
 
 def _collection_below(path: str, dataset: Dataset | None) -> Collection:

@@ -6,10 +6,9 @@ https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardfs.formats.format import Format
+from shardfs.formats.format import Format, View
 from shardfs.formats.layouts import levels_below
 from shardfs.formats.zarr2.stored import open_node
 from shardfs.formats.zarr2.view import CONSOLIDATION, group_documents, shown_as_zarr2
@@ -17,20 +16,21 @@ from shardfs.formats.zarr2.words import ARRAY, DOCUMENTS, FORMAT, GROUP
 from shardfs.model.dataset import Dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping, Sequence, Set
 
     from shardfs.formats.create_rules import Rule
+    from shardfs.model.dataset import Surroundings
 
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _CHUNK = re.compile(rf"{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
 
 
-class Zarr2(Format):
+class Zarr2(Format, View):
     """The format and the layout `zarr2`."""
 
     name = FORMAT
-    renames = False
+    consolidation = CONSOLIDATION
     dataset_formats = (FORMAT,)
     documents = DOCUMENTS
 
@@ -46,15 +46,13 @@ class Zarr2(Format):
     def chunk_like(self, name: str) -> bool:
         return _CHUNK.fullmatch(name) is not None
 
-    def children(self, dataset: Dataset) -> Sequence[str]:
+    def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()
 
-    def show(self, path: str, dataset: Dataset | None, children: Mapping[str, Dataset]) -> Dataset:
+    def show(self, path: str, dataset: Dataset | None, around: Surroundings) -> Dataset:
         if dataset is None:
-            return Dataset(FORMAT, documents=group_documents(None), consolidation=CONSOLIDATION)
-        if dataset.format == self.name:
-            return dataset if dataset.closed else replace(dataset, consolidation=CONSOLIDATION)
-        return shown_as_zarr2(dataset, children)
+            return Dataset(FORMAT, documents=group_documents(None))
+        return dataset if dataset.format == self.name else shown_as_zarr2(dataset, is_level=around.level_of is not None)
 
 
 ZARR2 = Zarr2()

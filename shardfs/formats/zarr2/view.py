@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 KINDS = "biufcUS"
 
 
-def shown_as_zarr2(dataset: Dataset, children: Mapping[str, Dataset]) -> Dataset:
-    """The dataset in this layout. Raise UnsupportedError, with the reason, if Zarr v2 cannot express it."""
+def shown_as_zarr2(dataset: Dataset, *, is_level: bool) -> Dataset:
+    """The dataset in this layout; `is_level`: it is an array, and a level of an image that a group above describes.
+
+    Raise UnsupportedError, with the reason, if Zarr v2 cannot express it.
+    """
     is_array, arrays = arrays_of(dataset)
     levels = {level.path for image in dataset.multiscales for level in image.levels}
-    is_level = dataset.level_of is not None
     placed = [replace(_Zarr2Array.of(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
     shown_arrays = ((p.collection(), p.documents()) for p in placed)
-    if is_array:
-        return laid_out_zarr(FORMAT, dataset, children, shown_arrays, {})
-    return laid_out_zarr(FORMAT, dataset, children, shown_arrays, group_documents(dataset), CONSOLIDATION)
+    return laid_out_zarr(FORMAT, dataset, shown_arrays, {} if is_array else group_documents(dataset))
 
 
 # ---- groups ----
