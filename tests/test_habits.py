@@ -12,7 +12,19 @@ from tests.datasets import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOMS = ("cli", "codecs", "config", "daemon", "formats", "fsspec_fs", "fuse", "model", "storage/writers", "write")
+ROOMS = (
+    "cli",
+    "codecs",
+    "config",
+    "daemon",
+    "formats",
+    "fsspec_fs",
+    "fuse",
+    "model",
+    "storage/writers",
+    "vfs",
+    "write",
+)
 """The other rooms still have some. Add a room here as soon as it has none."""
 
 VAGUE = frozenset((

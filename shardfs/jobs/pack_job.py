@@ -102,7 +102,7 @@ class Packing:
     def __init__(self, job: PackJob, plan_type: type[PackPlan] = PackPlan) -> None:
         tree = _tree(job, NATIVE)
         plan = plan_type(job, tree.store, translates=False)
-        is_zarr2 = not tree.stored_documents("") and has_zarr2(tree.store, "")
+        is_zarr2 = not tree.datasets.source.documents("") and has_zarr2(tree.store, "")
         if not is_zarr2:
             plan.add_datasets(tree)
         if plan.is_empty:

@@ -174,7 +174,7 @@ class PackPlan:
         self._refused += others if self.arrays else []
 
     def _add_dataset(self, tree: Tree, path: str, dataset: Dataset) -> None:
-        format, stored = format_of(dataset.format), tree.stored_documents(path)
+        format, stored = format_of(dataset.format), tree.datasets.source.documents(path)
         documents = {name: stored[name] for name in format.documents if name in stored}
         has_objects = format is PRECOMPUTED and not dataset.collections and format.has_objects(documents[INFO])
         has_objects = has_objects and not self._job.verbatim
@@ -203,7 +203,7 @@ class PackPlan:
                 if isinstance(c.layers[0].format, Unsharded):
                     plain[join(directory.shown, c.path)] = PlainChunks(join(path, c.stored_at), c)
             self.hidden |= {join(path, name) for name in dataset.hidden}
-            if content.is_omitted and PRECOMPUTED.has_objects(tree.stored_documents(path).get(INFO, b"")):
+            if content.is_omitted and PRECOMPUTED.has_objects(tree.datasets.source.documents(path).get(INFO, b"")):
                 copied.add(directory.shown)  # meshes, for instance, have no other format
         self._hide_documents(tree, plain.values())
         for home, stored in documents.items():

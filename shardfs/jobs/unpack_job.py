@@ -350,8 +350,9 @@ class Unpacking:
         stored = {}
         for below in format.references(path, name, raw):
             directory, _, document = join(path, below).rpartition("/")
-            if directory not in self.job.arrays and (found := self.tree.stored_documents(directory).get(document)):
-                stored[below] = found
+            raw_below = self.tree.datasets.source.documents(directory).get(document)
+            if raw_below and directory not in self.job.arrays:
+                stored[below] = raw_below
         return format.edit(path, stored, name, raw)[name] if stored else raw
 
 

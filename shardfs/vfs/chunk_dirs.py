@@ -80,7 +80,7 @@ class ChunkDirs:
     Args:
         path: the directory in which the collection is shown.
         mtime_ns: modification time of its directories; a chunk has the modification time of its shard.
-        stored: the path of the collection's directory in the store.
+        stored_path: the path of the collection's directory in the store.
 
     Attributes:
         is_moved: the store has the shards in another directory than `path`.
@@ -102,13 +102,13 @@ class ChunkDirs:
         mtime_ns: int,
         ttl_s: float = math.inf,
         *,
-        stored: str,
+        stored_path: str,
         is_moved: bool = False,
     ) -> None:
         self.path = path
         self.collection = collection
         self.chunks = chunks
-        self.stored = stored
+        self.stored_path = stored_path
         self.is_moved = is_moved
         self.numbers = numbers
         self.first = numbers.first
@@ -176,12 +176,12 @@ class ChunkDirs:
             if not names or names[0] != self._names.prefix:
                 return None
             names = names[1:]
-        found = None if self.root is None else self.attributes(self.root)
+        attributes = None if self.root is None else self.attributes(self.root)
         for name in names:
-            found = self.lookup(None if found is None else found.number, name)
-            if found is None:
+            attributes = self.lookup(None if attributes is None else attributes.number, name)
+            if attributes is None:
                 return None
-        return found
+        return attributes
 
     def number(self, parent: int | None, name: bytes) -> int | None:
         """Return the inode number of a child of a directory (None: the dataset's); None if no child can have this name.
@@ -196,25 +196,25 @@ class ChunkDirs:
         """Return the coordinates of a chunk whose id is too large for a computed inode number; None for other names."""
         return self._names.cell(name) if isinstance(self._names, IdNames) else None
 
-    def small_listing(self, directory: int, most: int) -> list[EntryRow] | None:
-        """Return all entries of a directory with at most `most` places; None for any other directory."""
+    def small_listing(self, directory: int, limit: int) -> list[EntryRow] | None:
+        """Return all entries of a directory with at most `limit` places; None for any other directory."""
         place = self.numbers.place(directory)
         level = place.level
         if not self._has_rows or self.chunks.filler is not None:
             return None
-        if self.depth == 1 or level >= self.depth or self._dims[level] > most:
+        if self.depth == 1 or level >= self.depth or self._dims[level] > limit:
             return None
         dim, mtime_ns = self._dims[level], self.mtime_ns
         if level + 1 < self.depth:
             first = self.numbers.number(place, 0)
             return [(b"%d" % i, first + i, True, 0, mtime_ns, i + 1) for i in range(dim)]
         first, above, placement = self._rows.get(directory) or self._make_row(directory, place)
-        found = self.chunks.layer.row(placement, dim)
-        if self.collection.transform is not None and found:
-            coords = np.array([(*above, i) for i, _, _ in found], np.uint64)
-            sizes = self.chunks.sizes(coords, np.array([size for _, size, _ in found], np.int64)).tolist()
-            found = [(i, size, mtime) for (i, _, mtime), size in zip(found, sizes, strict=True)]
-        return [(b"%d" % i, first + i, False, size, mtime, i + 1) for i, size, mtime in found]
+        row = self.chunks.layer.row(placement, dim)
+        if self.collection.transform is not None and row:
+            coords = np.array([(*above, i) for i, _, _ in row], np.uint64)
+            sizes = self.chunks.sizes(coords, np.array([size for _, size, _ in row], np.int64)).tolist()
+            row = [(i, size, mtime) for (i, _, mtime), size in zip(row, sizes, strict=True)]
+        return [(b"%d" % i, first + i, False, size, mtime, i + 1) for i, size, mtime in row]
 
     # ---- attributes and bytes ----
 
@@ -237,7 +237,7 @@ class ChunkDirs:
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a chunk; fewer than `size` only at its end."""
         if number - self.first < self.directories:
-            path = self.directory_path(self.numbers.place(number), shown=True)
+            path = self.directory_path(self.numbers.place(number), is_shown=True)
             raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", path)
         return self.chunks.read(number, self.numbers.coords(number), offset, size)
 
@@ -295,12 +295,13 @@ class ChunkDirs:
 
     # ---- paths ----
 
-    def directory_path(self, place: TreePosition, *, shown: bool = False) -> str:
+    def directory_path(self, place: TreePosition, *, is_shown: bool = False) -> str:
         """Return the path of a directory of chunks: the shown one, or the corresponding one in the store."""
         values = np.array(unravel(place.nth, self._dims[: place.level]), np.uint64)
         parts = [self._names.render(level, values[level : level + 1])[0] for level in range(len(values))]
         prefix = [self._names.prefix] if self._names.prefix else []
-        return "/".join(filter(None, [self.path if shown else self.stored, b"/".join([*prefix, *parts]).decode()]))
+        top = self.path if is_shown else self.stored_path
+        return "/".join(filter(None, [top, b"/".join([*prefix, *parts]).decode()]))
 
     def chunk_path(self, coords: Coords) -> str:
         """Return the shown path of a chunk."""
@@ -379,5 +380,6 @@ class ChunkDirs:
 
     def move(self, old: str, new: str) -> None:
         """Update the paths after the directory, or one of its parents, was renamed."""
-        self.path, self.stored = new + self.path[len(old) :], new + self.stored[len(old) :]
+        self.path = new + self.path[len(old) :]
+        self.stored_path = new + self.stored_path[len(old) :]
         self.shards.move(self.path, old, new)

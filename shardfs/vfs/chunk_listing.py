@@ -63,10 +63,11 @@ class ChunkListing:
         row, filler = np.array(unravel(place.nth, self._dims[:-1]), np.uint64), self._chunks.filler
         for last in self._values(-1, cookie):
             values = np.empty((len(last), self._numbers.depth), np.uint64)
-            values[:, :-1], values[:, -1] = row, last
+            values[:, :-1] = row
+            values[:, -1] = last
             coords = self._names.coords_many(values)
-            exists, stored, mtimes = self._chunks.layer.present(coords)
-            sizes = self._chunks.sizes(coords, stored)
+            exists, stored_sizes, mtimes = self._chunks.layer.present(coords)
+            sizes = self._chunks.sizes(coords, stored_sizes)
             if filler is not None:
                 sizes[~exists], mtimes[~exists] = filler.sizes(coords[~exists]), self._mtime_ns
                 exists = np.ones(len(last), np.bool_)
@@ -78,15 +79,15 @@ class ChunkListing:
     def _scan_stored(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
         """Yield the chunks of one directory from the shard indices, shard by shard."""
         row, listed = np.array(unravel(place.nth, self._dims[:-1]), np.uint64), 0
-        for coords, stored, mtime_ns, cookies in self._chunks.layer.scan(cookie):
+        for coords, stored_sizes, mtime_ns, cookies in self._chunks.layer.scan(cookie):
             values = self._names.values(coords)
             if self._numbers.depth > 1:
-                here = (values[:, :-1] == row).all(axis=1)
-                if not here.any():
+                in_row = (values[:, :-1] == row).all(axis=1)
+                if not in_row.any():
                     continue
-                values, coords, stored, cookies = values[here], coords[here], stored[here], cookies[here]
+                values, coords, stored_sizes, cookies = (x[in_row] for x in (values, coords, stored_sizes, cookies))
             last = values[:, -1]
-            numbers, sizes = self._numbers.numbers(place, last), self._chunks.sizes(coords, stored)
+            numbers, sizes = self._numbers.numbers(place, last), self._chunks.sizes(coords, stored_sizes)
             if isinstance(self._names, IdNames):
                 listed += len(coords)
                 names = self._names.names(coords)
@@ -96,5 +97,5 @@ class ChunkListing:
                     sizes = np.where(large, -1, sizes)
             else:
                 names = self._names.render(place.level, last)
-            found = Batch.of(names, numbers, sizes, mtime_ns, cookies)
-            yield found._replace(by_name=listed > IDS_WITH_INODES)
+            batch = Batch.of(names, numbers, sizes, mtime_ns, cookies)
+            yield batch._replace(by_name=listed > IDS_WITH_INODES)

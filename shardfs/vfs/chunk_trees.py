@@ -82,9 +82,10 @@ class ChunkTrees:
             raise OSError(errno.ESTALE, REPLACED, str(number))
         return tree
 
-    def open(self, path: str, shown: str, placed: CollectionAt, mtime_ns: int) -> ChunkDirs:
-        """Return the tree of the collection in a directory, which is shown as `shown`."""
-        collection, (_, chunk_cache, ttl_s) = placed.collection, self._caches
+    def open(self, path: str, shown_path: str, placed: CollectionAt, mtime_ns: int) -> ChunkDirs:
+        """Return the tree of the collection in a directory, which is shown as `shown_path`."""
+        collection = placed.collection
+        _, chunk_cache, ttl_s = self._caches
         with self._lock:
             former = self._tree_at.get(path) or self._detached.get(path)
             if former is not None and is_same(former.collection, collection):
@@ -93,10 +94,10 @@ class ChunkTrees:
                 self._detached.pop(path, None)
                 return former
             numbers = self._reserve(path, collection, is_first=former is None)
-            chunks = open_chunks(self._store, placed.shards, shown, collection, *self._caches, mtime_ns)
+            chunks = open_chunks(self._store, placed.shards, shown_path, collection, *self._caches, mtime_ns)
             tree = ChunkDirs(
-                shown, collection, chunks, chunk_cache, numbers, mtime_ns, ttl_s,
-                stored=path, is_moved=shown != placed.shards,
+                shown_path, collection, chunks, chunk_cache, numbers, mtime_ns, ttl_s,
+                stored_path=path, is_moved=shown_path != placed.shards,
             )  # fmt: skip
             chunks.layer.on_resize = partial(tree.resized, self.hooks)
             chunks.on_clipped = partial(tree.found_clipped, self.hooks)
@@ -109,7 +110,7 @@ class ChunkTrees:
                 if former.is_frozen:
                     self._store.reopen_below(placed.shards)
         if former is not None:
-            self.hooks.names_changed(*_changed(shown, former.collection.names, collection.names))
+            self.hooks.names_changed(*_changed(shown_path, former.collection.names, collection.names))
         return tree
 
     def _reserve(self, path: str, collection: Collection, *, is_first: bool) -> ChunkNumbers:
@@ -188,7 +189,7 @@ class ChunkTrees:
         """Update the paths of all trees in a directory that was renamed."""
         with self._lock:
             for tree in self._trees:
-                if is_in(tree.stored, old):
+                if is_in(tree.stored_path, old):
                     tree.move(old, new)
             for trees in (self._tree_at, self._detached):
                 for path in [path for path in trees if is_in(path, old)]:

@@ -40,7 +40,8 @@ def note_clipped(collection: Collection, positions: set[tuple[int, int]]) -> Ite
 
 def _chunks_at(positions: Iterable[tuple[int, int]], array: Array) -> Iterator[U64]:
     """Yield grid coordinates (n, d) of the chunks at positions on the axes of an array."""
-    grid, axes = array.grid, array.grid_axes
+    grid = array.grid
+    axes = array.grid_axes
     for axis, cell in positions:
         slab = (*grid[:axis], 1, *grid[axis + 1 :])
         for start in range(0, math.prod(slab), BATCH):

@@ -95,8 +95,9 @@ class CollectionShards:
         live = dead = 0
         for shard in self.outermost.existing_shards().tolist():
             with suppress(OSError, ValueError, CorruptShardError):  # `verify` reports damaged shards
-                found = StoredShard(self._collection, shard, self.outermost.source.stored(shard)).usage()
-                live, dead = live + found.live, dead + found.dead
+                usage = StoredShard(self._collection, shard, self.outermost.source.stored(shard)).usage()
+                live += usage.live
+                dead += usage.dead
         return live, dead
 
     # ---- stored chunks ----
@@ -134,14 +135,14 @@ class CollectionShards:
 
     def locate(self, coords: Coords) -> Located | None:
         """Return the location of a chunk; None if the chunk is filled. Raise FileNotFoundError if it does not exist."""
-        found, transform = self._chunks.layer.stored(coords), self._collection.transform_of(coords)
-        if found is None:
+        chunk, transform = self._chunks.layer.stored(coords), self._collection.transform_of(coords)
+        if chunk is None:
             if self._collection.filler is not None:
                 return None
             raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
         codecs = (*self._collection.codecs, *([transform.name] if transform is not None else []))
-        offset = found.start + max(found.blob.base, 0)
-        return Located(self.path, coords, self._chunks.layer.key_of(coords), offset, found.size, codecs)
+        offset = chunk.start + max(chunk.blob.base, 0)
+        return Located(self.path, coords, self._chunks.layer.key_of(coords), offset, chunk.size, codecs)
 
     # ---- changes ----
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
     from shardfs.vfs.nodes import DocumentsRead, Inherited, ItemBelow
-    from shardfs.vfs.shown_datasets import Shown
+    from shardfs.vfs.shown_datasets import ShownDataset
 
 log = logging.getLogger(__name__)
 
@@ -145,11 +145,11 @@ class Datasets:
         return None if self.layout is None else self.shown_datasets.translation(directory, self.open(directory).dataset)
 
     def _set_content(
-        self, directory: DirectoryNode, shown: Shown, reads: Mapping[str, DocumentsRead], since: int
+        self, directory: DirectoryNode, shown_dataset: ShownDataset, reads: Mapping[str, DocumentsRead], since: int
     ) -> None:
         """Combine what a directory shows of its own dataset with what it inherits from its parents."""
-        path, dataset = directory.inside, shown.dataset or NOTHING_DESCRIBED
-        items = [*directory.inherited.below, *self._items(path, shown)]
+        path, dataset = directory.inside, shown_dataset.dataset or NOTHING_DESCRIBED
+        items = [*directory.inherited.below, *self._items(path, shown_dataset)]
         documents, below = _by_name(items)
         if not dataset.closed:
             # each member is a dataset for layouts; natively, a member need not have shards
@@ -162,15 +162,15 @@ class Datasets:
             self.report(Problem(path, "a second sharded collection in the same directory"))
         placed = (item.collection for _, item in items if isinstance(item, CollectionAt) and item.shards == path)
         content = Content(
-            shown.dataset,
+            shown_dataset.dataset,
             documents=documents,
             below=below,
             shards=tuple(c.layers[0].format for c in placed if c.shards is not None),
             passed=_passed_on(path, directory.inherited, dataset),
             # Without a dataset, a search for datasets below may have read very many documents.
-            reads={at: read for at, read in reads.items() if shown.dataset is not None or at == path},
-            consolidation=None if shown.dataset is None or dataset.closed else self._consolidation,
-            is_omitted=shown.is_omitted,
+            reads={at: read for at, read in reads.items() if shown_dataset.dataset is not None or at == path},
+            consolidation=None if shown_dataset.dataset is None or dataset.closed else self._consolidation,
+            is_omitted=shown_dataset.is_omitted,
         )
         mtime_ns = directory_mtime(self.store, path) if collections else 0
         install = partial(self._install, directory, content, next(iter(collections), None), mtime_ns)
@@ -184,14 +184,14 @@ class Datasets:
             content = replace(content, chunks=chunks)
         directory.content = content
 
-    def _items(self, path: str, shown: Shown) -> Iterator[ItemBelow]:
+    def _items(self, path: str, shown_dataset: ShownDataset) -> Iterator[ItemBelow]:
         """Yield the collections, documents and images of a dataset with their paths relative to its directory."""
-        dataset = shown.dataset or NOTHING_DESCRIBED
+        dataset = shown_dataset.dataset or NOTHING_DESCRIBED
         for c in dataset.collections:
             yield parts_of(c.path), CollectionAt(c, joined(path, c.stored_at))
         for name, raw in dataset.documents.items():
             yield parts_of(name), raw
-        for at, image in shown.images.items():
+        for at, image in shown_dataset.images.items():
             yield parts_of(at), image
         if dataset.scope is not None and not self.store.blind:  # the store may not have this directory yet
             yield parts_of(dataset.scope.data), None

@@ -50,9 +50,7 @@ class Forms:
         look for others if they have changed. Raise OSError or CorruptShardError if they cannot be read.
         """
         while (description := tree.description) is not None and not self._is_stored(description):
-            dataset = self._read(
-                description.directory, Inherited(scope=description.scope)
-            )
+            dataset = self._read(description.directory, Inherited(scope=description.scope))
             collections = () if dataset is None else dataset.collections
             present = next((c for c in collections if c.path == description.path), None)
             with self._lock:
@@ -75,9 +73,9 @@ class Forms:
 
     def _is_stored(self, description: Description) -> bool:
         """Return whether the documents in the source are those of the description."""
-        known = description.digests
-        present = self._store.documents("", [*known], MAX_DOCUMENT_BYTES)
-        return {**dict.fromkeys(known, REMOVED), **hashes_of(present)} == known
+        digests = description.digests
+        present = self._store.documents("", [*digests], MAX_DOCUMENT_BYTES)
+        return {**dict.fromkeys(digests, REMOVED), **hashes_of(present)} == digests
 
     @contextmanager
     def removing(self, path: str) -> Iterator[None]:

@@ -78,7 +78,7 @@ class ScopeAt(NamedTuple):
     scope: Scope
     path: str
 
-    def below(self, path: str) -> str:
+    def relative(self, path: str) -> str:
         """Return the path of a directory in the scope, relative to the scope."""
         return path.removeprefix(self.path).lstrip("/")
 
@@ -99,7 +99,7 @@ class ChunkLevel(NamedTuple):
     names: ChunkNames
     level: int
 
-    def below(self, name: bytes) -> ChunkLevel | None:
+    def child(self, name: bytes) -> ChunkLevel | None:
         """Return the level in a subdirectory; None if no chunks are below it."""
         names, level = self
         leads_on = name == names.prefix if level < 0 else names.parse(level, name) is not None
@@ -188,7 +188,7 @@ class Content:
     def inherited(self, name: str) -> Inherited:
         """Return the properties that the subdirectory `name` inherits."""
         _, scope, moved, closed, cells = self.passed
-        cells = None if cells is None else cells.below(os.fsencode(name))
+        cells = None if cells is None else cells.child(os.fsencode(name))
         return Inherited(self.below.get(name, ()), scope, moved, closed, cells)
 
 
@@ -278,6 +278,13 @@ class NodeTable:
         """Return the node of a path; None if there is none."""
         node = self._nodes.get(self._number(path))
         return node if node is not None and node.path == path else None
+
+    def directory_at(self, shown_path: str) -> DirectoryNode | None:
+        """Return the directory shown at this path; None if it is not known."""
+        node: Node | None = self.root
+        for name in shown_path.split("/") if shown_path else ():
+            node = self.known(node.child_path(name)) if isinstance(node, DirectoryNode) else None
+        return node if isinstance(node, DirectoryNode) else None
 
     def intern(self, path: str, kind: type[N], *args: Any, number: int | None = None) -> N:
         """Return the node of this kind for a path; create the node, with further arguments, if it is missing.

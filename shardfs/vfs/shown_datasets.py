@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownDataset:
     """What the mount shows of a directory's own dataset.
 
     Args:
@@ -37,7 +37,7 @@ class Shown:
     is_omitted: bool = False
 
 
-NOTHING_SHOWN = Shown()
+NOTHING_SHOWN = ShownDataset()
 
 
 class ShownDatasets:
@@ -55,7 +55,7 @@ class ShownDatasets:
         self.view = view
         self._omitted = omitted
 
-    def open(self, directory: DirectoryNode) -> Shown:
+    def open(self, directory: DirectoryNode) -> ShownDataset:
         """Return what a directory shows of its own dataset, apart from what it inherits from its parents.
 
         Raise UnsupportedError if the view cannot express the dataset, unless it may be omitted.
@@ -65,9 +65,9 @@ class ShownDatasets:
             return NOTHING_SHOWN  # documents here would change nothing
         dataset = directory.file or self._stored(directory)
         if self.view is None:
-            return Shown(dataset)
+            return ShownDataset(dataset)
         if dataset is not None and is_array:
-            return Shown(Dataset(self.view.name, hidden=dataset.format_names, closed=True))
+            return ShownDataset(Dataset(self.view.name, hidden=dataset.format_names, closed=True))
         if dataset is not None and dataset.scope is not None:
             directory.move(dataset.scope)
             dataset = self._stored(directory)
@@ -80,24 +80,24 @@ class ShownDatasets:
     def _stored(self, directory: DirectoryNode) -> Dataset | None:
         return self._source.dataset(directory.inside, directory.inherited)
 
-    def _viewed(self, directory: DirectoryNode, view: View, stored: Dataset | None) -> Shown:
+    def _viewed(self, directory: DirectoryNode, view: View, source_dataset: Dataset | None) -> ShownDataset:
         """Return what the view shows of the stored dataset; None stands for a directory above datasets."""
         path = directory.shown
-        dataset = stored if stored is None else self._with_image(directory, stored)
+        dataset = None if source_dataset is None else self._with_image(directory, source_dataset)
         around = Surroundings() if dataset is None else self._around(directory, view, dataset)
         try:
             if dataset is not None:
                 self._require_codec(view, dataset)
-            shown_dataset = view.show(path, dataset, around)
+            viewed = view.show(path, dataset, around)
         except UnsupportedError as e:
             why = f"cannot be shown as {view.name}: {e}"
             if self._omitted is None:
                 hint = "; -o unsupported=skip omits it" if path else ""
                 raise UnsupportedError(f"{path or '/'}: {why}{hint}") from e
             self._omitted(Problem(path, why, skipped=True))
-            return Shown(Dataset("unsupported", closed=True), is_omitted=True)
+            return ShownDataset(Dataset("unsupported", closed=True), is_omitted=True)
         images = images_of(dataset, around.below) if dataset is not None else {}
-        return Shown(shown_dataset, {at: image for at, image in images.items() if at not in shown_dataset.hidden})
+        return ShownDataset(viewed, {at: image for at, image in images.items() if at not in viewed.hidden})
 
     def _with_image(self, directory: DirectoryNode, dataset: Dataset) -> Dataset:
         """Return the dataset of a group with the image that only its levels describe, if there is one."""
@@ -108,7 +108,7 @@ class ShownDatasets:
 
     def _around(self, directory: DirectoryNode, view: View, dataset: Dataset) -> Surroundings:
         names = self._names(directory, view, dataset)
-        children = self._source.below(directory.inside, view.children(dataset, names), directory.inherited)
+        children = self._source.children(directory.inside, view.children(dataset, names), directory.inherited)
         images = (item for parts, item in directory.inherited.below if not parts and isinstance(item, Multiscale))
         below = {name: child for name, child in children if child is not None}
         return Surroundings(below, names, None if dataset.multiscales and view.renames else next(images, None))

@@ -106,7 +106,7 @@ class SourceDatasets:
 
     def _of_scope(self, path: str, scope: ScopeAt) -> dict[str, bytes]:
         """Return the documents of a scope that describe a directory below."""
-        wanted = scope.scope.documents(scope.below(path))
+        wanted = scope.scope.documents(scope.relative(path))
         return self._read(scope.path, wanted) if wanted else {}
 
     # ---- datasets ----
@@ -120,7 +120,7 @@ class SourceDatasets:
         dataset = next((d for f in self.formats if (d := f.open(path, documents)) is not None), None)
         if dataset is None and scope is not None:
             documents, home = self._of_scope(path, scope), scope.path
-            dataset = scope.scope.open(path, scope.below(path), documents)
+            dataset = scope.scope.open(path, scope.relative(path), documents)
         self.require_no_job(path, is_array=dataset is not None and bool(dataset.all_collections))
         if dataset is None or not dataset.all_collections:
             return dataset
@@ -146,7 +146,7 @@ class SourceDatasets:
         if self._jobs is not None and isinstance(self.store, LocalStore):
             self._jobs.require_none(self.store.path(path), is_array=is_array)
 
-    def below(self, path: str, names: Iterable[str], inherited: Inherited) -> Iterator[tuple[str, Dataset | None]]:
+    def children(self, path: str, names: Iterable[str], inherited: Inherited) -> Iterator[tuple[str, Dataset | None]]:
         """Yield names of directories below and their datasets; None for a damaged one, whose opening is an error."""
         for name in names:
             dataset = None
@@ -157,7 +157,7 @@ class SourceDatasets:
     def levels(self, path: str, levels: Levels, inherited: Inherited) -> dict[str, Array]:
         """Return the arrays in a group that may be levels of an image, in the order of `Levels.paths`."""
         arrays = {}
-        for name, dataset in self.below(path, levels.paths(), inherited):
+        for name, dataset in self.children(path, levels.paths(), inherited):
             collections = dataset.all_collections if dataset is not None else ()
             if len(collections) != 1 or collections[0].array is None:
                 break
@@ -182,7 +182,7 @@ class SourceDatasets:
 
         The store need not have directories for these datasets.
         """
-        if scope is None or not is_in(below := scope.below(path), scope.scope.data):
+        if scope is None or not is_in(below := scope.relative(path), scope.scope.data):
             return
         for entry in self.listed(joined(scope.path, scope.scope.listing(below))):
             if (name := scope.scope.member(entry.name, entry.directory)) is not None:

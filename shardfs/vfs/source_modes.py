@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +38,10 @@ class SourceModes:
     """
 
     def __init__(self, store: LocalStore, gid: int, cache: ByteLRU, ttl_s: float) -> None:
-        self._store, self._gid, self._cache, self._ttl = store, gid, cache, ttl_s
+        self._store = store
+        self._gid = gid
+        self._cache = cache
+        self._ttl = ttl_s
 
     def directory(self, path: str) -> int:
         """Return the bits of a directory, or of the nearest one above that is in the source."""
@@ -65,10 +70,8 @@ class SourceModes:
         A chunk whose shard does not exist is readable where the directory of its array is.
         """
         stem = key.removesuffix(".shard")
-        found = [bits for name in {key, f"{stem}.index", f"{stem}.data"} if (bits := self._stored(name)) is not None]
-        bits = ALL & ~SEARCH & (ALL if found else self.directory(array))
-        for some in found:
-            bits &= some
+        files = [b for name in {key, f"{stem}.index", f"{stem}.data"} if (b := self._stored(name)) is not None]
+        bits = reduce(and_, files or [self.directory(array)], ALL & ~SEARCH)
         above = key.rpartition("/")[0]
         while not is_in(array, above):
             searchable = self.directory(above) & SEARCH
@@ -119,23 +122,21 @@ class TreeWithModes(Tree):
     def attributes(self, number: int) -> Attributes:
         return self._with_mode(super().attributes(number))
 
-    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
-        rows = super().small_listing(number, most)
+    def small_listing(self, number: int, limit: int) -> list[EntryRow] | None:
+        rows = super().small_listing(number, limit)
         if rows is None or any(self._mode(row[1], row[2]) for row in rows):
             return None
         return rows
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         for batch in super().scan(number, cookie):
-            own = [
-                bool(self._mode(*row)) for row in zip(batch.numbers.tolist(), batch.directories.tolist(), strict=True)
-            ]
+            modes = list(map(self._mode, batch.numbers.tolist(), batch.directories.tolist()))
             # A listing has no modes: the kernel asks for each entry.
-            yield batch._replace(sizes=np.where(own, -1, batch.sizes)) if any(own) else batch
+            yield batch._replace(sizes=np.where(modes, -1, batch.sizes)) if any(modes) else batch
 
-    def _with_mode(self, found: Attributes) -> Attributes:
-        mode = self._mode(found.number, found.directory)
-        return found._replace(mode=mode) if mode else found
+    def _with_mode(self, attributes: Attributes) -> Attributes:
+        mode = self._mode(attributes.number, attributes.directory)
+        return attributes._replace(mode=mode) if mode else attributes
 
     def _mode(self, number: int, directory: bool) -> int:
         """Return the file type and the bits of a file or directory; 0 if it has those that the mount has for all."""
@@ -152,11 +153,11 @@ class TreeWithModes(Tree):
         if target is not None:
             shards = target.tree.shards
             return modes.shard(shards.key(shards.number_of(target.coords)), target.tree.directory_path(TOP))
-        node = self._nodes.get(number)
+        node = self.nodes.get(number)
         names = self.datasets.source.document_names if isinstance(node, DocumentNode) else ()
         return modes.document(node.path, names)
 
     def _path_of(self, number: int) -> str:
         if number >= TABLE_END:
             return self._chunks_of(number).directory_path(TOP)
-        return self._nodes.get(number).path
+        return self.nodes.get(number).path

@@ -13,7 +13,6 @@ import logging
 import math
 import os
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardfs.model.attributes import Attributes
@@ -28,7 +27,7 @@ from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
 from shardfs.vfs.directories import StoreDirectories
 from shardfs.vfs.discovery import NATIVE, Datasets
 from shardfs.vfs.inodes import ROOT, TABLE_END, TOP
-from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, Node, NodeTable
+from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, NodeTable
 from shardfs.vfs.source_datasets import directory_mtime
 from shardfs.vfs.stored_files import ForeignFiles, StoredFiles, listed_by_name
 from shardfs.vfs.survey import Survey
@@ -51,6 +50,7 @@ class Tree:
     Every method may block on the store; before that, the tree calls the `waiting` hook.
 
     Attributes:
+        nodes: the files and directories of the store that are known, with their inode numbers.
         datasets: opens directories and finds collections.
         directories: the directories of the store.
         survey: queries about the whole source.
@@ -70,20 +70,20 @@ class Tree:
         chunk_codec: str | None = None,
     ) -> None:
         caches = index_cache, chunk_cache, index_ttl_s
-        self.store, self._index_cache, self._chunk_cache, self._ttl = store, *caches
+        self.store = store
+        self._index_cache = index_cache
+        self._chunk_cache = chunk_cache
+        self._ttl = index_ttl_s
         self.retry: retry.RetryPolicy | None = getattr(store, "retry", None)
         self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
-        self._chunks_of, self.hooks = self.datasets.trees.owner, self.datasets.trees.hooks
+        self.hooks = self.datasets.trees.hooks
         self.hooks.names_changed = self._names_changed
         self.follows_documents = index_ttl_s != math.inf
-        self._nodes = NodeTable()
-        self.remember, self.forget, self.has_moved = self._nodes.remember, self._nodes.forget, self._nodes.has_moved
-        self._files = StoredFiles(self._nodes, self.datasets, *caches)
+        self.nodes = NodeTable()
+        self._files = StoredFiles(self.nodes, self.datasets, *caches)
         self._foreign = ForeignFiles(self._files, self.datasets, index_cache, index_ttl_s)
-        self.directories = StoreDirectories(self._nodes, self._files, self.datasets, index_cache, index_ttl_s)
-        self.collections = self.directories.collections
-        self.shown_by, self.generated = self.directories.shown_by, self.directories.generated
-        self.note = partial(_note, self._chunks_of) if store.read_ahead is not None and not store.remote else None
+        self.directories = StoreDirectories(self.nodes, self._files, self.datasets, index_cache, index_ttl_s)
+        self.note = self._note_read if store.read_ahead is not None and not store.remote else None
         self.survey = Survey(self.directories, self._files, self.datasets)
 
     # ---- the calls of a file system ----
@@ -96,32 +96,36 @@ class Tree:
             if chunks.is_former:
                 return self.lookup(self._present_number(chunks, parent), name)
             return chunks.lookup(parent, name) or self._foreign.lookup(chunks, parent, os.fsdecode(name))
-        directory = self._nodes.directory(parent)
+        directory = self.nodes.directory(parent)
         self._follow(directory)
         return self.directories.lookup(directory, name)
+
+    def remember(self, number: int) -> None:
+        """Count one more reference from the kernel or a handle to an inode number, until `forget`."""
+        self.nodes.remember(number)
+
+    def forget(self, number: int, count: int) -> None:
+        """Drop `count` references to an inode number."""
+        self.nodes.forget(number, count)
+
+    def _chunks_of(self, number: int) -> ChunkDirs:
+        return self.datasets.trees.owner(number)
 
     def _present_number(self, former: ChunkDirs, number: int) -> int:
         """Return the inode number that a directory of chunks has since another tree has replaced the former one."""
         place = former.numbers.place(number)
         if place.level >= former.depth:
             raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
-        present = self.resolve(former.directory_path(place, shown=True)).number
+        present = self.resolve(former.directory_path(place, is_shown=True)).number
         if present == number:
             raise OSError(errno.ESTALE, REPLACED, former.path)
         return present
 
     def _names_changed(self, directory: str, names: Iterable[bytes]) -> None:
         """Have the kernel look up names in a directory again, and all names below them."""
-        node = self._known_directory(directory)
+        node = self.nodes.directory_at(directory)
         if node is not None:
             self.hooks.invalidate_all(node.number, names)
-
-    def _known_directory(self, shown: str) -> DirectoryNode | None:
-        """Return the directory shown at this path; None if it is not known."""
-        node: Node | None = self._nodes.root
-        for name in shown.split("/") if shown else ():
-            node = self._nodes.known(node.child_path(name)) if isinstance(node, DirectoryNode) else None
-        return node if isinstance(node, DirectoryNode) else None
 
     def _follow(self, directory: DirectoryNode) -> None:
         """Renew a directory if its documents were to be read again, and have changed."""
@@ -133,9 +137,9 @@ class Tree:
         if not self.follows_documents or self.store.remote:
             return
         # Most arrays are shown where they are stored, and their node is at hand.
-        stored = self._nodes.known(chunks.stored) if chunks.stored else None
-        node = stored if isinstance(stored, DirectoryNode) else self._known_directory(chunks.path)
-        if node is not None:
+        node = self.nodes.known(chunks.stored_path) if chunks.stored_path else None
+        node = node or self.nodes.directory_at(chunks.path)
+        if isinstance(node, DirectoryNode):
             self._follow(node)
             with suppress(OSError, CorruptShardError):  # the next lookup in the directory raises the error
                 self.datasets.open(node)
@@ -147,14 +151,14 @@ class Tree:
         in the listing could expire in the kernel meanwhile, and each of them would cost a lookup and a shard index.
         """
         if self.store.remote:
-            for directory in self._nodes.above(chunks.stored):
+            for directory in self.nodes.above(chunks.stored_path):
                 self._follow(directory)
 
     def attributes(self, number: int) -> Attributes:
         """Return the attributes of a file or directory."""
         if number >= TABLE_END:
             return self._chunks_of(number).attributes(number)
-        node = self._nodes.get(number)
+        node = self.nodes.get(number)
         if isinstance(node, DocumentNode):
             return self._files.document_attributes(node)
         if isinstance(node, DirectoryNode):
@@ -176,7 +180,7 @@ class Tree:
         """Return bytes of a file; fewer than `size` only at its end."""
         if number >= TABLE_END:
             return self._chunks_of(number).read(number, offset, size)
-        node = self._nodes.get(number)
+        node = self.nodes.get(number)
         if isinstance(node, DocumentNode):
             return memoryview(node.data)[offset : offset + size]
         if isinstance(node, DirectoryNode):
@@ -207,23 +211,23 @@ class Tree:
                 out[i] = data
         return out
 
-    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
-        """Return the entries of a directory that has at most `most` chunks and nothing else; None for any other."""
+    def small_listing(self, number: int, limit: int) -> list[EntryRow] | None:
+        """Return the entries of a directory that has at most `limit` chunks and nothing else; None for any other."""
         if number < TABLE_END:
             return None
         chunks = self._chunks_of(number)
         self._follow_array(chunks)
         if chunks.is_former:
-            return self.small_listing(self._present_number(chunks, number), most)
-        found = chunks.small_listing(number, most)
-        if found is None:
+            return self.small_listing(self._present_number(chunks, number), limit)
+        rows = chunks.small_listing(number, limit)
+        if rows is None:
             return None
         try:
             alone = next(self._foreign.scan(chunks, chunks.numbers.place(number)), None) is None
         except OSError:  # `scan` yields the chunks first and then raises this error
             return None
         self._follow_above(chunks)
-        return found if alone else None
+        return rows if alone else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         """Yield the entries of a directory that follow `cookie`, without `.` and `..`. Needs constant memory."""
@@ -237,13 +241,13 @@ class Tree:
             place = chunks.numbers.place(number)
             if place.level >= chunks.depth:
                 raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
-            others = self._foreign.scan(chunks, place)
+            further = self._foreign.scan(chunks, place)
         else:
-            node, place = self._nodes.directory(number), TOP
+            node, place = self.nodes.directory(number), TOP
             if not cookie:
                 self._follow(node)
-            chunks, others = self.datasets.open(node).chunks, self.directories.scan(node)
-            chunks = chunks if chunks is not None and chunks.root is None else None
+            content, further = self.datasets.open(node), self.directories.scan(node)
+            chunks = content.chunks if content.chunks is not None and content.chunks.root is None else None
         if chunks is not None and cookie < REST - 1:
             try:
                 for batch in chunks.listing.scan(place, cookie):
@@ -255,7 +259,7 @@ class Tree:
                 entry = listed_by_name(f"{chunks.directory_path(place)}/{name}")
                 self.datasets.damage.put(entry.number, e, math.inf)
                 yield Batch.of_entries([(os.fsencode(name), entry)], REST - 2)
-        yield from _batches(others, cookie)
+        yield from _batches(further, cookie)
 
     def statvfs(self) -> os.statvfs_result | None:
         """Return the file system statistics of a local source; None for a remote one."""
@@ -286,7 +290,7 @@ class Tree:
         return {"user.shardfs.live": b"%d" % live, "user.shardfs.dead": b"%d" % dead}
 
     def _array(self, number: int) -> ChunkDirs | None:
-        node = self._nodes.get(number) if number < TABLE_END else None
+        node = self.nodes.get(number) if number < TABLE_END else None
         return self.datasets.open(node).chunks if isinstance(node, DirectoryNode) else None
 
     # ---- paths and collections ----
@@ -296,18 +300,18 @@ class Tree:
 
         Raise FileNotFoundError or NotADirectoryError like `stat`.
         """
-        found = Attributes(ROOT, True, 0, 0)
+        attributes = Attributes(ROOT, True, 0, 0)
         parts = [p for p in path.split("/") if p and p != "."]
         if ".." in parts:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         for part in parts:
             try:
-                found = self.lookup(found.number, os.fsencode(part))
+                attributes = self.lookup(attributes.number, os.fsencode(part))
             except FileNotFoundError as e:  # the error names the whole path instead of its last component
                 raise FileNotFoundError(errno.ENOENT, e.strerror or os.strerror(errno.ENOENT), path) from e
-        if path.endswith("/") and not found.directory:
+        if path.endswith("/") and not attributes.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        return found if parts else self.attributes(ROOT)
+        return attributes if parts else self.attributes(ROOT)
 
     def number(self, path: str) -> int:
         """Return the inode number of a file to read.
@@ -328,13 +332,13 @@ class Tree:
         """Return the path of a known inode number; empty for any other number."""
         try:
             if number < TABLE_END:
-                return self._nodes.shown_path(number)
+                return self.nodes.shown_path(number)
             chunks = self._chunks_of(number)
         except FileNotFoundError:
             return ""
         place = chunks.numbers.place(number)
         if place.level < chunks.depth:
-            return chunks.directory_path(place, shown=True)
+            return chunks.directory_path(place, is_shown=True)
         return chunks.chunk_path(chunks.numbers.coords(number))
 
     def collection(self, path: str) -> ChunkDirs:
@@ -351,17 +355,21 @@ class Tree:
             is_chunk = number - chunks.first >= chunks.directories
             return Target(chunks, chunks.numbers.coords(number)) if is_chunk else None
         with suppress(FileNotFoundError):
-            node = self._nodes.get(number)
+            node = self.nodes.get(number)
             return Target(node.chunks, node.coords) if isinstance(node, ChunkNode) else None
         return None
 
     def locate(self, path: str) -> Located:
         """Return the location of a shown chunk. Raise FileNotFoundError if the path is not a stored chunk."""
         target = self.target_of(self.resolve(path).number)
-        found = target.tree.shards.locate(target.coords) if target is not None else None
-        if found is None:
+        where = target.tree.shards.locate(target.coords) if target is not None else None
+        if where is None:
             raise FileNotFoundError(errno.ENOENT, "is not a chunk", path)
-        return found
+        return where
+
+    def collections(self) -> Iterator[ChunkDirs]:
+        """Yield all sharded collections. Opens every directory that may hold one."""
+        return self.directories.collections()
 
     def problems(self) -> list[Problem]:
         """Return the problems found so far: directories that were not expanded, with reasons."""
@@ -381,10 +389,6 @@ class Tree:
         if directory >= TABLE_END:
             return self._chunks_of(directory).classify_name(directory, name)
         return self.directories.classify_name(directory, name)
-
-    def stored_documents(self, path: str) -> Mapping[str, bytes]:
-        """Return the stored metadata documents of a directory by name."""
-        return self.datasets.source.documents(path)
 
     def is_outdated(self, number: int) -> bool:
         """Return whether the path of a file has another inode number now: the document or the array has changed."""
@@ -452,19 +456,19 @@ class Tree:
         """
         self.datasets.renewals.add(path)
         self.changed(path)
-        nodes = self._nodes.below(path)
+        nodes = self.nodes.below(path)
         paths = self.datasets.trees.forget(path)
         for node in nodes:
             if isinstance(node, DirectoryNode):
                 self.datasets.damage.invalidate(node.number)
                 node.content = None
         if renumbers:
-            list(self.generated(path))
+            list(self.directories.generated(path))
         for node in nodes:
             parent, _, name = node.path.rpartition("/")
             with suppress(OSError, CorruptShardError):
                 if node.number != ROOT:
-                    self.directories.renew(self._nodes.directory(self.resolve(parent).number), node, name)
+                    self.directories.renew(self.nodes.directory(self.resolve(parent).number), node, name)
         return paths
 
     def changed(self, path: str) -> None:
@@ -480,31 +484,31 @@ class Tree:
         """Update all nodes of a directory that was renamed in the store. They keep their inode numbers."""
         for directory in (old, new):
             self.datasets.renewals.add(directory)
-        for node in self._nodes.move(old, new):
+        for node in self.nodes.move(old, new):
             if isinstance(node, DirectoryNode):
-                node.inside, node.content = node.path, None
+                node.inside = node.path
+                node.content = None
         self.datasets.trees.move(old, new)
         for directory in (old, new):  # other files with the same names may be created at both paths
             self.store.reopen_below(directory)
         self.renew(new)
 
-
-def _note(chunks_of: Callable[[int], ChunkDirs], number: int) -> None:
-    """Note that the server reads a chunk of a slow local source, so that the next ones are read ahead."""
-    if number >= TABLE_END:
-        tree = chunks_of(number)
-        coords = tree.numbers.coords(number)
-        with suppress(OSError, ShardfsError):  # the read itself raises the error
-            stored = tree.chunks.layer.locate(coords)
-            if stored is not None:
-                tree.chunks.fetched_ahead(coords, stored)
+    def _note_read(self, number: int) -> None:
+        """Note that the server reads a chunk of a slow local source, so that the next ones are read ahead."""
+        if number >= TABLE_END:
+            tree = self._chunks_of(number)
+            coords = tree.numbers.coords(number)
+            with suppress(OSError, ShardfsError):  # the read itself raises the error
+                chunk = tree.chunks.layer.locate(coords)
+                if chunk is not None:
+                    tree.chunks.fetched_ahead(coords, chunk)
 
 
 def _batches(entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator[Batch]:
     """Yield the entries of a directory that are not chunks and follow `cookie`."""
     position = max(cookie, REST)
-    rest = itertools.islice(entries, position - REST, None)
-    while part := [(os.fsencode(name), found) for name, found in itertools.islice(rest, BATCH)]:
+    following = itertools.islice(entries, position - REST, None)
+    while part := [(os.fsencode(name), attributes) for name, attributes in itertools.islice(following, BATCH)]:
         yield Batch.of_entries(part, position)
         position += len(part)
 

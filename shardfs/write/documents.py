@@ -127,7 +127,10 @@ class Documents:
         paths = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}
         inside = [path for path in paths if path.split("/")[0] != ".."]
         referenced = self._base.store.documents("", inside, MAX_DOCUMENT_BYTES) if inside else {}
-        return {**self._base.stored_documents(directory), **{paths[path]: raw for path, raw in referenced.items()}}
+        return {
+            **self._base.datasets.source.documents(directory),
+            **{paths[path]: raw for path, raw in referenced.items()},
+        }
 
     # ---- what programs know
 
@@ -370,7 +373,7 @@ class Documents:
         changed = set()
         for above in islice(upwards(source.directory), 1, None):
             with_copy = partial(_with_copy, source, raw, above, through_layout)
-            group = self._base.stored_documents(above).get(source.name)
+            group = self._base.datasets.source.documents(above).get(source.name)
             with suppress(ValueError):  # the document above is invalid, so there is nothing to update
                 if group is not None and with_copy(group) != group:
                     self._writer.update(join(above, source.name), Rewrite(with_copy))

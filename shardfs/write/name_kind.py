@@ -73,7 +73,7 @@ def document_at(base: Tree, directory: str, name: str) -> Document | None:
     """Return the document that a file with this name is; None for other files."""
     if base.datasets.layout is not None:
         try:
-            place = base.shown_by(join(directory, name))
+            place = base.directories.shown_by(join(directory, name))
         except NOT_FOUND:
             place = None
         if place is None:
@@ -131,7 +131,7 @@ class ExpectedDatasets:
         if view is None or layout is None or name not in datasets.layout_documents or self._base.is_closed(directory):
             return None
         with suppress(*NOT_FOUND):
-            if self._base.shown_by(join(directory, name)) is not None:
+            if self._base.directories.shown_by(join(directory, name)) is not None:
                 return None
         format = self._format_of_new(directory)
         source = next((f for f in datasets.source.formats if format in f.dataset_formats), None)
@@ -150,7 +150,7 @@ class ExpectedDatasets:
     def _format_above(self, directory: str) -> str:
         for above in islice(upwards(directory), 1, None):
             with suppress(CorruptShardError):
-                documents = self._base.stored_documents(above)
+                documents = self._base.datasets.source.documents(above)
                 datasets = (f.open(above, documents) for f in self._base.datasets.source.formats)
                 if (dataset := next(filter(None, datasets), None)) is not None:
                     return dataset.format
@@ -225,7 +225,7 @@ class ExpectedDatasets:
         In a layout, a group is no answer: a program may write the attributes of an array, then chunks, then `.zarray`.
         """
         try:
-            documents, datasets = self._base.stored_documents(path), self._base.datasets
+            documents, datasets = self._base.datasets.source.documents(path), self._base.datasets
             if datasets.layout is None:
                 return bool(documents)
             described = (f.open(path, documents) for f in datasets.source.formats)

@@ -132,7 +132,7 @@ class Names:
         """Show a layout's documents anew that depend on the documents in a directory."""
         if self.base.datasets.layout is None:
             return
-        for document in self.base.generated(path):
+        for document in self.base.directories.generated(path):
             directory, name = split(document)
             with self.lock:
                 file = self.files.at(document)

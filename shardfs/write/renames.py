@@ -222,7 +222,7 @@ class Renames(Entries):
         if any(number is None or self._base.is_virtual(number) for number in numbers):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
         old_kind, kind = (self._names.classify_name(*split(path)).kind for path in (old, new))
-        require_changeable(NameKind.FIXED if self._base.has_moved(old) else old_kind, old)
+        require_changeable(NameKind.FIXED if self._base.nodes.has_moved(old) else old_kind, old)
         require_changeable(kind, new)
         self._writer.require_own_name(old)
         if NameKind.DIRECTORY in (old_kind, kind) or kind is NameKind.CHUNK:  # the source has shards at that path

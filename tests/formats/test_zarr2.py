@@ -195,7 +195,7 @@ def _documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @given(_documents())
 def test_what_is_described_is_shown_as_it_was_written(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    shown = shown_as_zarr2(_opened(*documents), {})
+    shown = shown_as_zarr2(_opened(*documents), is_level=False)
     assert [json.loads(shown.documents[name]) for name in (".zarray", ".zattrs")] == list(documents)
     (collection,) = shown.collections
     assert collection.transform is None, "the chunks pass"
