@@ -88,7 +88,6 @@ class Datasets:
         chunk_codec: str | None = None,
     ) -> None:
         self.store = store
-        self._ttl = index_ttl_s
         view = None if layout == NATIVE else views()[layout]
         self._consolidation = None if view is None else view.consolidation
         self.source = SourceDatasets(store, formats() if layout == NATIVE else sources(), chunk_codec)
@@ -125,14 +124,13 @@ class Datasets:
             self.renewals.keep(directory.path, since, damage)
             raise
 
-    def is_outdated(self, directory: DirectoryNode) -> bool:
+    def is_outdated(self, directory: DirectoryNode, age_s: float) -> bool:
         """Return whether the documents that an opened directory was made of have changed in the source.
 
-        They are read again at most every `index_ttl` seconds.
+        They are read again if they were read more than `age_s` seconds ago.
         """
         content, now = directory.content, monotonic()
-        interval_s = max(self._ttl, REMOTE_DOCUMENTS_S) if self.store.remote else self._ttl
-        if content is None or now - directory.checked < interval_s:
+        if content is None or now - directory.checked < max(age_s, REMOTE_DOCUMENTS_S if self.store.remote else 0):
             return False
         directory.checked = now
         return self.source.have_changed(content.reads)

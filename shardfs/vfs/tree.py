@@ -13,6 +13,7 @@ import logging
 import math
 import os
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardfs.model.attributes import Attributes
@@ -22,6 +23,7 @@ from shardfs.model.listing import BATCH, REST, Batch
 from shardfs.shards.shard_indices import REPLACED
 from shardfs.storage import retry
 from shardfs.storage.cache import ByteLRU, nothing
+from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.open_store import open_store
 from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
 from shardfs.vfs.directories import StoreDirectories
@@ -98,6 +100,9 @@ class Tree:
             return chunks.lookup(parent, name) or self._foreign.lookup(chunks, parent, os.fsdecode(name))
         directory = self.nodes.directory(parent)
         self._follow(directory)
+        if self.follows_documents and self.datasets.open(directory).is_consolidated(os.fsdecode(name)):
+            for below in self.outdated_below(directory.path, self._ttl):
+                self.renew(below, renumbers=True)
         return self.directories.lookup(directory, name)
 
     def remember(self, number: int) -> None:
@@ -129,7 +134,7 @@ class Tree:
 
     def _follow(self, directory: DirectoryNode) -> None:
         """Renew a directory if its documents were to be read again, and have changed."""
-        if self.follows_documents and self.datasets.is_outdated(directory):
+        if self.follows_documents and self.datasets.is_outdated(directory, self._ttl):
             self.renew(directory.path, renumbers=True)
 
     def _follow_array(self, chunks: ChunkDirs) -> None:
@@ -401,6 +406,15 @@ class Tree:
         # chunks outside of a smaller shape keep their numbers
         return chunks.is_frozen or (chunks.is_former and chunks.shapes[-1].contains(chunks.numbers.coords(number)))
 
+    def outdated_below(self, path: str, age_s: float) -> list[str]:
+        """Return the paths of opened directories, at `path` and below, whose documents have changed in the source.
+
+        They are read again if they were read more than `age_s` seconds ago.
+        """
+        nodes = [node for node in self.nodes.below(path) if isinstance(node, DirectoryNode)]
+        is_outdated = partial(self.datasets.is_outdated, age_s=age_s)
+        return [node.path for node, outdated in load_ahead(self.store.read_ahead, is_outdated, nodes) if outdated]
+
     def is_reformed(self, path: str) -> bool:
         """Return whether an array at `path` or below has another form or fill value in the source."""
         return any(map(self.datasets.forms.is_changed, self.datasets.trees.below(path)))
@@ -442,12 +456,14 @@ class Tree:
         """Whether the tree looks at shards again, to show what other programs have changed."""
         return math.isfinite(self._ttl)
 
-    def may_be_old(self, age_s: float) -> bool:
-        """Return whether documents read `age_s` seconds ago may be outdated.
+    @property
+    def documents_ttl_s(self) -> float:
+        """The seconds after which a writable tree reads documents again. For a local store 0: this costs little."""
+        return self._ttl if self.store.remote else 0
 
-        For a local store always: a check costs little.
-        """
-        return not self.store.remote or (math.isfinite(self._ttl) and age_s >= self._ttl)
+    def may_be_old(self, age_s: float) -> bool:
+        """Return whether documents read `age_s` seconds ago may be outdated."""
+        return math.isfinite(self.documents_ttl_s) and age_s >= self.documents_ttl_s
 
     def renew(self, path: str, *, renumbers: bool = False) -> list[str]:
         """Read the metadata of a directory and everything below again. Return the paths of the collections there.

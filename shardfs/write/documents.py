@@ -156,6 +156,8 @@ class Documents:
         now = time.monotonic()
         if document is None:
             return False
+        if document.is_copy:
+            return bool(self._base.outdated_below(document.directory, self._base.documents_ttl_s))
         last_hash, when = self._compared.get(document.path, (0, -math.inf))
         if not self._base.may_be_old(now - when) or self._is_generated(document):
             return False

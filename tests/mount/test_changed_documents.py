@@ -166,3 +166,25 @@ def test_names_sizes_and_bytes_are_the_new_ones(layout: str, writes: bool, mount
                     assert (os.stat(mount / change / name).st_ino != numbers[name]) == is_new, change
             finally:
                 client.close()
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["ro", "rw"])
+def test_a_consolidated_document_describes_the_present_arrays(writes: bool, mounted: Mounted, tmp_path: Path) -> None:
+    """Also for a client that reads no other document, as `zarr.open_consolidated` of zarr-python 2."""
+    need_fuse()
+    source = tmp_path / "source"
+    handmade.write_json(source / "group" / "zarr.json", handmade.group_document())
+    create(source / "group" / "a")
+    options = ["--layout", "zarr2", "-o", "index_ttl=0.2"]
+    options += ["--rw", "-o", f"journal={tmp_path / 'journal'}"] if writes else []
+
+    def wanted() -> bytes:
+        tree = open_tree(str(source), layout="zarr2")
+        return bytes(tree.read(tree.resolve("group/.zmetadata").number, 0, 1 << 20))
+
+    with mounted(source, *options) as mount:
+        document = mount / "group" / ".zmetadata"
+        for change in CHANGES:
+            assert document.read_bytes() == wanted()
+            create(source / "group" / "a", change)
+            wait_until(lambda: document.read_bytes() == wanted())
