@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from shardfs.formats.translate import Translation
     from shardfs.model.dataset import Consolidation
     from shardfs.model.values import Coords, Version
-    from shardfs.storage.cache import ByteLRU
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.discovery import Datasets
     from shardfs.vfs.stored_files import StoredFiles
@@ -49,23 +48,15 @@ MAX_CONSOLIDATED = 50_000
 
 
 class StoreDirectories:
-    """Opened directories of the store: datasets, groups, and plain directories on the way to them.
+    """Opened directories of the store: datasets, groups, and plain directories on the way to them."""
 
-    Args:
-        index_cache: remembers, by inode number, below which directories there is too much to consolidate.
-    """
-
-    def __init__(
-        self, nodes: NodeTable, files: StoredFiles, datasets: Datasets, index_cache: ByteLRU, ttl_s: float
-    ) -> None:
+    def __init__(self, nodes: NodeTable, files: StoredFiles, datasets: Datasets) -> None:
         self.root = nodes.root
         self._nodes = nodes
         self._files = files
         self._datasets = datasets
         self._source = datasets.source
         self._store = datasets.store
-        self._index_cache = index_cache
-        self._ttl = ttl_s
         self._changes = 0  # counts the calls of `generated`
 
     def content(self, number: int) -> Content:
@@ -144,11 +135,11 @@ class StoreDirectories:
 
         Clients can do without a consolidated document, which would occupy much memory then.
         """
-        documents, key = {}, ("too much", directory.number)
-        is_too_much = self._index_cache.peek(key)
+        documents, key, cache = {}, ("too much", directory.number), self._datasets.index_cache
+        is_too_much = cache.peek(key)
         for count, below in enumerate(self.walk(start=directory)):
             if is_too_much or count == MAX_CONSOLIDATED:
-                self._index_cache.get(key, lambda: (True, 100, self._ttl))  # prevents a search at each lookup
+                cache.get(key, lambda: (True, 100, self._datasets.ttl_s))  # prevents a search at each lookup
                 raise FileNotFoundError(errno.ENOENT, "too much lies below to be told in one file", directory.shown)
             inside = below.shown.removeprefix(directory.shown).lstrip("/")
             for name, raw in (below.content or Content()).documents.items():

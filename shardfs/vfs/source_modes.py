@@ -112,7 +112,7 @@ class TreeWithModes(Tree):
         super().__init__(*arguments, **how)
         self._modes = None
         if isinstance(self.store, LocalStore):
-            self._modes = SourceModes(self.store, gid, self._index_cache, self._ttl)
+            self._modes = SourceModes(self.store, gid, self.datasets.index_cache, self.datasets.ttl_s)
         self._files_have_bits = files
         self._directories_have_bits = directories
 

@@ -13,7 +13,7 @@ from shardfs.model.attributes import Attributes, Extent
 from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NOT_FOUND, CorruptShardError, message
-from shardfs.storage.cache import ByteLRU, WindowCache
+from shardfs.storage.cache import WindowCache
 from shardfs.vfs.inodes import TreePosition, number_of
 from shardfs.vfs.nodes import NOTHING_INHERITED, DirectoryNode, DocumentNode, FileNode, Inherited, Node, NodeTable
 from shardfs.vfs.source_datasets import directory_mtime
@@ -37,25 +37,14 @@ The cache saves a request for each missing name.
 
 
 class StoredFiles:
-    """The files that are shown unchanged, and the nodes of all files of the store.
+    """The files that are shown unchanged, and the nodes of all files of the store."""
 
-    Args:
-        index_cache: holds the names of directories beside a path.
-        chunk_cache: holds attributes and windows of remote files.
-        ttl_s: seconds for which both stay valid.
-    """
-
-    def __init__(
-        self, nodes: NodeTable, datasets: Datasets, index_cache: ByteLRU, chunk_cache: ByteLRU, ttl_s: float
-    ) -> None:
+    def __init__(self, nodes: NodeTable, datasets: Datasets) -> None:
         self.store = datasets.store
         self._nodes = nodes
         self._datasets = datasets
         self._source = datasets.source
-        self._index_cache = index_cache
-        self._chunk_cache = chunk_cache
-        self._ttl = ttl_s
-        self._windows = WindowCache(chunk_cache)
+        self._windows = WindowCache(datasets.chunk_cache)
 
     # ---- nodes ----
 
@@ -76,9 +65,9 @@ class StoredFiles:
 
         def load() -> tuple[frozenset[str], int, float]:
             names = frozenset(e.name for e in self._source.listed(parent) if e.directory)
-            return names, 100 * len(names), self._ttl
+            return names, 100 * len(names), self._datasets.ttl_s
 
-        return self._index_cache.get(("directories", parent), load)
+        return self._datasets.index_cache.get(("directories", parent), load)
 
     def known(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
         """Return the attributes of an entry of the store, whose node is known from now on."""
@@ -88,7 +77,7 @@ class StoredFiles:
             directory = self._nodes.intern(path, DirectoryNode, inherited)
             return Attributes(directory.number, True, 0, mtime)
         if self.store.remote and (stat := entry.stat) is not None:
-            self._chunk_cache.get((path, "stat"), lambda: (stat, 100, self._ttl))
+            self._datasets.chunk_cache.get((path, "stat"), lambda: (stat, 100, self._datasets.ttl_s))
         return self.attributes(self._nodes.intern(path, FileNode))
 
     def listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
@@ -164,7 +153,7 @@ class StoredFiles:
         return self._opened(path)[1].version
 
     def _opened(self, path: str) -> tuple[Blob, Stat]:
-        if self._ttl != math.inf:
+        if self._datasets.ttl_s != math.inf:
             self.store.reopen(path)
         blob = self.store.open(path)
         return blob, self._stat(path, blob)
@@ -176,7 +165,7 @@ class StoredFiles:
         """
         if blob.fd >= 0:
             return blob.stat()
-        return self._chunk_cache.get((path, "stat"), lambda: (blob.stat(), 100, self._ttl))
+        return self._datasets.chunk_cache.get((path, "stat"), lambda: (blob.stat(), 100, self._datasets.ttl_s))
 
     def read(self, path: str, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a file; fewer than `size` only at its end."""
@@ -188,14 +177,16 @@ class StoredFiles:
         def fetch(part: ByteRange) -> bytes:
             return self.store.open(path).read([ByteRange(part.start, min(part.stop, end))])[0]
 
-        return self._windows.read(path, fetch, offset, min(size, max(end - offset, 0)), monotonic() + self._ttl)
+        return self._windows.read(
+            path, fetch, offset, min(size, max(end - offset, 0)), monotonic() + self._datasets.ttl_s
+        )
 
     def invalidate(self, path: str) -> None:
         """Drop everything cached for a file after a change in the store."""
         self.store.reopen(path)
-        stat = self._chunk_cache.peek((path, "stat"))
+        stat = self._datasets.chunk_cache.peek((path, "stat"))
         self._windows.invalidate(path, stat.size if stat is not None else 0)
-        self._chunk_cache.drop((path, "stat"))
+        self._datasets.chunk_cache.drop((path, "stat"))
 
 
 def listed_by_name(path: str) -> Attributes:
@@ -210,12 +201,12 @@ class ForeignFiles:
     names by the directory's inode number, and all stored names by the collection and the directory's position.
     """
 
-    def __init__(self, files: StoredFiles, datasets: Datasets, cache: ByteLRU, ttl_s: float) -> None:
+    def __init__(self, files: StoredFiles, datasets: Datasets) -> None:
         self._files = files
         self._source = datasets.source
         self._store = datasets.store
-        self._cache = cache
-        self._ttl = ttl_s
+        self._cache = datasets.index_cache
+        self._ttl = datasets.ttl_s
 
     def lookup(self, chunks: ChunkDirs, parent: int, name: str) -> Attributes:
         """Return the attributes of a non-chunk name in a directory of chunks. Raise FileNotFoundError if missing."""

@@ -71,20 +71,24 @@ class Tree:
         skip_unsupported: bool = False,
         chunk_codec: str | None = None,
     ) -> None:
-        caches = index_cache, chunk_cache, index_ttl_s
         self.store = store
-        self._index_cache = index_cache
-        self._chunk_cache = chunk_cache
-        self._ttl = index_ttl_s
         self.retry: retry.RetryPolicy | None = getattr(store, "retry", None)
-        self.datasets = Datasets(store, *caches, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
+        self.datasets = Datasets(
+            store,
+            index_cache,
+            chunk_cache,
+            index_ttl_s,
+            layout,
+            skip_unsupported=skip_unsupported,
+            chunk_codec=chunk_codec,
+        )
         self.hooks = self.datasets.trees.hooks
         self.hooks.names_changed = self._names_changed
         self.follows_documents = index_ttl_s != math.inf
         self.nodes = NodeTable()
-        self._files = StoredFiles(self.nodes, self.datasets, *caches)
-        self._foreign = ForeignFiles(self._files, self.datasets, index_cache, index_ttl_s)
-        self.directories = StoreDirectories(self.nodes, self._files, self.datasets, index_cache, index_ttl_s)
+        self._files = StoredFiles(self.nodes, self.datasets)
+        self._foreign = ForeignFiles(self._files, self.datasets)
+        self.directories = StoreDirectories(self.nodes, self._files, self.datasets)
         self.note = self._note_read if store.read_ahead is not None and not store.remote else None
         self.survey = Survey(self.directories, self._files, self.datasets)
 
@@ -101,7 +105,7 @@ class Tree:
         directory = self.nodes.directory(parent)
         self._follow(directory)
         if self.follows_documents and self.datasets.open(directory).is_consolidated(os.fsdecode(name)):
-            for below in self.outdated_below(directory.path, self._ttl):
+            for below in self.outdated_below(directory.path, self.datasets.ttl_s):
                 self.renew(below, renumbers=True)
         return self.directories.lookup(directory, name)
 
@@ -134,7 +138,7 @@ class Tree:
 
     def _follow(self, directory: DirectoryNode) -> None:
         """Renew a directory if its documents were to be read again, and have changed."""
-        if self.follows_documents and self.datasets.is_outdated(directory, self._ttl):
+        if self.follows_documents and self.datasets.is_outdated(directory, self.datasets.ttl_s):
             self.renew(directory.path, renumbers=True)
 
     def _follow_array(self, chunks: ChunkDirs) -> None:
@@ -384,7 +388,7 @@ class Tree:
         """Return hits, misses, bytes and limit of each cache."""
         return {
             name: {"hits": cache.hits, "misses": cache.misses, "bytes": cache.nbytes, "limit": cache.limit}
-            for name, cache in (("index", self._index_cache), ("chunk", self._chunk_cache))
+            for name, cache in (("index", self.datasets.index_cache), ("chunk", self.datasets.chunk_cache))
         }
 
     # ---- for the writable tree over this one ----
@@ -454,12 +458,12 @@ class Tree:
     @property
     def expires(self) -> bool:
         """Whether the tree looks at shards again, to show what other programs have changed."""
-        return math.isfinite(self._ttl)
+        return math.isfinite(self.datasets.ttl_s)
 
     @property
     def documents_ttl_s(self) -> float:
         """The seconds after which a writable tree reads documents again. For a local store 0: this costs little."""
-        return self._ttl if self.store.remote else 0
+        return self.datasets.ttl_s if self.store.remote else 0
 
     def may_be_old(self, age_s: float) -> bool:
         """Return whether documents read `age_s` seconds ago may be outdated."""
