@@ -71,7 +71,7 @@ class Datasets:
     Args:
         index_cache: holds shard indices, known damage, and names of directories.
         chunk_cache: holds chunks, and attributes and windows of remote files.
-        ttl_s: seconds for which what is in the caches stays valid.
+        index_ttl_s: seconds for which what is in the caches stays valid.
         layout: the name of a view, or `NATIVE`. The attribute `layout` is the format of its documents.
             `layout_documents` are the names of all documents that it shows, `consolidated_names` of generated ones.
         chunk_codec: the codec in which the view shows chunks; None: the view chooses.
@@ -83,7 +83,7 @@ class Datasets:
         store: Store,
         index_cache: ByteLRU,
         chunk_cache: ByteLRU,
-        ttl_s: float = math.inf,
+        index_ttl_s: float = math.inf,
         layout: str = NATIVE,
         *,
         skip_unsupported: bool = False,
@@ -92,7 +92,7 @@ class Datasets:
         self.store = store
         self.index_cache = index_cache
         self.chunk_cache = chunk_cache
-        self.ttl_s = ttl_s
+        self.ttl_s = index_ttl_s
         view = None if layout == NATIVE else views()[layout]
         self._consolidation = None if view is None else view.consolidation
         self.source = SourceDatasets(store, formats() if layout == NATIVE else sources(), chunk_codec)
@@ -101,7 +101,7 @@ class Datasets:
         self.layout_documents = () if self.layout is None else (*self.layout.documents, *self.consolidated_names)
         self.shown_datasets = ShownDatasets(self.source, view, self.report if skip_unsupported else None)
         self.damage = KnownDamage(index_cache)
-        self.trees = ChunkTrees(store, index_cache, chunk_cache, ttl_s)
+        self.trees = ChunkTrees(store, index_cache, chunk_cache, index_ttl_s)
         self.renewals = Renewals()
         self.forms = Forms(store, self.trees, self.renewals, self.source.dataset)
         self.problems: dict[Problem, None] = {}

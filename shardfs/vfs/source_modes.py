@@ -6,7 +6,7 @@ import os
 import stat
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
     from shardfs.model.listing import Batch, EntryRow
     from shardfs.storage.cache import ByteLRU
+    from shardfs.vfs.discovery import Datasets
 
 READ, SEARCH = 0o444, 0o111
 """Permission bits of all users: to read a file, and to open names in a directory."""
@@ -105,14 +106,13 @@ class TreeWithModes(Tree):
     Args:
         gid: see `SourceModes`.
         files, directories: whether files and directories have bits of the source.
-        arguments: those of `Tree`.
     """
 
-    def __init__(self, *arguments: Any, gid: int, files: bool, directories: bool, **how: Any) -> None:
-        super().__init__(*arguments, **how)
+    def __init__(self, datasets: Datasets, *, gid: int, files: bool, directories: bool) -> None:
+        super().__init__(datasets)
         self._modes = None
         if isinstance(self.store, LocalStore):
-            self._modes = SourceModes(self.store, gid, self.datasets.index_cache, self.datasets.ttl_s)
+            self._modes = SourceModes(self.store, gid, datasets.index_cache, datasets.ttl_s)
         self._files_have_bits = files
         self._directories_have_bits = directories
 

@@ -177,9 +177,8 @@ class StoredFiles:
         def fetch(part: ByteRange) -> bytes:
             return self.store.open(path).read([ByteRange(part.start, min(part.stop, end))])[0]
 
-        return self._windows.read(
-            path, fetch, offset, min(size, max(end - offset, 0)), monotonic() + self._datasets.ttl_s
-        )
+        expires = monotonic() + self._datasets.ttl_s
+        return self._windows.read(path, fetch, offset, min(size, max(end - offset, 0)), expires)
 
     def invalidate(self, path: str) -> None:
         """Drop everything cached for a file after a change in the store."""

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Located
     from shardfs.model.dataset import Problem
     from shardfs.model.listing import EntryRow
-    from shardfs.storage.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -60,37 +59,19 @@ class Tree:
         follows_documents: read documents again after `index_ttl_s`, at lookups. A writable tree does so itself.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        index_cache: ByteLRU,
-        chunk_cache: ByteLRU,
-        index_ttl_s: float = math.inf,
-        layout: str = NATIVE,
-        *,
-        skip_unsupported: bool = False,
-        chunk_codec: str | None = None,
-    ) -> None:
-        self.store = store
-        self.retry: retry.RetryPolicy | None = getattr(store, "retry", None)
-        self.datasets = Datasets(
-            store,
-            index_cache,
-            chunk_cache,
-            index_ttl_s,
-            layout,
-            skip_unsupported=skip_unsupported,
-            chunk_codec=chunk_codec,
-        )
-        self.hooks = self.datasets.trees.hooks
+    def __init__(self, datasets: Datasets) -> None:
+        self.datasets = datasets
+        self.store = datasets.store
+        self.retry: retry.RetryPolicy | None = getattr(datasets.store, "retry", None)
+        self.hooks = datasets.trees.hooks
         self.hooks.names_changed = self._names_changed
-        self.follows_documents = index_ttl_s != math.inf
+        self.follows_documents = datasets.ttl_s != math.inf
         self.nodes = NodeTable()
-        self._files = StoredFiles(self.nodes, self.datasets)
-        self._foreign = ForeignFiles(self._files, self.datasets)
-        self.directories = StoreDirectories(self.nodes, self._files, self.datasets)
-        self.note = self._note_read if store.read_ahead is not None and not store.remote else None
-        self.survey = Survey(self.directories, self._files, self.datasets)
+        self._files = StoredFiles(self.nodes, datasets)
+        self._foreign = ForeignFiles(self._files, datasets)
+        self.directories = StoreDirectories(self.nodes, self._files, datasets)
+        self.note = self._note_read if self.store.read_ahead is not None and not self.store.remote else None
+        self.survey = Survey(self.directories, self._files, datasets)
 
     # ---- the calls of a file system ----
 
@@ -554,11 +535,11 @@ def open_tree(
     offline: bool = False,
     may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
-    make: Callable[..., Tree] = Tree,
+    make: Callable[[Datasets], Tree] = Tree,
 ) -> Tree:
     """Return the unsharded tree of a path or fsspec URL.
 
-    `make` is `Tree`, or makes a tree of a subclass from the same arguments.
+    `make` is `Tree`, or makes a tree of a subclass.
 
     `spent_bytes` of the chunk cache are for chunks that were read to their end, if the reader caches them itself.
 
@@ -579,7 +560,8 @@ def open_tree(
         offline=offline,
     )
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
-    tree = make(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
+    datasets = Datasets(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
+    tree = make(datasets)
     if not may_be_empty:
         tree.survey.require_dataset()
     elif not store.remote:  # a directory of an object store does not exist before it holds an object

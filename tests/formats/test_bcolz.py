@@ -23,6 +23,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import CorruptShardError
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.remote import FsspecStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_bcolz
@@ -639,7 +640,7 @@ class TestPackView(ViewSuite):
 def _counted(source: Path) -> tuple[Counting, Tree]:
     files = {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()}
     fs = Counting(files)
-    tree = Tree(FsspecStore(fs, "/root"), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    tree = Tree(Datasets(FsspecStore(fs, "/root"), ByteLRU(1 << 20), ByteLRU(1 << 20)))
     tree.survey.require_dataset()
     fs.pop()
     return fs, tree
@@ -667,7 +668,7 @@ def test_listing_packs_costs_two_requests_each(tmp_path: Path) -> None:
         shutil.copy(Path(__file__).parents[1] / "golden/bloscpack/array-1d.blp", tmp_path / f"{i}.blp")
     files = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     fs = Counting(files)
-    tree = Tree(FsspecStore(fs, "/root"), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    tree = Tree(Datasets(FsspecStore(fs, "/root"), ByteLRU(1 << 20), ByteLRU(1 << 20)))
     tree.attributes(ROOT)
     names = [e.name for e in entries(tree, ROOT)]
     assert names == [b"0.blp", b"1.blp", b"2.blp"]

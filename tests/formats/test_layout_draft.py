@@ -20,6 +20,7 @@ from shardfs.formats.zarr_transformer import Hierarchy
 from shardfs.model.errors import UnsupportedError
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.open_store import open_store
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.nodes import DirectoryNode, Inherited
 from shardfs.vfs.tree import Tree, open_tree
 from tests.data_zarr_transformer import Cells, array_document, named, pack_shards, sharding, write_hierarchy
@@ -229,7 +230,7 @@ def test_paths_are_those_that_are_shown(hierarchy: Path) -> None:
 def test_many_threads_open_it_at_once(hierarchy: Path) -> None:
     wanted = _shown(hierarchy).resolve("h/g/a/c/1/0").size
     for _ in range(20):
-        tree = Tree(open_store(str(hierarchy)), ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr3")
+        tree = Tree(Datasets(open_store(str(hierarchy)), ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr3"))
         with ThreadPoolExecutor(8) as pool:
             found = pool.map(tree.resolve, ["h/g/a/c/1/0"] * 8)
             assert [one.size for one in found] == [wanted] * 8

@@ -28,6 +28,7 @@ from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_n5, handmade
 from tests.data_n5 import GZIP, RAW, Index, attributes, header, key, sharding, transformer
@@ -554,12 +555,12 @@ class TestView(ViewSuite):
 
 
 def _tree(path: Path) -> Tree:
-    return Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    return Tree(Datasets(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20)))
 
 
 def _remote_tree(path: Path) -> Tree:
     """As over a network, where an object's size is not known."""
-    return Tree(FsspecStore(fsspec.filesystem("file"), str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    return Tree(Datasets(FsspecStore(fsspec.filesystem("file"), str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20)))
 
 
 @pytest.mark.parametrize("open_", [_tree, _remote_tree])

@@ -23,6 +23,7 @@ from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
 from shardfs.vfs import chunk_listing
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_precomputed_ids, handmade, handmade_ids
@@ -250,7 +251,7 @@ def test_a_volume_names_directories(member: Any, named: tuple[str, ...]) -> None
 
 
 def _tree(store: Store) -> Tree:
-    return Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20))
+    return Tree(Datasets(store, ByteLRU(1 << 20), ByteLRU(1 << 20)))
 
 
 def _remote(path: Path) -> Store:
@@ -360,7 +361,7 @@ def test_a_shard_that_is_replaced(data: str, tmp_path: Path) -> None:
         return {"0": fragments, "0.index": manifest}
 
     handmade.write_json(tmp_path / "info", {**handmade_ids.MESHES, "sharding": handmade.sharding(data=data)})
-    tree = Tree(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0), index_ttl_s=0)
+    tree = Tree(Datasets(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0), index_ttl_s=0))
     for sizes in ([3, 4], [1, 2], [4, 3]):
         shown = write(sizes)
         assert {name: read_all(tree, tree.resolve(name)) for name in shown} == shown
@@ -381,7 +382,7 @@ def test_a_million_ids_are_listed_in_little_memory(tmp_path: Path) -> None:
     handmade.write_json(tmp_path / "info", {**handmade_ids.SKELETONS, "sharding": spec})
     (tmp_path / "0.shard").write_bytes(bounds.tobytes() + b"".join(indices))
 
-    tree = Tree(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0))
+    tree = Tree(Datasets(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0)))
     found = np.concatenate([b.names.astype("S20") for b in tree.scan(ROOT)])
     assert sorted(map(int, found[:-1].tolist())) == ids.tolist()
     assert found[-1] == b"info"

@@ -17,6 +17,7 @@ from shardfs.model.errors import CorruptShardError, NotADatasetError
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests.data_zarr_transformer import (
@@ -394,7 +395,7 @@ def test_arrays_without_a_chunk_are_there(remote: bool, tmp_path: Path) -> None:
         shards = named(pack_shards(chunks, (2, 2)))
         write_files(tmp_path, {f"data/root/a/{name}": shard for name, shard in shards.items()})
         store = FsspecStore(fsspec.filesystem("file"), str(tmp_path)) if remote else LocalStore(str(tmp_path))
-        tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20))
+        tree = Tree(Datasets(store, ByteLRU(1 << 20), ByteLRU(1 << 20)))
         tree.survey.require_dataset()
         assert [(s.path, s.grid_chunks) for s in tree.survey.summaries()] == [
             ("data/root/a", 16),

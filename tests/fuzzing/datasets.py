@@ -24,6 +24,7 @@ from shardfs.config.options import LAYOUTS
 from shardfs.jobs.maps import chunk_map
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree
 from tests import data_bcolz, data_blosc2, data_n5, handmade, strategies
 from tests import datasets as written
@@ -69,7 +70,9 @@ def _changed(draw: Draw, data: bytes) -> bytes:
 
 
 def _use(path: Path, layout: str, *, skip: bool) -> None:
-    tree = Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20), math.inf, layout, skip_unsupported=skip)
+    tree = Tree(
+        Datasets(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20), math.inf, layout, skip_unsupported=skip)
+    )
     for step in (tree.survey.require_dataset, partial(_read_all, tree), partial(_tell_all, tree)):
         with suppress(*DECLARED):
             step()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardfs.jobs.maps import Bins, ChunkMap, chunk_map, size_bins
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade, handmade_ids
 from tests.handmade import write_files, write_json, zarr_metadata, zarr_shard
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def mapped(path: Path, rows: int = 100, columns: int = 100) -> ChunkMap:
-    (collection,) = Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20)).collections()
+    (collection,) = Tree(Datasets(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))).collections()
     return chunk_map(collection, rows, columns)
 
 

@@ -31,6 +31,7 @@ from shardfs.model.byte_ranges import cover, groups
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree
 from tests import data_n5, handmade, handmade_ids
 from tests import data_zarr_transformer as draft
@@ -58,7 +59,7 @@ def verified(tree: Tree, *, deep: bool = False) -> Report:
 
 
 def look(path: Path, *, deep: bool = False) -> Report:
-    return verified(Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20)), deep=deep)
+    return verified(Tree(Datasets(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))), deep=deep)
 
 
 def kinds(report: Report) -> set[str]:
@@ -168,7 +169,7 @@ def test_the_same_is_found_behind_fsspec(name: str, tmp_path: Path) -> None:
 
     case = CASES[name](tmp_path / "x")
     store = FsspecStore(fsspec.filesystem("file"), str(case.path))
-    report = verified(Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20)), deep=True)
+    report = verified(Tree(Datasets(store, ByteLRU(1 << 20), ByteLRU(1 << 20))), deep=True)
     assert sorted(report.findings) == sorted(look(case.path, deep=True).findings)
 
 

@@ -12,6 +12,7 @@ from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
 from shardfs.storage.read_ahead import ReadAhead
 from shardfs.storage.retry import RetryPolicy
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree
 from tests import handmade, handmade_ids
 from tests.suites.walking import entries, read_all
@@ -101,7 +102,7 @@ class Distant(LocalStore):
 def listed(path: Path) -> tuple[Distant, Tree, list[str]]:
     """Return a source whose directory was listed just now, and the names of its objects in that order."""
     store = Distant(path)
-    tree = Tree(store, ByteLRU(1 << 24), ByteLRU(1 << 24))
+    tree = Tree(Datasets(store, ByteLRU(1 << 24), ByteLRU(1 << 24)))
     names = [e.name.decode() for e in entries(tree, 1) if e.name != b"info"]
     store.requests.clear()
     return store, tree, names

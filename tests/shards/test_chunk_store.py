@@ -29,6 +29,7 @@ from shardfs.shards.shard_indices import ShardIndices
 from shardfs.shards.stored_chunk import StoredChunk
 from shardfs.storage.cache import WINDOW, ByteLRU
 from shardfs.storage.local import LocalBlob, LocalStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
@@ -62,7 +63,7 @@ def array(tmp_path: Path) -> Path:
 
 
 def _tree(path: Path, ttl: float = math.inf, limit: int = 1 << 20) -> Tree:
-    return Tree(LocalStore(str(path)), ByteLRU(limit), ByteLRU(limit), ttl)
+    return Tree(Datasets(LocalStore(str(path)), ByteLRU(limit), ByteLRU(limit), ttl))
 
 
 def _get(tree: Tree, name: str) -> bytes:
@@ -228,7 +229,7 @@ def test_many_threads_read_one_cold_shard_once(array: Path) -> None:
             opened.append(key)
             return super()._open(key)
 
-    tree = Tree(Store(str(array)), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    tree = Tree(Datasets(Store(str(array)), ByteLRU(1 << 20), ByteLRU(1 << 20)))
     tree.resolve("c")
     barrier = threading.Barrier(8)
 

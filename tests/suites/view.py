@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shardfs.model.errors import CorruptShardError, StaleShardError
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.inodes import ROOT, TABLE_END
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
@@ -77,7 +78,9 @@ class ViewSuite:
     ) -> None:
         path, sparse = tmp_path_factory.mktemp("view"), data.draw(self.samples())
         handmade.write_files(path, sparse.stored)
-        tree = Tree(LocalStore(str(path)), ByteLRU(limit), ByteLRU(limit), data.draw(st.sampled_from((0.0, math.inf))))
+        tree = Tree(
+            Datasets(LocalStore(str(path)), ByteLRU(limit), ByteLRU(limit), data.draw(st.sampled_from((0.0, math.inf))))
+        )
         assert _without_documents(walk(tree)) == sparse.shown
 
     @given(data=st.data())
@@ -88,7 +91,7 @@ class ViewSuite:
         shards = _without_documents(sparse.stored)
         damaged = {name: _damaged(shards[name], data) for name in sorted(shards)}
         handmade.write_files(path, {**sparse.stored, **damaged})
-        tree = Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))
+        tree = Tree(Datasets(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20)))
         for name in {*sparse.shown, *files(tree)}:
             with suppress(CorruptShardError, StaleShardError, OSError):
                 read_all(tree, tree.resolve(name))

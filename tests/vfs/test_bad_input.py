@@ -34,6 +34,7 @@ from shardfs.model.dataset import Dataset
 from shardfs.model.errors import CorruptShardError
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
 from tests.data_n5 import lz4_blocks
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 def _tree(path: Path) -> Tree:
     """Mounted whatever is in it: some cases hold nothing sound."""
-    return Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    return Tree(Datasets(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20)))
 
 
 @pytest.mark.every_case
@@ -86,7 +87,7 @@ def test_damage_is_the_same_without_a_descriptor(name: str, tmp_path: Path) -> N
 
     case = handmade.CASES[name](tmp_path / "x")
     store = FsspecStore(fsspec.filesystem("file"), str(case.path))
-    tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20))
+    tree = Tree(Datasets(store, ByteLRU(1 << 20), ByteLRU(1 << 20)))
     for file in case.bad:
         with pytest.raises(CorruptShardError):
             read_all(tree, tree.resolve(file))

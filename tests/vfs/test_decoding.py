@@ -105,7 +105,7 @@ def test_all_decodes_of_a_tree_share_a_budget(
         found = list(pool.map(lambda i: _read(tree, f"{i % CHUNKS}", MIB), range(READERS)))
     assert [len(data) for data in found] == [MIB] * READERS
     assert b"".join(found[:CHUNKS]) == DATA.tobytes()
-    budget = tree._chunk_cache.decoding
+    budget = tree.datasets.chunk_cache.decoding
     shard = (tmp_path / "a/c/0").stat().st_size + MAX_DECODED  # its decoded size is not known before
     one = shard if around else 3 * MIB
     assert 2 * MIB < max(recorded) <= max(cache, one)

@@ -15,6 +15,7 @@ from shardfs.formats.zarr3 import ZARR3
 from shardfs.shards.open_chunks import open_chunks
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.remote import FsspecStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree
 from tests import data_n5, handmade, handmade_ids
@@ -103,7 +104,7 @@ def _store(files: Mapping[str, bytes]) -> tuple[Counting, FsspecStore]:
 
 def _tree(files: Mapping[str, bytes], ttl: float = math.inf) -> tuple[Counting, Tree]:
     fs, store = _store(files)
-    tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20), ttl)
+    tree = Tree(Datasets(store, ByteLRU(1 << 20), ByteLRU(1 << 20), ttl))
     tree.survey.require_dataset()
     fs.pop()
     return fs, tree
@@ -386,7 +387,7 @@ def test_a_row_of_objects_is_listed_by_one_request() -> None:
     }
     files = {f"c/1/{n}": bytes(4) for n in range(0, 200, 50)}
     fs, store = _store({"zarr.json": json.dumps(document).encode(), **files})
-    tree = Tree(store, ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr2")
+    tree = Tree(Datasets(store, ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr2"))
     tree.survey.require_dataset()
     row = tree.resolve("1")
     fs.pop()

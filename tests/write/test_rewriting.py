@@ -39,6 +39,7 @@ from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
 from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.local import LocalStore
+from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_n5, handmade, handmade_ids
 from tests.conftest import run_client
@@ -369,7 +370,7 @@ def _changed(data: bytes) -> bytes:
 
 
 def _tree(path: Path) -> Tree:
-    return Tree(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20))
+    return Tree(Datasets(LocalStore(str(path)), ByteLRU(1 << 20), ByteLRU(1 << 20)))
 
 
 def _units(tree: Tree, chunks: Any, case: Case) -> list[list[tuple[Coords, bytes]]]:
