@@ -1,4 +1,4 @@
-"""Commands of shardfs in forks of a process that has imported `shardfs.cli`, for most of their time is importing.
+"""Commands of shardfs in forks of a process that has imported their modules, for most of their time is importing.
 
 Libraries of clients start threads when they are imported, which a fork does not have.
 """
@@ -35,7 +35,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env=dict(environment),
+                env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a fork has no other threads
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -1,18 +1,26 @@
-"""A process that has imported `shardfs.cli`, and becomes `python -m shardfs` again and again, each time in a fork.
+"""A process that has imported shardfs, and becomes `python -m shardfs` again and again, each time in a fork.
 
 `python -m tests.zygote SOCKET` takes requests from a socket that it inherits, as `tests.forking` sends them.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
 import socket
 import sys
+from importlib import import_module
 from typing import Any
 
-import shardfs.cli  # noqa: F401 - it is what takes time
+MODULES = (
+    *(f"shardfs.formats.{name}" for name in ("bcolz", "blosc2", "n5", "precomputed", "zarr3", "zarr_transformer")),
+    *(f"shardfs.cli.{name}" for name in ("job_options", "ls", "mount", "printing", "status", "verify")),
+    "shardfs.daemon.serving", "shardfs.daemon.unmount", "shardfs.fuse.server", "shardfs.jobs.shared_work",
+    "shardfs.vfs.tree", "shardfs.write.open_rw", "shardfs.write.recover",
+)  # fmt: skip
+"""They import most of what commands need, which takes longer than what commands then do. No client of a store."""
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:
@@ -44,6 +52,9 @@ def become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def main(number: str) -> None:
+    for name in MODULES:
+        import_module(name)
+    gc.freeze()  # a collection would copy all pages of what was imported
     request = serve(socket.socket(fileno=int(number)))
     sys.argv = ["shardfs", *request["arguments"]]
     runpy.run_module("shardfs", run_name="__main__", alter_sys=True)
