@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,17 +22,17 @@ from tests.datasets import ROOT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-AT_START = ("PYTHON", "LC_", "LANG", "LD_", "OPENBLAS", "OMP")
+AT_START = ("FSSPEC_", "LANG", "LC_", "LD_", "OMP", "OPENBLAS", "PYTHON")
 """Beginnings of the names of environment variables that Python and libraries read when they start."""
 
 
 class Zygote:
     """A process of `tests.zygote`, which runs one command at a time."""
 
-    def __init__(self, python: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, python: str, environment: Mapping[str, str], *clients: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [python, "-m", "tests.zygote", str(theirs.fileno())]
+            command = [python, "-m", "tests.zygote", str(theirs.fileno()), *clients]
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -81,7 +82,7 @@ class Zygote:
         self._process.wait()
 
 
-_zygotes: dict[tuple[str, tuple[tuple[str, str], ...]], Zygote] = {}
+_zygotes: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]], Zygote] = {}
 
 
 def run(
@@ -105,10 +106,11 @@ def run(
         return None
     environment = dict(os.environ if env is None else env)
     start = tuple(sorted((name, value) for name, value in environment.items() if name.startswith(AT_START)))
-    key = words[0], start
+    clients = ("clients",) if any(re.search(r"(?<!file)://", word) for word in words) else ()
+    key = words[0], start, clients
     zygote = _zygotes.get(key)
     if zygote is None or zygote.ended:
-        zygote = _zygotes[key] = Zygote(words[0], environment)
+        zygote = _zygotes[key] = Zygote(words[0], environment, *clients)
     if not zygote.lock.acquire(blocking=False):
         return None
     try:

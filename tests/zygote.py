@@ -1,6 +1,6 @@
 """A process that has imported shardfs, and becomes `python -m shardfs` again and again, each time in a fork.
 
-`python -m tests.zygote SOCKET` takes requests from a socket that it inherits, as `tests.forking` sends them.
+`python -m tests.zygote SOCKET [clients]` takes requests from a socket that it inherits, as `tests.forking` sends them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import runpy
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +21,10 @@ MODULES = (
     "shardfs.daemon.serving", "shardfs.daemon.unmount", "shardfs.fuse.server", "shardfs.jobs.shared_work",
     "shardfs.vfs.tree", "shardfs.write.open_rw", "shardfs.write.recover",
 )  # fmt: skip
-"""They import most of what commands need, which takes longer than what commands then do. No client of a store."""
+"""They import most of what commands need, which takes longer than what commands then do."""
+
+CLIENTS = ("aiohttp", "fsspec.implementations.http", "gcsfs", "obstore.store", "s3fs")
+"""What commands need for stores. None of them starts a thread when it is imported."""
 
 
 def serve(requests: socket.socket) -> dict[str, Any]:
@@ -51,9 +55,12 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["environment"])
 
 
-def main(number: str) -> None:
+def main(number: str, *clients: str) -> None:
     for name in MODULES:
         import_module(name)
+    for name in CLIENTS if clients else ():
+        with suppress(ImportError):
+            import_module(name)
     gc.freeze()  # a collection would copy all pages of what was imported
     request = serve(socket.socket(fileno=int(number)))
     sys.argv = ["shardfs", *request["arguments"]]
