@@ -29,10 +29,10 @@ def with_open(path: str, flags: int, use: Callable[[int], object] = os.fstat) ->
         os.close(fd)
 
 
-def checked(result: int) -> int:
-    if result < 0:
+def checked(status: int) -> int:
+    if status < 0:
         raise OSError(ctypes.get_errno(), "")
-    return result
+    return status
 
 
 def opening(mount: str, chunk: str) -> dict[str, Call]:
@@ -59,15 +59,15 @@ def reading(chunk: str, scratch: int) -> dict[str, Call]:
     size = os.stat(chunk).st_size
     _reader, writer = os.pipe()
 
-    def same(found: object, wanted: object) -> None:
-        if found != wanted:
-            raise OSError(errno.EBADMSG, f"{found!r}")
+    def same(answer: object, wanted: object) -> None:
+        if answer != wanted:
+            raise OSError(errno.EBADMSG, f"{answer!r}")
 
     def using(use: Callable[[int], object], wanted: object = None) -> Call:
         def call() -> None:
-            found = with_open(chunk, os.O_RDONLY, use)
+            answer = with_open(chunk, os.O_RDONLY, use)
             if wanted is not None:
-                same(found, wanted)
+                same(answer, wanted)
 
         return call
 

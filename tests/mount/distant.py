@@ -32,8 +32,8 @@ class Store:
     def requests(self) -> list[dict[str, Any]]:
         """Return the requests for bytes of shards of the array `a` since the last call."""
         with urllib.request.urlopen(f"{self.url}/.requests") as answer:
-            found: list[dict[str, Any]] = json.load(answer)
-        return [r for r in found if r["method"] == "GET" and r["path"].startswith("/a/c/") and r["bytes"]]
+            rows: list[dict[str, Any]] = json.load(answer)
+        return [r for r in rows if r["method"] == "GET" and r["path"].startswith("/a/c/") and r["bytes"]]
 
     def fail(self, *faults: dict[str, Any]) -> None:
         """Replace the faults of the server."""

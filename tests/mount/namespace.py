@@ -46,9 +46,11 @@ class Namespace:
 
     def run(self, *command: str | Path, timeout: float = 60, **options: Any) -> str:
         """The output of a program that must succeed."""
-        done = self.attempt(*command, timeout=timeout, **options)
-        assert done.returncode == 0, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}\n{self.log()}"
-        return done.stdout
+        completed = self.attempt(*command, timeout=timeout, **options)
+        assert completed.returncode == 0, (
+            f"{command}: status {completed.returncode}\n{completed.stdout}{completed.stderr}\n{self.log()}"
+        )
+        return completed.stdout
 
     @contextmanager
     def using(self, path: Path) -> Iterator[subprocess.Popen[str]]:
@@ -93,10 +95,10 @@ class Namespace:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    kept = {k: v for k, v in PLAIN_ENVIRONMENT.items() if not k.startswith(("SHARDFS_", "XDG_", "DBUS_"))}
+    variables = {k: v for k, v in PLAIN_ENVIRONMENT.items() if not k.startswith(("SHARDFS_", "XDG_", "DBUS_"))}
     return {
-        **kept,
-        "PATH": f"{scratch / 'bin'}:{kept['PATH']}:/usr/sbin:/sbin",
+        **variables,
+        "PATH": f"{scratch / 'bin'}:{variables['PATH']}:/usr/sbin:/sbin",
         "XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}",
         "XDG_CONFIG_HOME": str(scratch / "config"),
         "XDG_DATA_HOME": str(scratch / "share"),
@@ -125,10 +127,10 @@ def namespace(scratch: Path, *, manager: bool = False) -> Iterator[Namespace]:
                 if process.stdout.readline() != "ready\n":
                     pytest.skip("no namespace can be made here")
                 children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-                found = Namespace(scratch, int(children.split()[0]))
+                inside = Namespace(scratch, int(children.split()[0]))
                 if manager:
-                    _await_manager(found)
-                yield found
+                    _await_manager(inside)
+                yield inside
             finally:
                 process.kill()  # and with it all that is in there
     finally:
@@ -162,28 +164,28 @@ def _make_cgroups() -> list[Path]:
         elif kind == "cgroup":
             where.update({word: before.split()[4] for word in words.split(",")})
     # The same in all of them: systemd makes what it has in one in others as well.
-    own = f"shardfs-test-{os.getpid()}-{time.monotonic_ns()}"
-    made: list[Path] = []
+    directory_name = f"shardfs-test-{os.getpid()}-{time.monotonic_ns()}"
+    groups: list[Path] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         name = names.split(",")[0]
         if name not in ("", "name=systemd", "cpu", "memory", "pids", "blkio") or name not in where:
             continue
-        directory = Path(f"{where[name]}{path}", own)
+        directory = Path(f"{where[name]}{path}", directory_name)
         try:
             directory.mkdir()
         except OSError as e:
-            _remove_cgroups(made)
+            _remove_cgroups(groups)
             pytest.skip(f"no cgroup can be made: {e}")
-        made.append(directory)
-    if not made:
+        groups.append(directory)
+    if not groups:
         pytest.skip("no cgroups")
-    return made
+    return groups
 
 
-def _remove_cgroups(made: list[Path]) -> None:
+def _remove_cgroups(groups: list[Path]) -> None:
     stop = time.monotonic() + 10
-    for top in made:
+    for top in groups:
         while top.exists() and time.monotonic() < stop:
             for directory, _, _ in os.walk(top, topdown=False):
                 with suppress(OSError):

@@ -44,10 +44,10 @@ def attempt(*command: str | Path, timeout: float = 60, **options: Any) -> subpro
 
 def run(*command: str | Path, timeout: float = 60, **options: Any) -> str:
     """The output of a program that must succeed and say nothing on standard error."""
-    done = attempt(*command, timeout=timeout, **options)
-    assert done.returncode == 0, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}"
-    assert done.stderr == "", f"{command}: {done.stderr}"
-    return done.stdout
+    completed = attempt(*command, timeout=timeout, **options)
+    assert completed.returncode == 0, f"{command}: status {completed.returncode}\n{completed.stdout}{completed.stderr}"
+    assert completed.stderr == "", f"{command}: {completed.stderr}"
+    return completed.stdout
 
 
 def lines(*command: str | Path, **options: Any) -> list[str]:
@@ -64,10 +64,10 @@ def shardfs(*arguments: str | Path, timeout: float = 60) -> subprocess.Completed
 def status(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`shardfs status` of a mount that answers, or is dead. On a busy machine that may take longer than it is given."""
     for _ in range(30):
-        done = shardfs("status", *arguments)
-        if not any(words in done.stdout for words in ("does not answer", '"state": "hangs"')):
+        completed = shardfs("status", *arguments)
+        if not any(words in completed.stdout for words in ("does not answer", '"state": "hangs"')):
             break
-    return done
+    return completed
 
 
 def link_tree(source: Path, target: Path) -> Path:
@@ -93,9 +93,9 @@ def read_jobs(
 ) -> list[Array | str]:
     """The same for any reader below `tests.clients`: what its function `read` returns, each time it is called."""
     jobs: list[dict[str, Any]] = []
-    for number, given in enumerate(arguments):
+    for number, job_arguments in enumerate(arguments):
         out, failed = scratch / f"{number}.npy", scratch / f"{number}.failed"
-        jobs.append({"arguments": list(given), "out": str(out), "failed": str(failed)})
+        jobs.append({"arguments": list(job_arguments), "out": str(out), "failed": str(failed)})
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     run_client("read_many", reader, scratch / "jobs.json", python=python or sys.executable, timeout=250)
     return [outcome_of(Path(job["out"]), Path(job["failed"])) for job in jobs]

@@ -63,10 +63,10 @@ def write(root: Path, version: int = 0, **how: Any) -> None:
 def outcome(mount: Path, coords: Sequence[int], versions: Sequence[int] = (0,)) -> int:
     """Return the errno of reading a chunk; 0 if it is that of one of the versions, WRONG for other bytes."""
     try:
-        found = (mount / "c" / "/".join(map(str, coords))).read_bytes()
+        content = (mount / "c" / "/".join(map(str, coords))).read_bytes()
     except OSError as e:
         return e.errno or WRONG
-    return 0 if found in [chunk(coords, version) for version in versions] else WRONG
+    return 0 if content in [chunk(coords, version) for version in versions] else WRONG
 
 
 def read_all(mount: Path, versions: Sequence[int] = (0,), chunks: Sequence[Sequence[int]] = ALL) -> set[int]:
@@ -154,9 +154,9 @@ def test_no_reader_notices_on_s3(name: str, s3_store: Store, mounted: Mounted) -
 def fail_and_recover(store: Store, mount: Path, name: str) -> None:
     assert outcome(mount, ALL[0]) == 0
     store.fail({"path": "/c/", **FATAL[name]})
-    found = read_all(mount, chunks=ALL[:20])
-    assert found <= DOCUMENTED | {0}
-    assert name.startswith("some") or found & DOCUMENTED
+    outcomes = read_all(mount, chunks=ALL[:20])
+    assert outcomes <= DOCUMENTED | {0}
+    assert name.startswith("some") or outcomes & DOCUMENTED
     store.fail()
     wait_until(lambda: read_all(mount) == {0}, 60)
 
@@ -221,8 +221,8 @@ def test_shards_that_are_replaced_in_the_middle_of_a_stream(
         with mounted_store(store, mounted, "-o", f"index_ttl={index_ttl}") as mount:
             assert {outcome(mount, coords) for coords in ALL[: len(ALL) // 3]} == {0}
             write(tmp_path / "served/a", 1, backwards=True, gap=gap)
-            found = read_all(mount, (0, 1))
-            assert kind != "strong" or found <= {0, errno.ESTALE}
+            outcomes = read_all(mount, (0, 1))
+            assert kind != "strong" or outcomes <= {0, errno.ESTALE}
             if index_ttl != "forever":
                 wait_until(lambda: read_all(mount, (1,)) == {0})
 

@@ -42,17 +42,17 @@ def _read(client: str, python: Path, roots: Mapping[str, Path], scratch: Path, *
     ]
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     run_client("read_many", client, scratch / "jobs.json", python=python, timeout=250)
-    found: dict[str, Array | str] = {}
+    outcomes: dict[str, Array | str] = {}
     for n, name in enumerate(roots):
         failed = scratch / f"{n}.failed"
-        found[name] = failed.read_text() if failed.exists() else np.load(scratch / f"{n}.npy")
-    return found
+        outcomes[name] = failed.read_text() if failed.exists() else np.load(scratch / f"{n}.npy")
+    return outcomes
 
 
-def _different(found: Mapping[str, Array | str], wanted: Mapping[str, Array]) -> dict[str, str]:
+def _different(outcomes: Mapping[str, Array | str], wanted: Mapping[str, Array]) -> dict[str, str]:
     out = {}
     for name, right in wanted.items():
-        got = found[name]
+        got = outcomes[name]
         if isinstance(got, str):
             out[name] = got
         elif not same(got, right):
@@ -118,9 +118,9 @@ def test_bcolz_reads_every_variant(
     root, wanted = superchunks
     python = client_python("bcolz")
     with mounted(root) as mount:
-        found = _read("read_bcolz", python, {name: mount / name for name in wanted}, tmp_path)
+        outcomes = _read("read_bcolz", python, {name: mount / name for name in wanted}, tmp_path)
         attributes = _read("read_bcolz", python, {"one_axis": mount / "one_axis"}, tmp_path, '{"unit": "nm"}')
-    assert _different({**found, "again": attributes["one_axis"]}, {**wanted, "again": wanted["one_axis"]}) == {}
+    assert _different({**outcomes, "again": attributes["one_axis"]}, {**wanted, "again": wanted["one_axis"]}) == {}
 
 
 def test_a_copy_is_a_dataset_of_bcolz(
@@ -130,14 +130,14 @@ def test_a_copy_is_a_dataset_of_bcolz(
     root, wanted = superchunks
     with mounted(root) as mount:
         run("cp", "-r", mount, tmp_path / "copy")
-    found = _read("read_bcolz", client_python("bcolz"), {n: tmp_path / "copy" / n for n in wanted}, tmp_path)
-    assert _different(found, wanted) == {}
+    outcomes = _read("read_bcolz", client_python("bcolz"), {n: tmp_path / "copy" / n for n in wanted}, tmp_path)
+    assert _different(outcomes, wanted) == {}
     # Superchunks are none any more; what bcolz writes is shown as it is.
     data_bcolz.write_array(tmp_path / "copy/sharded", np.arange(9), 2, 2)
     with mounted(tmp_path / "copy") as mount:
         copied = read_tree(tmp_path / "copy")
-        shown = read_tree(mount)
-    assert {n: d for n, d in shown.items() if not n.startswith("sharded/")} == {
+        tree_files = read_tree(mount)
+    assert {n: d for n, d in tree_files.items() if not n.startswith("sharded/")} == {
         n: d for n, d in copied.items() if not n.startswith("sharded/")
     }
 
@@ -158,11 +158,11 @@ def test_bcolz_reads_its_own_documents_beside_superchunks(how: Superchunk, mount
         data_bcolz.pack_1x(path, 3, how)
     with mounted(tmp_path / "source") as mount:
         roots = {name: mount / name for name in arrays}
-        found = _read("read_bcolz", python, roots, tmp_path, '{"unit": "nm"}')
-        shown = {n: {d: json.loads((root / d).read_text()) for d in names} for n, root in roots.items()}
+        outcomes = _read("read_bcolz", python, roots, tmp_path, '{"unit": "nm"}')
+        documents = {n: {d: json.loads((root / d).read_text()) for d in names} for n, root in roots.items()}
         assert sorted(os.listdir(mount / "b/data")) == ["__0.blp", "__1.blp", "__2.blp"]
-    assert _different(found, arrays) == {}
-    assert shown == before
+    assert _different(outcomes, arrays) == {}
+    assert documents == before
 
 
 def test_listing_and_stat_read_no_chunk(superchunks: tuple[Path, dict[str, Array]], mounted: Mounted) -> None:
@@ -188,9 +188,9 @@ def test_blosc_decodes_the_chunks_of_a_pack_without_an_array(
         for path in sorted(GOLDEN.glob("plain-*.blp")):
             names = [str(mount / "packs" / path.name / f"data/__{i}.blp") for i in range(5)]
             out = tmp_path / "out"
-            done = attempt("sh", "-c", 'out=$1; shift; exec "$@" > "$out"', "sh", out, client_python("bcolz"), "-c",
-                           program, *names)  # fmt: skip
-            assert done.returncode == 0, done.stderr
+            completed = attempt("sh", "-c", 'out=$1; shift; exec "$@" > "$out"', "sh", out, client_python("bcolz"),
+                                "-c", program, *names)  # fmt: skip
+            assert completed.returncode == 0, completed.stderr
             assert out.read_bytes() == bytes(i % 256 for i in range(400))
 
 
@@ -234,13 +234,13 @@ def test_readers_get_an_error_for_a_lost_superchunk(
     with mounted(source, "--layout", layout, *options) as mount:
         arrays = {name: mount / name for name in ("whole", "lost")}
         more = [""] if layout == "zarr2" else []
-        found = _read(f"read_{client}", python, arrays, tmp_path, *more)
+        outcomes = _read(f"read_{client}", python, arrays, tmp_path, *more)
         names = "lost/data/__{}.blp" if layout == "native" else "lost/{}"
         errors = {i for i in range(16) if _error_of(mount / names.format(i)) == errno.EIO}
         listed = {path.name for path in (mount / names).parent.iterdir()}
         log = (mount / ".shardfs/log").read_text()
-    assert _different(found, {"whole": data}) == {}
-    assert isinstance(found["lost"], str)
+    assert _different(outcomes, {"whole": data}) == {}
+    assert isinstance(outcomes["lost"], str)
     assert errors == {4, 5, 6, 7}
     assert {Path(names.format(i)).name for i in range(16)} <= listed
     assert "lost/data/__2__.bin: is missing, but arrays of this format have no absent chunks" in log
@@ -271,7 +271,7 @@ def test_blosc2_reads_every_variant(mounted: Mounted, tmp_path: Path) -> None:
     with mounted(root) as mount:
         for name in data_blosc2.WRITERS:
             assert (mount / name).is_dir()
-        found = _read("read_blosc2", python, {name: mount / name for name in wanted}, tmp_path / "shown")
+        outcomes = _read("read_blosc2", python, {name: mount / name for name in wanted}, tmp_path / "shown")
         told = _read(
             "read_blosc2",
             python,
@@ -280,4 +280,4 @@ def test_blosc2_reads_every_variant(mounted: Mounted, tmp_path: Path) -> None:
             {"steps": list(range(1000))},
         )
         assert sorted(p.name for p in (mount / "zeros.b2nd").iterdir()) == ["chunks.b2frame"]
-    assert _different({**found, **told}, {**arrays, "changed": arrays["changed.b2frame"]}) == {}
+    assert _different({**outcomes, **told}, {**arrays, "changed": arrays["changed.b2frame"]}) == {}

@@ -72,7 +72,7 @@ def create(path: Path, change: str = "", **members: Any) -> None:
 
 def files_of(source: Path, layout: str, array: str) -> dict[str, bytes]:
     """All chunks and the document, as a new mount shows them."""
-    tree, found = open_tree(str(source), layout=layout), {}
+    tree, files = open_tree(str(source), layout=layout), {}
 
     def add(directory: str) -> None:
         for batch in tree.scan(tree.resolve(directory).number):
@@ -82,10 +82,10 @@ def files_of(source: Path, layout: str, array: str) -> dict[str, bytes]:
                     add(path)
                 else:
                     number = tree.resolve(path).number
-                    found[path.removeprefix(f"{array}/")] = bytes(tree.read(number, 0, 9999))
+                    files[path.removeprefix(f"{array}/")] = bytes(tree.read(number, 0, 9999))
 
     add(array)
-    return found
+    return files
 
 
 def files_in(path: Path) -> dict[str, bytes]:
@@ -121,13 +121,13 @@ class Client:
 
     def present(self) -> dict[str, bytes]:
         """The chunks by their names relative to the working directory."""
-        found = {}
+        files = {}
         for name in os.listdir(self._directory):
             fd = os.open(name, os.O_RDONLY, dir_fd=self._directory)
             with open(fd, "rb") as file:
-                found[name] = file.read()
-            assert os.stat(name, dir_fd=self._directory).st_size == len(found[name])
-        return found
+                files[name] = file.read()
+            assert os.stat(name, dir_fd=self._directory).st_size == len(files[name])
+        return files
 
     def close(self) -> None:
         self._map.close()

@@ -46,15 +46,15 @@ def farm(
     return get
 
 
-def differences(found: Array | str, wanted: Array | str) -> str:
+def differences(outcome: Array | str, wanted: Array | str) -> str:
     """What is wrong with what a client read; nothing if nothing is."""
-    if isinstance(found, str) or isinstance(wanted, str):
-        return f"mount: {_told(found)}; expected: {_told(wanted)}"
-    if same(found, wanted):
+    if isinstance(outcome, str) or isinstance(wanted, str):
+        return f"mount: {_told(outcome)}; expected: {_told(wanted)}"
+    if same(outcome, wanted):
         return ""
-    if found.shape != wanted.shape or found.dtype != wanted.dtype:
-        return f"{found.dtype}{found.shape} instead of {wanted.dtype}{wanted.shape}"
-    return f"{np.count_nonzero(found != wanted)} of {wanted.size} elements differ"
+    if outcome.shape != wanted.shape or outcome.dtype != wanted.dtype:
+        return f"{outcome.dtype}{outcome.shape} instead of {wanted.dtype}{wanted.shape}"
+    return f"{np.count_nonzero(outcome != wanted)} of {wanted.size} elements differ"
 
 
 def _told(outcome: Array | str) -> str:
@@ -86,9 +86,9 @@ def test_client_reads_every_variant(
         read = read_many(client, [*through_mount, *from_twin], tmp_path)
     twins = iter(read[len(wanted) :])
     failures = {}
-    for (variant, member), found in zip(wanted, read, strict=False):
+    for (variant, member), outcome in zip(wanted, read, strict=False):
         right = next(twins) if variant.lossy else variant.arrays[member]
-        if difference := differences(found, right):
+        if difference := differences(outcome, right):
             failures[f"{variant.name} {member}"] = difference
     assert failures == {}
 
@@ -100,6 +100,6 @@ def test_one_array_is_mounted_by_itself(
     variant, volume = dataset("zarr3", "zarr_python"), dataset("precomputed", "both_scales_sharded")
     with mounted(variant.path) as array, mounted(volume.path) as scales:
         jobs = [(variant, "", array), (volume, "0", scales), (volume, "1", scales)]
-        found = read_many("tensorstore", jobs, tmp_path)
+        outcomes = read_many("tensorstore", jobs, tmp_path)
     wanted = [variant.arrays[""], volume.arrays["0"], volume.arrays["1"]]
-    assert [differences(*pair) for pair in zip(found, wanted, strict=True)] == ["", "", ""]
+    assert [differences(*pair) for pair in zip(outcomes, wanted, strict=True)] == ["", "", ""]

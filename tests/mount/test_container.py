@@ -104,11 +104,11 @@ def test_sigterm_ends_the_command_then_the_mount(source: Path, tmp_path: Path, a
         script = entry_point(process)
         if at_once:
             run_first(child_of(script), script)
-        began = time.monotonic()
+        start_s = time.monotonic()
         os.kill(script, signal.SIGTERM)
         out, error = process.communicate(timeout=250)
     assert (out, error) == ("status 9\n0\n", "")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - start_s < 30
 
 
 def test_sigterm_while_it_is_mounted_ends_the_command_and_the_mount(source: Path, tmp_path: Path) -> None:

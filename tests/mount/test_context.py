@@ -62,8 +62,8 @@ def test_options_and_storage_options(source: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SHARDFS_UMASK", "077")
     url = f"file://{source}"
     with shardfs.mounted(url, storage_options={"auto_mkdir": False}, uid=7, file_mode="0440", direct_io=True) as path:
-        found = os.stat(path / "zarr.json")
-        assert (found.st_uid, oct(found.st_mode)) == (7, "0o100400")
+        attributes = os.stat(path / "zarr.json")
+        assert (attributes.st_uid, oct(attributes.st_mode)) == (7, "0o100400")
 
 
 def test_two_at_once(source: Path) -> None:
@@ -88,8 +88,8 @@ def test_what_goes_wrong(source: Path, tmp_path: Path, place: Path) -> None:
         (NotADatasetError, "no sharded", tmp_path / "plain", {}),
         (TimeoutError, "not ready in time", source, {"ready_timeout": 0.01}),
     ]
-    for error, told, path, given in cases:
-        with pytest.raises(error, match=told), shardfs.mounted(path, **given):
+    for error, told, path, options in cases:
+        with pytest.raises(error, match=told), shardfs.mounted(path, **options):
             pytest.fail("it was mounted")
         assert os.listdir(place) == []
     assert issubclass(MountError, OSError)
@@ -117,8 +117,8 @@ def test_secrets_are_on_no_command_line(source: Path) -> None:
 def test_a_file_that_is_open_at_the_end(source: Path) -> None:
     with shardfs.mounted(source) as path:
         file = (path / "zarr.json").open("rb")
-        begun = file.read(1)
-    assert begun == b"{"
+        first_byte = file.read(1)
+    assert first_byte == b"{"
     assert mount_entry(path) is None
     with suppress(OSError):  # nobody is left to be told
         file.close()
@@ -171,8 +171,8 @@ def test_ctrl_c_in_a_terminal_goes_to_the_program_first(source: Path) -> None:
 
 def test_import_is_light() -> None:
     program = "import sys; before = set(sys.modules); import shardfs; print(*(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert {name for name in done.stdout.split() if name.startswith("shardfs")} == {
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {name for name in completed.stdout.split() if name.startswith("shardfs")} == {
         "shardfs",
         "shardfs.model",
         "shardfs.model.errors",
@@ -181,4 +181,4 @@ def test_import_is_light() -> None:
         "shardfs.model.text",
         "shardfs.model.version",
     }
-    assert not set(done.stdout.split()) & {"numpy", "fsspec", "asyncio", "subprocess", "logging"}
+    assert not set(completed.stdout.split()) & {"numpy", "fsspec", "asyncio", "subprocess", "logging"}

@@ -35,8 +35,8 @@ def options(directory: Path, *more: str) -> tuple[str, str]:
 
 
 def status(mount: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((mount / ".shardfs/status.json").read_text())["store"]
-    return found
+    store_status: dict[str, Any] = json.loads((mount / ".shardfs/status.json").read_text())["store"]
+    return store_status
 
 
 def entries(directory: Path) -> list[Path]:
@@ -73,7 +73,7 @@ def test_cached_chunks_are_looked_up_once_and_not_fetched_ahead(store: Store, mo
 
 def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
-    path, given = tmp_path / "served" / "a", options(tmp_path / "cache", "index_ttl=0")
+    path, words = tmp_path / "served" / "a", options(tmp_path / "cache", "index_ttl=0")
 
     def expect(mount: Path, chunks: Sequence[int], plus: int) -> None:
         for i in chunks:
@@ -81,27 +81,27 @@ def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path
 
     write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
     with serving(tmp_path / "served") as store:
-        with mounted(f"{store.url}/a", *given) as mount:
+        with mounted(f"{store.url}/a", *words) as mount:
             expect(mount, range(20), 0)
             write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 1000)
             expect(mount, range(0, 64, 3), 1000)
         write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 2000)
         for _ in range(2):
-            with mounted(f"{store.url}/a", *given) as mount:
+            with mounted(f"{store.url}/a", *words) as mount:
                 expect(mount, range(0, 64, 3), 2000)
 
 
 def test_offline(mounted: Mounted, tmp_path: Path) -> None:
     """The server is gone."""
     pytest.importorskip("aiohttp")
-    path, given = tmp_path / "served" / "a", options(tmp_path / "cache")
+    path, words = tmp_path / "served" / "a", options(tmp_path / "cache")
     write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
-    with serving(tmp_path / "served") as store, mounted(f"{store.url}/a", *given) as mount:
+    with serving(tmp_path / "served") as store, mounted(f"{store.url}/a", *words) as mount:
         names = sorted(os.listdir(mount))
-        kept = {i: (mount / f"c/{i}").read_bytes() for i in range(20)}
-    with mounted(f"{store.url}/a", *given, "-o", "offline") as mount:
+        contents = {i: (mount / f"c/{i}").read_bytes() for i in range(20)}
+    with mounted(f"{store.url}/a", *words, "-o", "offline") as mount:
         assert sorted(os.listdir(mount)) == names
-        assert {i: (mount / f"c/{i}").read_bytes() for i in kept} == kept
+        assert {i: (mount / f"c/{i}").read_bytes() for i in contents} == contents
         with pytest.raises(OSError, match="No route to host") as failed:
             (mount / "c/63").read_bytes()
         assert failed.value.errno == errno.EHOSTUNREACH
@@ -126,22 +126,22 @@ def disk(path: Path, size: str) -> Iterator[Path]:
 def test_a_writable_mount_never_serves_old_chunks(mounted: Mounted, tmp_path: Path) -> None:
     """Published shards have a new version, here and for the next mount."""
     pytest.importorskip("s3fs")
-    target, held = TARGETS["zarr_end"], {0: 1, 1: 2, 5: 6}
+    target, versions = TARGETS["zarr_end"], {0: 1, 1: 2, 5: 6}
     with object_store() as server:
-        filled(target, server, tmp_path / "natively", held)
+        filled(target, server, tmp_path / "natively", versions)
         words = in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})
         words += options(tmp_path / "cache", f"journal={tmp_path / 'journals'}")
         for version in range(1, 3):
             with mounted("s3://data/root", *words, "-o", "writable,idle=0.1") as mount:
-                for number in held:
-                    assert (mount / target.path(number)).read_bytes() == target.shown(held[number])
-                held |= {0: 10 * version, 3: 20 * version}
+                for number in versions:
+                    assert (mount / target.path(number)).read_bytes() == target.shown(versions[number])
+                versions |= {0: 10 * version, 3: 20 * version}
                 for number in (0, 3):
-                    (mount / target.path(number)).write_bytes(target.shown(held[number]))
+                    (mount / target.path(number)).write_bytes(target.shown(versions[number]))
                 subprocess.run([sys.executable, "-m", "shardfs", "flush", mount], check=True, timeout=250)
-                for number in held:
-                    assert (mount / target.path(number)).read_bytes() == target.shown(held[number])
+                for number in versions:
+                    assert (mount / target.path(number)).read_bytes() == target.shown(versions[number])
             with mounted("s3://data/root", *words) as mount:
-                for number in held:
-                    assert (mount / target.path(number)).read_bytes() == target.shown(held[number])
+                for number in versions:
+                    assert (mount / target.path(number)).read_bytes() == target.shown(versions[number])
         assert entries(tmp_path / "cache")

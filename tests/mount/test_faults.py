@@ -94,8 +94,8 @@ def mounts(request: pytest.FixtureRequest, dataset: Callable[[str, str], Dataset
 
 @pytest.fixture
 def faulty(mounts: Mounts) -> Iterator[Faulty]:
-    with mounts() as made:
-        yield made
+    with mounts() as mount:
+        yield mount
 
 
 @contextmanager
@@ -110,16 +110,16 @@ def _mounted(
     command += [f"{protocol}://{variant.path}", str(mount)]
     environment = {**os.environ, "FAULTS": str(faults)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    made = Faulty(mount, variant.twin, faults, process)
+    faulty_mount = Faulty(mount, variant.twin, faults, process)
     try:
         wait_until(lambda: mount_entry(mount) is not None or process.poll() is not None)
         assert mount_entry(mount) is not None, process.communicate()[1]
         # What is to be known: a chunk, its shard's index, and the directory. On a busy machine the store is late, too.
         wait_until(lambda: attempt("cmp", mount / WARM, variant.twin / WARM).returncode == 0)
         wait_until(lambda: attempt("ls", mount).returncode == 0)
-        yield made
+        yield faulty_mount
     finally:
-        made.tell("ok")
+        faulty_mount.tell("ok")
         end(process)
         assert process.stderr is not None
         process.stderr.close()
@@ -129,12 +129,12 @@ def _mounted(
 @pytest.mark.parametrize("fault", ["delay", "hang", "cut", "storm", "some"])
 def test_what_is_known_is_answered_whatever_the_store_does(fault: str, mounts: Mounts) -> None:
     """With `direct_io`, shardfs keeps each chunk that was read; otherwise it leaves whole chunks to the kernel."""
-    for others in reversed(range(6)):  # of which one must find the machine with time for it
+    for more_tries in reversed(range(6)):  # of which one must find the machine with time for it
         with mounts(TIMEOUT_S if fault == "hang" else 30, ",direct_io") as faulty:
             slowest = _slowest_during(fault, faulty)
         if max(slowest.values()) < 1:
             break
-        assert others, slowest
+        assert more_tries, slowest
 
 
 def _slowest_during(fault: str, faulty: Faulty) -> dict[str, float]:
@@ -161,12 +161,12 @@ def _is_right(faulty: Faulty, name: str) -> bool:
 
 def test_a_hung_store_gives_errors_within_the_time_that_was_set(faulty: Faulty) -> None:
     faulty.tell("hang")
-    began = time.monotonic()
+    start_s = time.monotonic()
     with reading(faulty, faulty.cold()) as cats:
         for cat in cats:
             cat.communicate(timeout=250)
     # Twice the time-out for those that had a thread; the others are told at once, or after one probe.
-    assert time.monotonic() - began < 4 * TIMEOUT_S + 10
+    assert time.monotonic() - start_s < 4 * TIMEOUT_S + 10
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ def test_a_hung_store_does_not_hold_up_the_end(number: signal.Signals, faulty: F
     faulty.tell("hang")
     with reading(faulty, faulty.cold()) as cats:
         time.sleep(0.5)
-        began = time.monotonic()
+        start_s = time.monotonic()
         faulty.process.send_signal(number)
         wait_until(lambda: mount_entry(faulty.mount) is None)
         faulty.process.wait(30)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - start_s < 20
         for cat in cats:
             cat.communicate(timeout=250)
 
@@ -189,11 +189,11 @@ def test_unmounting_by_force_does_not_wait_for_the_store(faulty: Faulty) -> None
     faulty.tell("hang")
     with reading(faulty, faulty.cold()) as cats:
         time.sleep(0.3)
-        began = time.monotonic()
-        done = attempt(sys.executable, "-m", "shardfs", "umount", "--lazy", faulty.mount, timeout=120, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
+        start_s = time.monotonic()
+        completed = attempt(sys.executable, "-m", "shardfs", "umount", "--lazy", faulty.mount, timeout=120, cwd=ROOT)
+        assert completed.returncode == 0, completed.stderr
         assert mount_entry(faulty.mount) is None
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - start_s < 20
         for cat in cats:
             cat.communicate(timeout=250)
     faulty.process.wait(20)
@@ -206,7 +206,7 @@ def test_a_source_that_hangs_is_not_mounted(dataset: Callable[[str, str], Datase
     faults.write_text("hang")
     source = f"faultyasync://{dataset('zarr3', 'zarr_python').path}"
     command = [sys.executable, "-m", "tests.clients.faulty", "mount", "-o", "store_timeout=0.5", source, str(mount)]
-    done = attempt(*command, timeout=120, cwd=ROOT, env={**os.environ, "FAULTS": str(faults)})
-    assert done.returncode == 3, done.stderr
-    assert "does not answer within 0.5 s" in done.stderr
+    completed = attempt(*command, timeout=120, cwd=ROOT, env={**os.environ, "FAULTS": str(faults)})
+    assert completed.returncode == 3, completed.stderr
+    assert "does not answer within 0.5 s" in completed.stderr
     assert mount_entry(mount) is None

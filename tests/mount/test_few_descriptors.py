@@ -71,14 +71,14 @@ def source(tmp_path: Path) -> Path:
 
 def limit(pid: int) -> None:
     """From now on, the process may have few descriptors more than now."""
-    most = len(os.listdir(f"/proc/{pid}/fd")) + MORE
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
+    descriptors = len(os.listdir(f"/proc/{pid}/fd")) + MORE
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
 
 def all_read(mount: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", _READ, str(mount)], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip()
+    completed = subprocess.run([sys.executable, "-c", _READ, str(mount)], capture_output=True, text=True, timeout=250)
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    return completed.stdout.strip()
 
 
 @pytest.mark.parametrize("options", [[], ["-o", "layout=zarr2,chunk_codec=raw"]], ids=["native", "layout"])
@@ -99,8 +99,8 @@ def test_writers_get_no_error_and_all_is_published(source: Path, tmp_path: Path)
             (mount.path / f"c/{y}/{x}").write_bytes(bytes((y, x, 1, 2, 3, 4)))
         for number in range(0, 100, 3):
             (mount.path / "plain" / f"{number}.txt").write_text("new")
-        done = mount.umount()
-        assert done.returncode == 0, done.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
     for y, x in itertools.product(range(0, 2 * SHARDS, 3), repeat=2):
         assert bytes((y, x, 1, 2, 3, 4)) in (source / f"c/{y // 2}/{x // 2}").read_bytes()
     assert {(source / "plain" / f"{number}.txt").read_text() for number in range(0, 100, 3)} == {"new"}

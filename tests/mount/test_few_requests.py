@@ -48,8 +48,8 @@ def over_http(root: Path) -> Iterator[Source]:
 
         def requests() -> list[Row]:
             with urllib.request.urlopen(f"{store.url}/.requests") as answer:
-                found: list[Row] = json.load(answer)
-            return [{**r, "method": "LIST" if r["path"].endswith("/") else r["method"]} for r in found]
+                rows: list[Row] = json.load(answer)
+            return [{**r, "method": "LIST" if r["path"].endswith("/") else r["method"]} for r in rows]
 
         yield Source(store.url, [], requests)
 
@@ -73,13 +73,13 @@ def over_s3(root: Path) -> Iterator[Source]:
         for path in root.rglob("*"):
             if path.is_file():
                 server.objects[f"data/{path.relative_to(root)}"] = Object(path.read_bytes(), {})
-        given = server.options()
-        words = {**{name: given[name] for name in ("key", "secret")}, "client_kwargs.endpoint_url": server.url}
+        s3_options = server.options()
+        words = {**{name: s3_options[name] for name in ("key", "secret")}, "client_kwargs.endpoint_url": server.url}
 
         def requests() -> list[Row]:
-            found = rows[:]
+            log = rows[:]
             rows.clear()
-            return found
+            return log
 
         yield Source("s3://data", ["-o", ",".join(f"storage_option.{k}={v}" for k, v in words.items())], requests)
 
@@ -89,20 +89,20 @@ OVER = {"http": over_http, "s3": over_s3}
 
 def rounds(requests: Sequence[Row]) -> int:
     """Return the length of the longest chain of requests of which each came after the answer to the one before."""
-    found: list[tuple[float, int]] = []  # when a request was answered, and its place in the chain
+    depths: list[tuple[float, int]] = []  # when a request was answered, and its place in the chain
     for r in sorted(requests, key=lambda r: float(r["came"])):
-        before = [depth for answered, depth in found if answered <= r["came"]]
-        found.append((r["answered"], 1 + max(before, default=0)))
-    return max((depth for _, depth in found), default=0)
+        before = [depth for answered, depth in depths if answered <= r["came"]]
+        depths.append((r["answered"], 1 + max(before, default=0)))
+    return max((depth for _, depth in depths), default=0)
 
 
-def fewest(most: int, measure: Callable[[], int]) -> int:
-    """The least that was measured until it was no more than `most`: on a busy machine, requests that are sent together
+def fewest(limit: int, measure: Callable[[], int]) -> int:
+    """The least that was measured until it was no more than `limit`: on a busy machine, requests that are sent together
     come one after the other, and what the kernel knows expires during a listing."""
     for _ in range(6):
-        if (found := measure()) <= most:
+        if (count := measure()) <= limit:
             break
-    return found
+    return count
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def started(over: str, served: Path, dataset: Dataset, mounted: Mounted) -> Iter
 
 
 @pytest.mark.parametrize(
-    ("over", "kind", "name", "chunk", "most"),
+    ("over", "kind", "name", "chunk", "limit"),
     [
         ("http", "zarr3", "default", "c/1/1", 3),
         ("s3", "zarr3", "keys_default_dot", "c.1.1", 3),
@@ -131,7 +131,7 @@ def test_the_first_byte_takes_few_round_trips(
     kind: str,
     name: str,
     chunk: str,
-    most: int,
+    limit: int,
     dataset: Callable[[str, str], Dataset],
     mounted: Mounted,
     tmp_path: Path,
@@ -143,10 +143,10 @@ def test_the_first_byte_takes_few_round_trips(
         with started(over, tmp_path / "served", variant, mounted) as (mount, source):
             assert (mount / chunk).read_bytes() == (variant.twin / chunk).read_bytes()
             requests = source.requests()
-        assert [r["method"] for r in requests] == ["GET"] * (7 + most - 1)
+        assert [r["method"] for r in requests] == ["GET"] * (7 + limit - 1)
         return rounds(requests)
 
-    assert fewest(most, measure) == most
+    assert fewest(limit, measure) == limit
 
 
 @pytest.mark.parametrize(("over", "name"), [("http", "group"), ("s3", "group_consolidated")])
@@ -185,9 +185,9 @@ def listed(over: str, root: Path, name: str, mounted: Mounted, *options: str) ->
 @pytest.mark.parametrize("over", OVER)
 def test_a_listing_asks_for_each_shard_and_directory_once(over: str, arrays: Path, mounted: Mounted) -> None:
     with listed(over, arrays, "square", mounted) as (mount, source):
-        found = lines("ls", "-lR", mount / "c")
+        listing = lines("ls", "-lR", mount / "c")
         requests = source.requests()
-    assert sum(line.startswith("-") for line in found) == 4 * 8 * 8
+    assert sum(line.startswith("-") for line in listing) == 4 * 8 * 8
     assert [r["status"] for r in requests if r["status"] == 404] == []
     assert sum(r["method"] == "LIST" for r in requests) == 4  # c, c/0, c/0/0 and c/0/1
     assert sum(r["method"] == "GET" for r in requests) == 4
@@ -253,5 +253,5 @@ def test_a_listing_of_an_array_that_is_empty_or_flat(
 ) -> None:
     variant = dataset("zarr3", name)
     with started("http", tmp_path / "served", variant, mounted) as (mount, _):
-        found, expected = (lines("find", top, "-type", "f", "-printf", r"%P\n") for top in (mount, variant.twin))
-    assert sorted(found) == sorted(expected)
+        listing, expected = (lines("find", top, "-type", "f", "-printf", r"%P\n") for top in (mount, variant.twin))
+    assert sorted(listing) == sorted(expected)

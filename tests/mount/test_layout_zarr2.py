@@ -85,10 +85,10 @@ def test_every_variant_is_read_by(
 
         reader = {"tensorstore": "read_tensorstore", "z5": "read_z5"}.get(client, "read_zarr2")
         python = client_python("zarr2") if client == "zarr2" else None
-        found = read_jobs(reader, [arguments(name, member) for name, member, _ in wanted], tmp_path, python)
+        outcomes = read_jobs(reader, [arguments(name, member) for name, member, _ in wanted], tmp_path, python)
     wrong = {
         name: got if isinstance(got, str) else f"{got.dtype}{got.shape}"
-        for (name, _, right), got in zip(wanted, found, strict=True)
+        for (name, _, right), got in zip(wanted, outcomes, strict=True)
         if isinstance(got, str) or not equal(got, right)
     }
     assert wrong == {}
@@ -128,15 +128,15 @@ def test_other_systems_are_read_by_all(
     wrong: dict[str, str] = {}
     with mounted(tmp_path / "farm", "--layout", "zarr2", "-o", "unsupported=skip") as mount:
         for client in CLIENTS[:3]:
-            given = dict(dealt(list(wanted.items()), client, CLIENTS[:3]))
+            share = dict(dealt(list(wanted.items()), client, CLIENTS[:3]))
             reader = "read_tensorstore" if client == "tensorstore" else "read_zarr2"
-            jobs = [["zarr", str(mount / at), None] if client == "tensorstore" else [str(mount), at] for at in given]
+            jobs = [["zarr", str(mount / at), None] if client == "tensorstore" else [str(mount), at] for at in share]
             scratch = tmp_path / client
             scratch.mkdir()
-            found = read_jobs(reader, jobs, scratch, client_python("zarr2") if client == "zarr2" else None)
+            outcomes = read_jobs(reader, jobs, scratch, client_python("zarr2") if client == "zarr2" else None)
             wrong |= {
                 f"{client}: {at}": got if isinstance(got, str) else f"{got.dtype}{got.shape}"
-                for (at, right), got in zip(given.items(), found, strict=True)
+                for (at, right), got in zip(share.items(), outcomes, strict=True)
                 if isinstance(got, str) or not equal(got, right)
             }
     assert wrong == {}
@@ -240,24 +240,24 @@ def test_netcdf_reads_all_but_gzip(mode: str, table: Data, mounted: Mounted, tmp
     """NCZarr has no codec `gzip`, from whatever source."""
     with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
         jobs = [[str(mount), name, mode] for name in CHAINS]
-        found = read_jobs("read_netcdf", jobs, tmp_path, client_python("zarr2"))
+        outcomes = read_jobs("read_netcdf", jobs, tmp_path, client_python("zarr2"))
     assert [
-        name for name, got in zip(CHAINS, found, strict=True) if isinstance(got, str) or not equal(got, table)
+        name for name, got in zip(CHAINS, outcomes, strict=True) if isinstance(got, str) or not equal(got, table)
     ] == []
 
 
 def test_xarray_finds_the_axes_by_name(table: Data, mounted: Mounted, tmp_path: Path) -> None:
     with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
-        found = read_jobs("read_xarray", [[str(mount), name] for name in CHAINS], tmp_path, client_python("zarr2"))
+        outcomes = read_jobs("read_xarray", [[str(mount), name] for name in CHAINS], tmp_path, client_python("zarr2"))
     assert [
-        name for name, got in zip(CHAINS, found, strict=True) if isinstance(got, str) or not equal(got, table)
+        name for name, got in zip(CHAINS, outcomes, strict=True) if isinstance(got, str) or not equal(got, table)
     ] == []
 
 
 def test_gdal_reads_whatever_the_codec(table: Data, mounted: Mounted, tmp_path: Path) -> None:
     with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
-        found = read_jobs("read_gdal", [[str(mount / name)] for name in CHAINS], tmp_path, client_python("zarr2"))
-    wrong = {n: g for n, g in zip(CHAINS, found, strict=True) if isinstance(g, str) or not equal(g[0], table)}
+        outcomes = read_jobs("read_gdal", [[str(mount / name)] for name in CHAINS], tmp_path, client_python("zarr2"))
+    wrong = {n: g for n, g in zip(CHAINS, outcomes, strict=True) if isinstance(g, str) or not equal(g[0], table)}
     assert wrong == {}
 
 

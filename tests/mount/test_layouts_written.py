@@ -126,8 +126,8 @@ def _volume(path: Path, shape: Sequence[int], chunk: Sequence[int], encoding: st
 
 
 def _by_volumes(path: Path, wanted: Array, _: Path) -> None:
-    found = read_tensorstore.read("neuroglancer_precomputed", str(path), 0)
-    np.testing.assert_array_equal(found[..., 0].T, wanted)
+    array = read_tensorstore.read("neuroglancer_precomputed", str(path), 0)
+    np.testing.assert_array_equal(array[..., 0].T, wanted)
 
 
 # ---- N5
@@ -135,9 +135,9 @@ def _by_volumes(path: Path, wanted: Array, _: Path) -> None:
 
 def _n5(path: Path, shape: Sequence[int], chunk: Sequence[int], per: Sequence[int]) -> Array:
     variant = data_n5.Variant(tuple(shape[::-1]), tuple(chunk[::-1]), [tuple(per[::-1])], data_n5.GZIP)
-    made = variant.write(path.parent.parent / "n5" / path.name, path.name)
-    shutil.copytree(made.path, path)
-    return made.array.T
+    dataset = variant.write(path.parent.parent / "n5" / path.name, path.name)
+    shutil.copytree(dataset.path, path)
+    return dataset.array.T
 
 
 def _by_n5(path: Path, wanted: Array, top: Path) -> None:
@@ -154,10 +154,10 @@ def _superchunks(path: Path, shape: Sequence[int]) -> Array:
 
 
 def _by_superchunks(path: Path, wanted: Array, _: Path) -> None:
-    found = b"".join(
+    content = b"".join(
         data_bcolz.decoded(path / f"data/__{i}__.bin") for i in range(1, 1 + len(list(path.glob("data/*.bin"))))
     )
-    np.testing.assert_array_equal(np.frombuffer(found, wanted.dtype).reshape(wanted.shape), wanted)
+    np.testing.assert_array_equal(np.frombuffer(content, wanted.dtype).reshape(wanted.shape), wanted)
 
 
 def _pack(path: Path) -> Array:
@@ -258,7 +258,7 @@ def _member(source: str, layout: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Array]]:
+def source_tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Array]]:
     """A directory with all sources, not to be written to, and their elements."""
     root = tmp_path_factory.mktemp("pairs") / "source"
     write_json(root / "zarr.json", group_document())  # z5py opens arrays in a group only
@@ -277,30 +277,32 @@ def _overwritten(library: str, layout: str, mount: Path, arrays: Mapping[str, Ar
     ]
     scratch.mkdir()
     python = client_python(PYTHONS[library]) if library in PYTHONS else None
-    for name, box, found in zip(names, corners, read_jobs("overwrite", jobs, scratch, python), strict=True):
+    for name, box, outcome in zip(names, corners, read_jobs("overwrite", jobs, scratch, python), strict=True):
         if SOURCES[name].lossy:
-            assert isinstance(found, str), f"{library} has written {name}"
-            assert "Read-only file system" in found or "cannot open chunk file for writing" in found
+            assert isinstance(outcome, str), f"{library} has written {name}"
+            assert "Read-only file system" in outcome or "cannot open chunk file for writing" in outcome
             continue
-        assert not isinstance(found, str), f"{library}, {name}: {found}"
+        assert not isinstance(outcome, str), f"{library}, {name}: {outcome}"
         inside = tuple(slice(*c) for c in box)
         arrays[name][inside] = np.roll(arrays[name][inside], 1, axis=0)
-        np.testing.assert_array_equal(found.reshape(arrays[name].shape), arrays[name], err_msg=f"{library}, {name}")
+        np.testing.assert_array_equal(outcome.reshape(arrays[name].shape), arrays[name], err_msg=f"{library}, {name}")
 
 
 @pytest.mark.every_case
 @pytest.mark.fuse
 @pytest.mark.parametrize("layout", WRITERS)
-def test_programs_write_to_each_source(layout: str, stored: tuple[Path, Mapping[str, Array]], tmp_path: Path) -> None:
-    source = Path(shutil.copytree(stored[0], tmp_path / "source"))
-    arrays = {name: data.copy() for name, data in stored[1].items() if (name, layout) not in REFUSED}
+def test_programs_write_to_each_source(
+    layout: str, source_tree: tuple[Path, Mapping[str, Array]], tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(source_tree[0], tmp_path / "source"))
+    arrays = {name: data.copy() for name, data in source_tree[1].items() if (name, layout) not in REFUSED}
     options = f"unsupported=skip,log_file={tmp_path / 'log'}"
     with writable(source, tmp_path, "--layout", layout, "-o", options) as mount:
         mount.mount()
         for library in WRITERS[layout]:
             _overwritten(library, layout, mount.path, arrays, tmp_path / library)
-        done = mount.umount()
-    assert (done.returncode, done.stderr) == (0, "")
+        completed = mount.umount()
+    assert (completed.returncode, completed.stderr) == (0, "")
     refusals = [line for line in (tmp_path / "log").read_text().splitlines() if "refuses chunks: " in line]
     assert [("jpeg" in line) for line in refusals] == [True] * (layout != "precomputed")
     for name, wanted in arrays.items():
@@ -309,13 +311,15 @@ def test_programs_write_to_each_source(layout: str, stored: tuple[Path, Mapping[
 
 
 @pytest.mark.parametrize("layout", WRITERS)
-def test_arrays_that_a_layout_cannot_express_are_refused(layout: str, stored: tuple[Path, Mapping[str, Array]]) -> None:
-    told = shardfs("info", stored[0], "-o", f"layout={layout},unsupported=skip", "--json")
-    found = {p["path"]: p["why"] for p in json.loads(told.stdout)["problems"]}
+def test_arrays_that_a_layout_cannot_express_are_refused(
+    layout: str, source_tree: tuple[Path, Mapping[str, Array]]
+) -> None:
+    told = shardfs("info", source_tree[0], "-o", f"layout={layout},unsupported=skip", "--json")
+    reasons = {p["path"]: p["why"] for p in json.loads(told.stdout)["problems"]}
     refused = {name: why for (name, other), why in REFUSED.items() if other == layout}
     wanted = {f"{name}/{SOURCES[name].member}".rstrip("/"): why for name, why in refused.items()}
-    assert found.keys() == wanted.keys()
-    assert all(why in found[path] for path, why in wanted.items()), found
+    assert reasons.keys() == wanted.keys()
+    assert all(why in reasons[path] for path, why in wanted.items()), reasons
 
 
 # ---- documentation
@@ -334,5 +338,5 @@ def test_the_documentation_names_the_programs_that_write() -> None:
     text = (ROOT / "docs/layouts.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 4]
     names = [name for f in source_formats() for name in f.dataset_formats]
-    found = {(row[0], row[1]): row[-1] for row in rows if row[0] in names}
-    assert found == {(name, layout): written_by(name, layout) for name in names for layout in views()}
+    programs = {(row[0], row[1]): row[-1] for row in rows if row[0] in names}
+    assert programs == {(name, layout): written_by(name, layout) for name in names for layout in views()}

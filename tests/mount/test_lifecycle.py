@@ -139,10 +139,10 @@ def test_without_the_device_doctor_is_named(source: Path, mountpoint: Path) -> N
         pytest.skip("needs root")
     hide = 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9 && exec "$@"'
     command = [*alone(), "sh", "-c", hide, "sh", sys.executable, "-m", "shardfs", "mount", str(source), str(mountpoint)]
-    done = attempt(*command, cwd=ROOT)
-    assert (done.returncode, done.stderr.count("\n")) == (5, 1), done.stderr
-    assert done.stderr.startswith(f"shardfs: {mountpoint}: cannot mount: ")
-    assert "`shardfs doctor`" in done.stderr
+    completed = attempt(*command, cwd=ROOT)
+    assert (completed.returncode, completed.stderr.count("\n")) == (5, 1), completed.stderr
+    assert completed.stderr.startswith(f"shardfs: {mountpoint}: cannot mount: ")
+    assert "`shardfs doctor`" in completed.stderr
 
 
 @fuse
@@ -161,14 +161,14 @@ def test_a_mount_that_would_wait_for_itself_is_refused(source: Path, tmp_path: P
     (copy / "below").mkdir()
     link = tmp_path / "link"
     link.symlink_to(copy)
-    for given in (str(copy), str(link), f"file://{copy}"):
+    for address in (str(copy), str(link), f"file://{copy}"):
         for place, why in [
             (copy, "would cover the source"),
             (copy.parent, "would cover the source"),
             (link / "below", "lies in the source"),
         ]:
-            done = shardfs("mount", given, place)
-            assert (done.returncode, why in done.stderr) == (5, True), (given, place, done.stderr)
+            completed = shardfs("mount", address, place)
+            assert (completed.returncode, why in completed.stderr) == (5, True), (address, place, completed.stderr)
 
 
 @fuse
@@ -209,10 +209,10 @@ def test_the_log_of_a_daemon(source: Path, mountpoint: Path, tmp_path: Path) -> 
 @fuse
 def test_a_long_reason_arrives_whole(mountpoint: Path, tmp_path: Path) -> None:
     name = "/".join(["n" * 200] * 15)
-    done = shardfs("mount", tmp_path / name, mountpoint)
-    assert done.returncode == 3
-    assert done.stderr.count("n" * 200) == 15
-    assert "Traceback" not in done.stderr
+    completed = shardfs("mount", tmp_path / name, mountpoint)
+    assert completed.returncode == 3
+    assert completed.stderr.count("n" * 200) == 15
+    assert "Traceback" not in completed.stderr
 
 
 @contextmanager
@@ -269,12 +269,12 @@ def test_variables_of_a_manager_are_for_one_process(tmp_path: Path) -> None:
     assert systemd.from_environment({"NOTIFY_SOCKET": "relative"}) is None
     address = str(tmp_path / "notify")
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
-    found = systemd.from_environment(environ)
-    assert found is not None
+    notifier = systemd.from_environment(environ)
+    assert notifier is not None
     assert environ == {"PATH": "/bin"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(address)
-        found.publishing(1)
+        notifier.publishing(1)
         assert b"WATCHDOG" not in manager.recv(4096), "the watchdog waits for another process"
 
 
@@ -374,12 +374,12 @@ def test_ctrl_c_while_mounting_ends_the_daemon_too(mountpoint: Path, tmp_path: P
 
 
 def in_session(number: int) -> list[int]:
-    found = []
+    pids = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(ProcessLookupError):
             if os.getsid(int(pid)) == number and _start_time(int(pid)) is not None:
-                found.append(int(pid))
-    return found
+                pids.append(int(pid))
+    return pids
 
 
 @fuse
@@ -387,8 +387,8 @@ def in_session(number: int) -> list[int]:
 def test_a_signal_right_behind_mounting_unmounts(number: signal.Signals, source: Path, mountpoint: Path) -> None:
     code = f"{MOUNT}Session.mount = followed_by(Session.mount, {int(number)})\n"
     code += f"run(sys.argv[1], True, lambda *_: (open_tree({str(source)!r}), None))"
-    done = attempt(sys.executable, "-c", code, mountpoint, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = attempt(sys.executable, "-c", code, mountpoint, cwd=ROOT)
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert mount_entry(mountpoint) is None
 
 
@@ -424,19 +424,19 @@ def test_a_lazy_umount_asks_nobody(source: Path, mountpoint: Path) -> None:
     assert shardfs("mount", source, mountpoint).returncode == 0
     pid = daemon_pid(mountpoint)
     with stopped(pid):
-        began = time.monotonic()
+        start_s = time.monotonic()
         assert shardfs("umount", "--lazy", mountpoint).returncode == 0
-        assert time.monotonic() - began < unmount.ANSWER_S
+        assert time.monotonic() - start_s < unmount.ANSWER_S
     wait_until(lambda: _start_time(pid) is None)
 
 
 @fuse
 def test_another_mount_with_the_number_of_one_that_is_gone(source: Path, mounted: Mounted) -> None:
     with mounted(source) as mount:
-        known = mounted_at(os.fspath(mount))
-        assert known is not None
-        assert elsewhere(known) is not None
-        assert elsewhere(known._replace(source="/of/one/that/is/gone")) is None
+        entry = mounted_at(os.fspath(mount))
+        assert entry is not None
+        assert elsewhere(entry) is not None
+        assert elsewhere(entry._replace(source="/of/one/that/is/gone")) is None
 
 
 @fuse
@@ -448,9 +448,9 @@ def test_a_mount_that_is_somewhere_else_too(source: Path, mountpoint: Path, tmp_
     pid = daemon_pid(mountpoint)
     subprocess.run(["mount", "--bind", mountpoint, bound], check=True)
     try:
-        done = shardfs("umount", "--timeout", "1", mountpoint)
-        assert done.returncode == 5
-        assert f"process {pid} serves it at {bound} for process " in done.stderr
+        completed = shardfs("umount", "--timeout", "1", mountpoint)
+        assert completed.returncode == 5
+        assert f"process {pid} serves it at {bound} for process " in completed.stderr
     finally:
         subprocess.run(["umount", bound], check=True)
     wait_until(lambda: _start_time(pid) is None)
@@ -474,14 +474,14 @@ def test_the_source_is_shown_as_it_is_called(name: str, source: Path, mountpoint
     (tmp_path / name).symlink_to(source)
     assert shardfs("mount", tmp_path / name, mountpoint).returncode == 0
     line = next(line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {mountpoint} " in line)
-    kind, shown, *_ = line.split(" - ")[1].split(" ")
+    kind, shown_source, *_ = line.split(" - ")[1].split(" ")
     assert kind == "fuse.shardfs"
-    assert re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), shown) == str(tmp_path / name)
+    assert re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), shown_source) == str(tmp_path / name)
     assert line.split(" ")[5].split(",")[0] == "ro"
 
 
 @pytest.mark.parametrize(
-    ("source", "shown"),
+    ("source", "public"),
     [
         ("/data/x", "/data/x"),
         ("s3://bucket/a", "s3://bucket/a"),
@@ -490,8 +490,8 @@ def test_the_source_is_shown_as_it_is_called(name: str, source: Path, mountpoint
         ("zip://x.zarr::https://me:secret@host/a.zip?sig=secret", "zip://x.zarr::https://host/a.zip"),
     ],
 )
-def test_secrets_are_not_shown(source: str, shown: str) -> None:
-    assert public_name(source) == shown
+def test_secrets_are_not_shown(source: str, public: str) -> None:
+    assert public_name(source) == public
 
 
 # ------------------------------------------------------------------------------------------------------ options
@@ -526,8 +526,8 @@ def test_large_chunks_with_direct_io(mounted: Mounted, tmp_path: Path) -> None:
 def test_owners_and_modes(source: Path, mounted: Mounted) -> None:
     with mounted(source, "-o", "uid=12,gid=34,umask=027") as mount:
         for path, mode in ((mount, 0o40550), (mount / "zarr.json", 0o100440)):
-            found = os.stat(path)
-            assert (found.st_uid, found.st_gid, oct(found.st_mode)) == (12, 34, oct(mode))
+            attributes = os.stat(path)
+            assert (attributes.st_uid, attributes.st_gid, oct(attributes.st_mode)) == (12, 34, oct(mode))
 
 
 @fuse

@@ -49,10 +49,10 @@ def change(root: Path, directories: int, files: int) -> None:
 
 def as_nobody(mount: Path, *command: str) -> bytes:
     """The output of a program of another user. It begins in the mount, for it may not come from above."""
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=mount, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, timeout=250, check=False
     )
-    return done.stdout
+    return completed.stdout
 
 
 def below(mount: Path, *, directories: bool) -> list[Path]:

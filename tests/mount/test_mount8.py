@@ -39,8 +39,8 @@ def mountpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Iterator[Namespace]:
-    with namespace(tmp_path) as made:
-        yield made
+    with namespace(tmp_path) as new_namespace:
+        yield new_namespace
 
 
 @pytest.fixture
@@ -70,18 +70,18 @@ def test_mount_of_each_type(kind: str, installed: Namespace, source: Path, mount
 def test_a_mount_is_writable_by_its_own_word(
     installed: Namespace, source: Path, mountpoint: Path, tmp_path: Path
 ) -> None:
-    own = copy_tree(source, tmp_path / "own")
-    refused = installed.attempt("mount", "-t", "shardfs", own, mountpoint)  # to which mount(8) adds rw
+    copy = copy_tree(source, tmp_path / "own")
+    refused = installed.attempt("mount", "-t", "shardfs", copy, mountpoint)  # to which mount(8) adds rw
     assert (refused.returncode, "use -o writable or -o ro" in refused.stderr) == (1, True)
     words = f"writable,_netdev,journal={tmp_path / 'j'}"
-    told = installed.attempt("mount", "-t", "shardfs", "-o", words, own, mountpoint)
+    told = installed.attempt("mount", "-t", "shardfs", "-o", words, copy, mountpoint)
     assert (told.returncode, told.stderr) == (0, "")
     assert {"rw", "nosuid", "nodev"} <= options_of(installed, mountpoint)
     installed.run("sh", "-c", f"printf 123456789012 >{mountpoint}/c/0/0")
     installed.run("umount", mountpoint)
-    installed.wait_until(lambda: b"123456789012" in (own / "c/0/0").read_bytes())
-    done = installed.run("shardfs", "status", "--wait", "-o", f"journal={tmp_path / 'j'}", own)
-    assert done == f"{own}: all data is published\n"
+    installed.wait_until(lambda: b"123456789012" in (copy / "c/0/0").read_bytes())
+    status = installed.run("shardfs", "status", "--wait", "-o", f"journal={tmp_path / 'j'}", copy)
+    assert status == f"{copy}: all data is published\n"
 
 
 @fuse
@@ -102,16 +102,16 @@ def test_lines_of_fstab(installed: Namespace, source: Path, tmp_path: Path) -> N
     kinds = ["shardfs", "fuse.shardfs", "shardfs", "shardfs", "shardfs"]
     for path, kind in zip(places, kinds, strict=True):
         path.mkdir()
-        what = tmp_path / "none" if path.name == "gone" else source
+        source_path = tmp_path / "none" if path.name == "gone" else source
         more = {"gone": ",nofail", "later": ",noauto,x-systemd.automount"}.get(path.name, "")
         where = str(path).replace(" ", "\\040")
-        lines.append(f"{what} {where} {kind} ro,_netdev{more},x-systemd.requires-mounts-for=/tmp 0 0\n")
+        lines.append(f"{source_path} {where} {kind} ro,_netdev{more},x-systemd.requires-mounts-for=/tmp 0 0\n")
     fstab = tmp_path / "fstab"
     fstab.write_text("".join(lines))
     told = installed.attempt("mount", "-a", "-T", fstab)
     assert "No such file" in told.stderr
-    one, two, gone, later, space = places
-    assert [len(installed.mounts(path)) for path in (one, two, gone, later)] == [1, 1, 0, 0]
+    one, two, missing, later, space = places
+    assert [len(installed.mounts(path)) for path in (one, two, missing, later)] == [1, 1, 0, 0]
     assert installed.run("cat", space / "zarr.json") == installed.run("cat", one / "zarr.json")
     installed.run("mount", "-T", fstab, later)
     assert installed.mounts(later) == ["fuse.shardfs"]
@@ -138,8 +138,10 @@ def test_fake_mounts_nothing_and_home_may_be_empty(installed: Namespace, source:
     assert installed.mounts(mountpoint) == []
     told = installed.attempt("mount", "-f", "-t", "shardfs", "-o", "ro,atr_timeout=3", source, mountpoint)
     assert (told.returncode, "did you mean 'attr_timeout'" in told.stderr) == (1, True)
-    done = installed.attempt("env", "-i", "HOME=", "/sbin/mount.shardfs", source, mountpoint, "-o", "ro,log_file=~/log")
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = installed.attempt(
+        "env", "-i", "HOME=", "/sbin/mount.shardfs", source, mountpoint, "-o", "ro,log_file=~/log"
+    )
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert installed.mounts(mountpoint) == ["fuse.shardfs"]
 
 
@@ -182,17 +184,17 @@ def test_arguments(args: list[str], code: int, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def unprivileged(tmp_path: Path, source: Path) -> Iterator[Namespace]:
     """With all that nobody needs in /mnt, as temporary directories and virtualenvs may be closed to others."""
-    with namespace(tmp_path) as made:
-        made.run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/mnt")
-        made.run("mkdir", "/mnt/m", "/mnt/home", "/mnt/python", "/mnt/packages", "/mnt/repository")
-        made.run("mount", "--bind", sys.base_prefix, "/mnt/python")
-        made.run("mount", "--bind", sysconfig.get_path("purelib"), "/mnt/packages")
-        made.run("mount", "--bind", ROOT, "/mnt/repository")
-        made.run("cp", "-r", source, "/mnt/x")
+    with namespace(tmp_path) as new_namespace:
+        new_namespace.run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/mnt")
+        new_namespace.run("mkdir", "/mnt/m", "/mnt/home", "/mnt/python", "/mnt/packages", "/mnt/repository")
+        new_namespace.run("mount", "--bind", sys.base_prefix, "/mnt/python")
+        new_namespace.run("mount", "--bind", sysconfig.get_path("purelib"), "/mnt/packages")
+        new_namespace.run("mount", "--bind", ROOT, "/mnt/repository")
+        new_namespace.run("cp", "-r", source, "/mnt/x")
         # As udev makes it on machines that people use.
-        made.run("sh", "-c", "mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse")
-        made.run("chown", "nobody", "/mnt/m", "/mnt/home")
-        yield made
+        new_namespace.run("sh", "-c", "mknod -m 666 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse")
+        new_namespace.run("chown", "nobody", "/mnt/m", "/mnt/home")
+        yield new_namespace
 
 
 AS_NOBODY = [
@@ -231,8 +233,8 @@ def test_another_user_is_told_what_allow_other_needs(unprivileged: Namespace) ->
     assert (refused.returncode, "user_allow_other" in refused.stderr) == (5, True)
 
 
-def denied(done: subprocess.CompletedProcess[str]) -> bool:
-    return done.returncode != 0 and "Permission denied" in done.stderr
+def denied(completed: subprocess.CompletedProcess[str]) -> bool:
+    return completed.returncode != 0 and "Permission denied" in completed.stderr
 
 
 @fuse
@@ -246,6 +248,6 @@ def test_who_may_read_a_mount(unprivileged: Namespace) -> None:
         ("ro,allow_root", False),
     ]:
         inside.run("shardfs", "/mnt/x", "/mnt/m", "-o", words)
-        done = inside.attempt(*read)
-        assert done.returncode == 0 if open_to_others else denied(done), words
+        completed = inside.attempt(*read)
+        assert completed.returncode == 0 if open_to_others else denied(completed), words
         inside.run("shardfs", "umount", "/mnt/m")

@@ -58,11 +58,11 @@ def _read(client: Client, roots: Mapping[str, Path], scratch: Path) -> dict[str,
     (scratch / "jobs.json").write_text(json.dumps(jobs))
     python = client_python("zarr2") if client == "n5store" else sys.executable
     run_client("read_many", "read_n5", scratch / "jobs.json", python=python, timeout=250)
-    found: dict[str, Array | str] = {}
+    outcomes: dict[str, Array | str] = {}
     for name in roots:
         failed = scratch / f"{name}.failed"
-        found[name] = failed.read_text() if failed.exists() else np.load(scratch / f"{name}.npy")
-    return found
+        outcomes[name] = failed.read_text() if failed.exists() else np.load(scratch / f"{name}.npy")
+    return outcomes
 
 
 @pytest.mark.fuse
@@ -72,8 +72,8 @@ def test_client_reads_every_variant(client: Client, farm: Farm, mounted: Mounted
     wanted = {name: d.array for name, d in variants.items() if client in d.readers}
     assert len(wanted) > 40
     with mounted(root) as mount:
-        found = _read(client, {name: mount / name for name in wanted}, tmp_path)
-    wrong = {n: str(f) for n, f in found.items() if isinstance(f, str) or not same(f, wanted[n])}
+        outcomes = _read(client, {name: mount / name for name in wanted}, tmp_path)
+    wrong = {n: str(f) for n, f in outcomes.items() if isinstance(f, str) or not same(f, wanted[n])}
     assert wrong == {}
 
 
@@ -85,11 +85,11 @@ def fs(farm: Farm) -> Iterator[ShardFileSystem]:
 
 def test_every_variant_is_its_twin_through_fsspec(farm: Farm, fs: ShardFileSystem) -> None:
     for name, dataset in farm[1].items():
-        found = fs.find(name, detail=True)
-        shown = {path.removeprefix(f"/{name}/"): fs.cat_file(path) for path in found}
-        assert _parsed(shown) == _parsed(read_tree(dataset.twin)), name
-        assert {p.removeprefix(f"/{name}/"): entry["size"] for p, entry in found.items()} == {
-            path: len(data) for path, data in shown.items()
+        entries = fs.find(name, detail=True)
+        tree_files = {path.removeprefix(f"/{name}/"): fs.cat_file(path) for path in entries}
+        assert _parsed(tree_files) == _parsed(read_tree(dataset.twin)), name
+        assert {p.removeprefix(f"/{name}/"): entry["size"] for p, entry in entries.items()} == {
+            path: len(data) for path, data in tree_files.items()
         }
 
 
@@ -103,8 +103,8 @@ def test_the_same_from_a_remote_store(name: str, farm: Farm) -> None:
     memory.put(f"{dataset.path}/", "/n5-twin/", recursive=True)
     try:
         remote = ShardFileSystem(source="memory://n5-twin", skip_instance_cache=True)
-        shown = {path[1:]: remote.cat_file(path) for path in remote.find("")}
-        assert _parsed(shown) == _parsed(read_tree(dataset.twin))
+        tree_files = {path[1:]: remote.cat_file(path) for path in remote.find("")}
+        assert _parsed(tree_files) == _parsed(read_tree(dataset.twin))
     finally:
         memory.rm("/n5-twin", recursive=True)
 
@@ -118,10 +118,10 @@ def test_blocks_of_the_specification_are_read(client: Client, mounted: Mounted, 
         link_tree(data_n5.GOLDEN / name / "stored", container / MEMBER)
         (container / "attributes.json").write_text('{"n5": "4.0.0"}')
     with mounted(tmp_path / "farm") as mount:
-        found = _read(client, {name: mount / name for name in names}, tmp_path)
+        outcomes = _read(client, {name: mount / name for name in names}, tmp_path)
     wanted = np.zeros((2, 4, 3), "uint16")
     wanted[1, 2:4] = np.arange(1, 7).reshape(3, 2).T  # x fastest
-    for name, array in found.items():
+    for name, array in outcomes.items():
         assert not isinstance(array, str), f"{name}: {array}"
         assert array.tolist() == wanted.tolist()
 
@@ -138,10 +138,10 @@ def test_a_dataset_is_mounted_by_itself(farm: Farm, mounted: Mounted) -> None:
 def test_copies_take_what_is_sound(mounted: Mounted, tmp_path: Path) -> None:
     case = data_n5.DAMAGED["chunk_checksum_wrong"](tmp_path / "x")
     with mounted(case.path) as mount:
-        done = attempt("cp", "-r", mount, tmp_path / "copy")
-    assert done.returncode == 1
+        completed = attempt("cp", "-r", mount, tmp_path / "copy")
+    assert completed.returncode == 1
     copied = {n: d for n, d in read_tree(tmp_path / "copy").items() if not n.endswith("attributes.json")}
     assert {n: copied.get(n) for n in case.good} == dict(case.good)
     assert not any(copied.get(name) for name in case.bad)  # `cp` leaves an empty file of what it cannot read
     for name in case.bad:
-        assert re.search(f"/{name}'.*: Input/output error", done.stderr)
+        assert re.search(f"/{name}'.*: Input/output error", completed.stderr)

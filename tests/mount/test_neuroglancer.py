@@ -28,8 +28,8 @@ SHADER = "void main() { emitGrayscale(toNormalized(getDataValue())); }"
 @pytest.fixture(scope="module")
 def browser() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
-        if (found := shutil.which(name)) is not None:
-            return found
+        if (program := shutil.which(name)) is not None:
+            return program
     pytest.skip("no chromium")
 
 
@@ -70,9 +70,9 @@ def test_every_pixel_is_the_voxel_that_was_written(browser: str, mounted: Mounte
         told = run_client(
             "view_neuroglancer", browser, tmp_path / "state.json", out, "197", "233", python=python, timeout=250
         )
-    seen = np.asarray(Image.open(out).convert("RGB"))
+    pixels = np.asarray(Image.open(out).convert("RGB"))
     for channel in range(3):
-        np.testing.assert_array_equal(seen[..., channel], image[70])
+        np.testing.assert_array_equal(pixels[..., channel], image[70])
     reached = json.loads(told.stdout.splitlines()[-1])
     assert reached["layers"][0]["source"] == state["layers"][0]["source"]
     assert reached["position"] == middle
@@ -81,15 +81,15 @@ def test_every_pixel_is_the_voxel_that_was_written(browser: str, mounted: Mounte
 
 def _check_requests(requests: list[Request], image: Any) -> None:
     """The viewer asked the server for the document, and got every chunk of the slice that there is."""
-    asked = [r for r in requests if r.path.startswith("/head/")]
-    assert [r.status for r in asked if r.path == "/head/info"] == [200]
-    assert {r.status for r in asked} <= {200, 206, 404}
+    head_requests = [r for r in requests if r.path.startswith("/head/")]
+    assert [r.status for r in head_requests if r.path == "/head/info"] == [200]
+    assert {r.status for r in head_requests} <= {200, 206, 404}
     slab = image[64:96]
-    there = {
+    chunk_paths = {
         f"/head/250_250_500/{x}-{min(x + CHUNK, 197)}_{y}-{min(y + CHUNK, 233)}_64-96"
         for x in range(0, 197, CHUNK)
         for y in range(0, 233, CHUNK)
         if slab[:, y : y + CHUNK, x : x + CHUNK].any()
     }
-    finest = [r for r in asked if r.path.startswith("/head/250_250_500/") and r.path.endswith("_64-96")]
-    assert {r.path for r in finest if r.status != 404} == there
+    finest = [r for r in head_requests if r.path.startswith("/head/250_250_500/") and r.path.endswith("_64-96")]
+    assert {r.path for r in finest if r.status != 404} == chunk_paths

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_removed_option_is_refused_with_what_to_do_instead(option: str, instead: str, tmp_path: Path) -> None:
-    done = shardfs("mount", tmp_path, tmp_path, "-o", option)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"shardfs: {option.partition('=')[0]!r} was removed; ")
-    assert instead in done.stderr
+    completed = shardfs("mount", tmp_path, tmp_path, "-o", option)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith(f"shardfs: {option.partition('=')[0]!r} was removed; ")
+    assert instead in completed.stderr
     name, _, value = option.partition("=")
     profile = tmp_path / "profile.toml"
     profile.write_text(f"[mount.x]\nsource = '/x'\nmountpoint = '/x'\n{name} = '{value or True}'\n")
-    done = shardfs("config", "check", "--config", profile)
-    assert (done.returncode, instead in done.stdout + done.stderr) == (2, True), done
+    completed = shardfs("config", "check", "--config", profile)
+    assert (completed.returncode, instead in completed.stdout + completed.stderr) == (2, True), completed
 
 
 @pytest.mark.fuse
@@ -58,8 +58,8 @@ def test_shards_in_two_files_are_written_after_unpack_and_pack(tmp_path: Path) -
     with writable(case.path, tmp_path / "first") as mount:
         mount.mount()
         for suffix in ("", ".gz"):
-            done = attempt("cp", "/dev/null", f"{mount.path / name}{suffix}")
-            assert (done.returncode, "Read-only file system" in done.stderr) == (1, True)
+            completed = attempt("cp", "/dev/null", f"{mount.path / name}{suffix}")
+            assert (completed.returncode, "Read-only file system" in completed.stderr) == (1, True)
         log = (mount.path / ".shardfs/log").read_text()
         assert "two files (.index and .data), which shardfs only reads" in log
         assert "`shardfs unpack` and then `shardfs pack`" in log
@@ -86,11 +86,11 @@ def test_a_read_only_mount_shows_the_source_and_names_what_is_unpublished(tmp_pa
         mount.kill()
         mount.clear()
         (tmp_path / "ro").mkdir()
-        done = shardfs("mount", "-o", f"journal={mount.journal}", source, tmp_path / "ro")
-        assert (done.returncode, (tmp_path / "ro/c/0/0").read_bytes()) == (0, b"old.")
+        completed = shardfs("mount", "-o", f"journal={mount.journal}", source, tmp_path / "ro")
+        assert (completed.returncode, (tmp_path / "ro/c/0/0").read_bytes()) == (0, b"old.")
         assert shardfs("umount", tmp_path / "ro").returncode == 0
-        assert "its journal has 1 unpublished file, not shown here" in done.stderr
-        assert "`shardfs recover --apply`" in done.stderr
+        assert "its journal has 1 unpublished file, not shown here" in completed.stderr
+        assert "`shardfs recover --apply`" in completed.stderr
         assert shardfs("recover", "--apply", "-o", f"journal={mount.journal}", source).returncode == 0
     assert run(sys.executable, "-m", "shardfs", "cat", source, "c/0/0") == "new."
 
@@ -107,14 +107,14 @@ def test_a_layout_resizes_and_describes_arrays_and_changes_nothing_else(
     handmade.write_json(source / "a/zarr.json", document)
     with writable(source, tmp_path, "--layout", "zarr2") as mount:
         mount.mount()
-        shown = mount.path / "a/.zarray"
-        before = shown.read_text()
+        document_path = mount.path / "a/.zarray"
+        before = document_path.read_text()
         with pytest.raises(OSError, match="Invalid argument"):
-            shown.write_text(json.dumps({**json.loads(before), "shape": [8, 4], member: value}))
+            document_path.write_text(json.dumps({**json.loads(before), "shape": [8, 4], member: value}))
         why = f".zarray: {member}: cannot be changed through a layout; change it in the source, or through a mount"
         assert f"{why} without --layout" in (mount.path / ".shardfs/log").read_text()
-        assert shown.read_text() == before
-        shown.write_text(json.dumps({**json.loads(before), "shape": [8, 4]}))
+        assert document_path.read_text() == before
+        document_path.write_text(json.dumps({**json.loads(before), "shape": [8, 4]}))
         assert mount.umount().returncode == 0
     assert json.loads((source / "a/zarr.json").read_text()) == {**document, "shape": [8, 4]}
 
@@ -128,28 +128,28 @@ def test_documents_that_another_program_has_changed_are_not_merged(tmp_path: Pat
     resized = {**document, "shape": [8, 4]}
     with writable(tmp_path / "source", tmp_path) as mount:
         mount.mount()
-        shown, log = mount.path / "a/zarr.json", mount.path / ".shardfs/log"
-        before = json.loads(shown.read_text())
+        document_path, log = mount.path / "a/zarr.json", mount.path / ".shardfs/log"
+        before = json.loads(document_path.read_text())
         handmade.write_json(source, resized)
-        assert "Stale file handle" in attempt("rm", shown).stderr
+        assert "Stale file handle" in attempt("rm", document_path).stderr
         why = "a/zarr.json: another program has changed the document since it was read here; read it again"
         former = "a/zarr.json: the document has a former value of shape.0, and another program has changed it"
 
         def is_refused(reason: str) -> bool:
             with pytest.raises(OSError, match="Stale file handle"):
-                shown.write_text(json.dumps({**before, "attributes": {"ours": 1}}))
+                document_path.write_text(json.dumps({**before, "attributes": {"ours": 1}}))
             assert json.loads(source.read_text()) == resized
-            assert json.loads(shown.read_text())["shape"] == [8, 4]
+            assert json.loads(document_path.read_text())["shape"] == [8, 4]
             return reason in log.read_text()
 
         assert is_refused(why)
         wait_until(lambda: is_refused(former))  # once the kernel has released the file that was refused first
-        again = json.loads(shown.read_text())
-        shown.write_text(json.dumps({**again, "attributes": {"again": 1}}))
+        again = json.loads(document_path.read_text())
+        document_path.write_text(json.dumps({**again, "attributes": {"again": 1}}))
         resized["attributes"] = {"again": 1}
         assert json.loads(source.read_text()) == resized
-        done = mount.umount()
-        assert (done.returncode, "a/zarr.json" in done.stderr) == (3, True)
+        completed = mount.umount()
+        assert (completed.returncode, "a/zarr.json" in completed.stderr) == (3, True)
         journal = f"journal={mount.journal}"
         assert "a/zarr.json" in shardfs("recover", mount.source, "-o", journal).stdout
         for command in (["--ours" if ours else "--theirs", "a/zarr.json"], ["--apply"]):
@@ -163,8 +163,8 @@ def test_a_document_that_another_program_has_removed_is_not_made_anew(tmp_path: 
     handmade.write_json(source, handmade.zarr_metadata((4, 4), (4, 4), (2, 2)))
     with writable(tmp_path / "source", tmp_path) as mount:
         mount.mount()
-        shown = mount.path / "a/zarr.json"
-        with open(shown, "r+") as file:
+        document_path = mount.path / "a/zarr.json"
+        with open(document_path, "r+") as file:
             before = file.read()
             source.unlink()
             file.write(" ")
@@ -189,8 +189,10 @@ def test_a_compressed_chunk_has_no_second_name(tmp_path: Path) -> None:
         copies = [("sh", "-c", 'cat "$0" > "$1"'), ("cp", "-p"), ("rsync", "-a")]
         copies.append((sys.executable, "-c", "import shutil, sys; shutil.copy2(*sys.argv[1:])"))
         for n, (name, command) in enumerate(zip(chunks, copies, strict=True)):
-            done = attempt(*command, tmp_path / f"{name}.gz", mount.path / f"{name}.gz")
-            assert (done.returncode, "FileNotFoundError" in done.stderr) == (int(n == 3), n == 3), done.stderr
+            completed = attempt(*command, tmp_path / f"{name}.gz", mount.path / f"{name}.gz")
+            assert (completed.returncode, "FileNotFoundError" in completed.stderr) == (int(n == 3), n == 3), (
+                completed.stderr
+            )
             assert "No such file or directory" in attempt("cat", mount.path / f"{name}.gz").stderr
             assert (mount.path / name).read_bytes() == b"%08d" % n
         with pytest.raises(OSError, match="Invalid argument"):
@@ -239,17 +241,20 @@ def test_an_array_is_not_read_while_it_is_packed_in_place(tmp_path: Path, mounte
     why = f"is being packed in place; finish with `shardfs pack --in-place {source}`, or go back with `--abort`"
     (tmp_path / "empty").mkdir()
     for command in ("mount", "ls", "verify"):
-        done = shardfs(command, source / "a", *([tmp_path / "empty"] if command == "mount" else []))
-        assert (done.returncode, f"{source}/a: {why}" in done.stderr) == (4, True), done.stderr
-    done = shardfs("cat", source, "a/c/0/0")
-    assert (done.returncode, f"{source}/a: {why}" in done.stderr) == (4, True), done.stderr
-    done = shardfs("verify", source)
-    assert (done.returncode, f"a: metadata: {source}/a: {why}" in done.stdout) == (7, True), done.stdout
-    done = shardfs("mount", "--rw", source, tmp_path / "empty")
-    assert (done.returncode, f"{why}; until then, mount read-only; its array cannot be read" in done.stderr) == (
+        completed = shardfs(command, source / "a", *([tmp_path / "empty"] if command == "mount" else []))
+        assert (completed.returncode, f"{source}/a: {why}" in completed.stderr) == (4, True), completed.stderr
+    completed = shardfs("cat", source, "a/c/0/0")
+    assert (completed.returncode, f"{source}/a: {why}" in completed.stderr) == (4, True), completed.stderr
+    completed = shardfs("verify", source)
+    assert (completed.returncode, f"a: metadata: {source}/a: {why}" in completed.stdout) == (7, True), completed.stdout
+    completed = shardfs("mount", "--rw", source, tmp_path / "empty")
+    assert (
+        completed.returncode,
+        f"{why}; until then, mount read-only; its array cannot be read" in completed.stderr,
+    ) == (
         4,
         True,
-    ), done.stderr
+    ), completed.stderr
     with mounted(source, "-o", "index_ttl=0.05") as mount:
         assert sorted(os.listdir(mount)) == ["a", "other", "zarr.json"]
         assert same(np.asarray(zarr.open_group(mount, mode="r")["other"]), ramp((8, 8)) + 1)
@@ -294,6 +299,6 @@ def begun(*arguments):
 mountpoint.attach = begun
 sys.exit(run(sys.argv[1:]))
 """
-    done = attempt(sys.executable, "-c", program, "mount", source, mountpoint, cwd=ROOT)
-    assert (done.returncode, "is being packed in place; finish with" in done.stderr) == (4, True)
+    completed = attempt(sys.executable, "-c", program, "mount", source, mountpoint, cwd=ROOT)
+    assert (completed.returncode, "is being packed in place; finish with" in completed.stderr) == (4, True)
     assert mount_entry(mountpoint) is None

@@ -63,8 +63,8 @@ def touch(path: Path) -> None:
 
 
 def told(mount: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(cat(mount / ".shardfs/status.json"))
-    return found
+    status: dict[str, Any] = json.loads(cat(mount / ".shardfs/status.json"))
+    return status
 
 
 @fuse
@@ -74,10 +74,10 @@ def test_the_status_of_a_profile(source: Path, mounted: Mounted, tmp_path: Path)
         config.write_text(f'[mount.brain]\nsource = "{source}"\nmountpoint = "{mount}"\n')
         os.environ["SHARDFS_CONFIG"] = str(config)
         try:
-            done = status("brain")
+            completed = status("brain")
         finally:
             del os.environ["SHARDFS_CONFIG"]
-        assert (done.returncode, done.stdout.startswith(f"{mount}: {source}\n")) == (0, True), done
+        assert (completed.returncode, completed.stdout.startswith(f"{mount}: {source}\n")) == (0, True), completed
 
 
 @fuse
@@ -191,24 +191,24 @@ def test_what_is_counted_of_a_store(source: Path, mounted: Mounted, tmp_path: Pa
 # ------------------------------------------------------------------------------------------------------ status
 
 
-def statuses(done: subprocess.CompletedProcess[str]) -> tuple[int, list[dict[str, Any]]]:
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+def statuses(completed: subprocess.CompletedProcess[str]) -> tuple[int, list[dict[str, Any]]]:
+    return completed.returncode, [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 @fuse
 def test_status(source: Path, mounted: Mounted) -> None:
     with mounted(source) as mount:
         touch(mount / "c/0/0/0")
-        code, (found,) = statuses(status("--json", mount))
+        code, (report,) = statuses(status("--json", mount))
         assert code == 0
-        assert (found["state"], found["source"], found["pid"]) == ("answers", str(source), daemon_pid(mount))
+        assert (report["state"], report["source"], report["pid"]) == ("answers", str(source), daemon_pid(mount))
         assert any(f["mountpoint"] == str(mount) for f in statuses(shardfs("status", "--json"))[1])
         text = status(mount).stdout
-        assert text.startswith(f"{mount}: {source}\n  layout native, process {found['pid']}, up ")
+        assert text.startswith(f"{mount}: {source}\n  layout native, process {report['pid']}, up ")
         assert "requests: lookup " in text
-    done = shardfs("status", mount)
+    completed = shardfs("status", mount)
     why = "is not mounted by shardfs, and is no dataset with a journal; `shardfs status` lists the mounts"
-    assert (done.returncode, done.stdout) == (5, f"{mount}: {why}\n")
+    assert (completed.returncode, completed.stdout) == (5, f"{mount}: {why}\n")
 
 
 @fuse
@@ -233,8 +233,11 @@ def test_nothing_is_mounted_has_one_exit_code(source: Path, tmp_path: Path) -> N
     """Also for a directory with files, which could be a source; the exit code 0 of `status` means: all is published."""
     (tmp_path / "notes.txt").write_text("x")
     for verb in ("status", "umount", "flush"):
-        done = shardfs(verb, tmp_path)
-        assert (done.returncode, "`shardfs status` lists the mounts" in done.stdout + done.stderr) == (5, True), done
+        completed = shardfs(verb, tmp_path)
+        assert (completed.returncode, "`shardfs status` lists the mounts" in completed.stdout + completed.stderr) == (
+            5,
+            True,
+        ), completed
     assert shardfs("recover", tmp_path).returncode == 3
     for verb in ("status", "recover"):
         assert shardfs(verb, source).returncode == 0
@@ -261,18 +264,18 @@ def test_status_of_a_mount_that_hangs_and_of_a_dead_one(source: Path, mounted: M
     with mounted(source) as mount:
         pid = daemon_pid(mount)
         with stopped(pid):
-            began = time.monotonic()
-            code, (found,) = statuses(shardfs("status", "--json", mount))
-            seconds = time.monotonic() - began
-        assert (code, found["state"]) == (1, "hangs")
+            start_s = time.monotonic()
+            code, (report,) = statuses(shardfs("status", "--json", mount))
+            seconds = time.monotonic() - start_s
+        assert (code, report["state"]) == (1, "hangs")
         assert seconds < PATIENCE_S + 30  # the rest is for Python on a busy machine
         assert PATIENCE_S < 1
         os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 10
         while errno_of(lambda: os.getxattr(mount, "user.shardfs.pid")) != errno.ENOTCONN:
             assert time.monotonic() < end
-        code, (found,) = statuses(status("--json", mount))
-        assert (code, found["state"]) == (1, "dead")
+        code, (report,) = statuses(status("--json", mount))
+        assert (code, report["state"]) == (1, "dead")
         assert f"; shardfs umount --lazy {mount}\n" in status(mount).stdout
         assert shardfs("umount", "--lazy", mount).returncode == 0
 
@@ -284,17 +287,17 @@ METRIC = re.compile(r'shardfs_[a-z_]+(\{[a-z]+="(\\.|[^"\\])*"(,[a-z]+="(\\.|[^"
 
 
 def parsed(text: str) -> dict[str, float]:
-    found, declared = {}, set()
+    metrics, declared = {}, set()
     for line in text.splitlines():
         if line.startswith("# TYPE"):
             declared.add(line.split()[2])
         elif not line.startswith("# HELP "):
             assert METRIC.fullmatch(line), line
             name, _, value = line.rpartition(" ")
-            found[name] = float(value)
+            metrics[name] = float(value)
             base = re.sub(r"(_bucket|_sum|_count)?(\{.*)?$", "", name)
             assert base in declared or name.partition("{")[0] in declared, line
-    return found
+    return metrics
 
 
 @fuse
@@ -303,35 +306,35 @@ def test_metrics(source: Path, mounted: Mounted) -> None:
         touch(mount / "c/0/0/0")
         for number in range(100):  # of which at least one is timed
             assert errno_of((mount / f"missing{number}").stat) == errno.ENOENT
-        found = parsed(cat(mount / ".shardfs/metrics"))
+        metrics = parsed(cat(mount / ".shardfs/metrics"))
         address = told(mount)["metrics_addr"]
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=250) as reply:
             assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             scraped = parsed(reply.read().decode())
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://{address}/other", timeout=60)
-    assert found['shardfs_requests_total{op="lookup"}'] >= 100
-    assert found['shardfs_request_seconds_bucket{op="lookup",le="+Inf"}'] >= 64
-    assert found["shardfs_bytes_served_total"] > 0
-    assert scraped.keys() >= found.keys() - {k for k in found if "errno" in k}
+    assert metrics['shardfs_requests_total{op="lookup"}'] >= 100
+    assert metrics['shardfs_request_seconds_bucket{op="lookup",le="+Inf"}'] >= 64
+    assert metrics["shardfs_bytes_served_total"] > 0
+    assert scraped.keys() >= metrics.keys() - {k for k in metrics if "errno" in k}
 
 
 @fuse
 def test_an_address_that_is_taken(source: Path, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = shardfs("mount", source, tmp_path / "mnt", "--metrics-addr", address)
-        assert (done.returncode, "Address already in use" in done.stderr) == (5, True), done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        completed = shardfs("mount", source, tmp_path / "mnt", "--metrics-addr", address)
+        assert (completed.returncode, "Address already in use" in completed.stderr) == (5, True), completed.stderr
         with pytest.raises(MountError, match="in use"):
             StatusServer(address)
 
 
 @pytest.fixture
 def server() -> tuple[str, int]:
-    found = StatusServer("127.0.0.1:0")
-    found.start(lambda: b"")
-    host, _, port = found.address.rpartition(":")
+    status_server = StatusServer("127.0.0.1:0")
+    status_server.start(lambda: b"")
+    host, _, port = status_server.address.rpartition(":")
     return host, int(port)
 
 

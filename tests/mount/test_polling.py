@@ -89,27 +89,27 @@ class Simulation:
         return self.now >= self.arrival
 
     def _recorded(self) -> int:
-        began = self.now
-        result = self._poll()
-        if self.now > began:
-            self.polled.append((began, self.now))
+        start_s = self.now
+        answer = self._poll()
+        if self.now > start_s:
+            self.polled.append((start_s, self.now))
             self.before.append(self._next - 1)
-        return result
+        return answer
 
     def polled_within(self, begin: float, end: float) -> float:
         return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in self.polled)
 
 
 def test_polls_for_one_thread_that_asks_densely() -> None:
-    shown = Simulation([(7, SOON)] * 300)
-    assert min(shown.before) == DENSE + 1
-    assert len(shown.polled) > 250
+    simulation = Simulation([(7, SOON)] * 300)
+    assert min(simulation.before) == DENSE + 1
+    assert len(simulation.polled) > 250
 
 
 def test_requests_without_a_thread_change_nothing() -> None:
     """The kernel sends FORGET and RELEASE without the thread of the client."""
-    shown = Simulation([(7, SOON), (0, SOON)] * 300)
-    assert len(shown.polled) > 250
+    simulation = Simulation([(7, SOON), (0, SOON)] * 300)
+    assert len(simulation.polled) > 250
 
 
 @pytest.mark.parametrize("run", [1, 2, DENSE])
@@ -130,31 +130,33 @@ def test_never_polls(settings: dict[str, Any]) -> None:
 
 
 def test_backs_off_while_requests_come_late() -> None:
-    shown = Simulation([(7, LATE)] * 5000)
-    assert len(shown.polled) < 20
-    assert shown.polled_within(0, shown.now) < 0.001 * shown.now
+    simulation = Simulation([(7, LATE)] * 5000)
+    assert len(simulation.polled) < 20
+    assert simulation.polled_within(0, simulation.now) < 0.001 * simulation.now
 
 
 def test_a_second_thread_does_not_end_the_back_off() -> None:
-    shown = Simulation(([(7, LATE)] * (DENSE + 2) + [(8, LATE)] * (DENSE + 2)) * 50)
-    assert len(shown.polled) < 20
+    simulation = Simulation(([(7, LATE)] * (DENSE + 2) + [(8, LATE)] * (DENSE + 2)) * 50)
+    assert len(simulation.polled) < 20
 
 
 def test_polls_again_when_requests_are_dense_again() -> None:
-    shown = Simulation([(7, LATE)] * 5000 + [(7, SOON)] * 3000)
-    assert sum(n > 5000 for n in shown.before) > 1000
+    simulation = Simulation([(7, LATE)] * 5000 + [(7, SOON)] * 3000)
+    assert sum(n > 5000 for n in simulation.before) > 1000
 
 
 def test_forgets_late_requests_after_dense_ones() -> None:
-    shown = Simulation([(7, LATE)] * 5000 + [(7, SOON)] * 2000 + ([(7, LATE)] + [(7, SOON)] * 50) * 40)
-    assert sum(n > 7000 for n in shown.before) > 1000
+    simulation = Simulation([(7, LATE)] * 5000 + [(7, SOON)] * 2000 + ([(7, LATE)] + [(7, SOON)] * 50) * 40)
+    assert sum(n > 7000 for n in simulation.before) > 1000
 
 
 @pytest.mark.parametrize("gap_s", [30e-6, 90e-6])
 def test_polling_takes_its_share_where_it_could_take_more(gap_s: float) -> None:
-    shown = Simulation([(7, gap_s)] * 5000)
-    polled = shown.polled_within(0, shown.now)
-    assert 0.8 * Polling.SHARE * shown.now < polled <= Polling.SHARE * shown.now + Polling.BURST_S + 2 * LOOK_S
+    simulation = Simulation([(7, gap_s)] * 5000)
+    polled = simulation.polled_within(0, simulation.now)
+    assert (
+        0.8 * Polling.SHARE * simulation.now < polled <= Polling.SHARE * simulation.now + Polling.BURST_S + 2 * LOOK_S
+    )
 
 
 def test_backs_off_while_another_program_needs_the_cpu() -> None:
@@ -167,11 +169,11 @@ def test_backs_off_while_another_program_needs_the_cpu() -> None:
 )
 def test_polling_takes_its_share_at_most(runs: list[tuple[int, int, int]], poll_us: int) -> None:
     """At no time, whatever the length of runs, threads and gaps."""
-    shown = Simulation([(thread, gap / 1e6) for n, thread, gap in runs for _ in range(n)], poll_us=poll_us)
+    simulation = Simulation([(thread, gap / 1e6) for n, thread, gap in runs for _ in range(n)], poll_us=poll_us)
     slack = Polling.BURST_S + 2 * LOOK_S
-    for began, _ in shown.polled[::50]:
-        for _, ended in shown.polled[::50]:
-            assert shown.polled_within(began, ended) <= Polling.SHARE * max(ended - began, 0) + slack
+    for start_s, _ in simulation.polled[::50]:
+        for _, ended in simulation.polled[::50]:
+            assert simulation.polled_within(start_s, ended) <= Polling.SHARE * max(ended - start_s, 0) + slack
 
 
 def test_an_idle_mount_wakes_nobody(mounted: Mounted, dataset: Callable[[str, str], Dataset]) -> None:
@@ -191,8 +193,8 @@ def _slept_for(pid: int, seconds: float) -> bool:
 
 def _times_asleep(pid: int) -> dict[str, int]:
     """How often each thread of a process went to sleep."""
-    found = {}
+    counts = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         lines = (task / "status").read_text().splitlines()
-        found[task.name] = next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
-    return found
+        counts[task.name] = next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
+    return counts

@@ -60,9 +60,9 @@ def test_client_reads_what_it_reads_from_twin_and_shards(
         run_client("read_many", client, tmp_path / "jobs.json", python=client_python("cv"), timeout=250)
     assert [path.read_text() for path in tmp_path.glob("*.failed")] == []
     for name in wanted:
-        shown, twin, shards = (_read(tmp_path / f"{name}.{form}.npy") for form in ("mount", "twin", "shards"))
-        assert len(shown) > 10
-        assert shown == twin == shards
+        mount_names, twin, shards = (_read(tmp_path / f"{name}.{form}.npy") for form in ("mount", "twin", "shards"))
+        assert len(mount_names) > 10
+        assert mount_names == twin == shards
 
 
 def _read(path: Path) -> Any:
@@ -120,12 +120,12 @@ def test_where_a_file_lies(farm: Farm, mounted: Mounted) -> None:
                     k: os.getxattr(mount / name, f"user.shardfs.{k}").decode() for k in ("shard", "offset", "nbytes")
                 }
                 start, size = int(where["offset"]), int(where["nbytes"])
-                stored = (source / where["shard"]).read_bytes()
-                assert stored[start : start + size] == (twin / name).read_bytes()
+                shard = (source / where["shard"]).read_bytes()
+                assert shard[start : start + size] == (twin / name).read_bytes()
                 told = json.loads(shardfs("locate", "--json", source, name).stdout)
                 assert (told["shard"], told["offset"], told["size"]) == (where["shard"], start, size)
-            found = shardfs("locate", source, "--shard", where["shard"], "--offset", str(start + size)).stdout
-            assert found == f"path: mesh/{label}.index\n"
+            output = shardfs("locate", source, "--shard", where["shard"], "--offset", str(start + size)).stdout
+            assert output == f"path: mesh/{label}.index\n"
 
 
 def test_a_mesh_asks_the_kernel_no_more_than_a_plain_file(

@@ -59,9 +59,9 @@ def read(mount: Path, chunks: Sequence[Sequence[int]], threads: int = 1) -> None
     """Read chunk files, and compare them with the array."""
 
     def one(chunk: Sequence[int]) -> None:
-        found = np.frombuffer((mount / "c" / "/".join(map(str, chunk))).read_bytes(), np.uint16).reshape(CHUNK)
+        voxels = np.frombuffer((mount / "c" / "/".join(map(str, chunk))).read_bytes(), np.uint16).reshape(CHUNK)
         box = tuple(slice(i * c, (i + 1) * c) for i, c in zip(chunk, CHUNK, strict=True))
-        np.testing.assert_array_equal(found, DATA[box])
+        np.testing.assert_array_equal(voxels, DATA[box])
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(one, chunks))

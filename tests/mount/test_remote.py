@@ -60,12 +60,12 @@ def served(
 
 def contents(root: Path) -> dict[str, bytes]:
     """Every file below a directory of a mount, byte by byte."""
-    found = {}
+    files = {}
     for directory, _, names in os.walk(root, onerror=raise_it):
         for name in names:
             path = Path(directory, name)
-            found[str(path.relative_to(root))] = path.read_bytes()
-    return found
+            files[str(path.relative_to(root))] = path.read_bytes()
+    return files
 
 
 def raise_it(error: OSError) -> None:
@@ -82,9 +82,9 @@ def through_fsspec(source: str, storage_options: Mapping[str, Any] | None = None
 def assert_clients_read(variants: Mapping[str, Dataset], mount: Path, scratch: Path) -> None:
     """tensorstore reads every array through the mount."""
     jobs = [(d, member, mount / name) for name, d in variants.items() for member in d.arrays]
-    for (variant, member, _), found in zip(jobs, read_many("tensorstore", jobs, scratch), strict=True):
-        assert not isinstance(found, str), (variant.name, member, found)
-        assert same(found, variant.arrays[member]), (variant.name, member)
+    for (variant, member, _), outcome in zip(jobs, read_many("tensorstore", jobs, scratch), strict=True):
+        assert not isinstance(outcome, str), (variant.name, member, outcome)
+        assert same(outcome, variant.arrays[member]), (variant.name, member)
 
 
 def mount_line(mount: Path) -> str:
@@ -114,9 +114,9 @@ def test_http_with_listings(
         assert read_tree(mount) == wanted
         assert read_tree(mount) == wanted  # from the page cache
         run("cp", "-r", mount, tmp_path / "copy")
-        shown = contents(mount)
-    assert contents(tmp_path / "copy") == shown
-    assert through_fsspec(web.url(name)) == shown
+        tree_files = contents(mount)
+    assert contents(tmp_path / "copy") == tree_files
+    assert through_fsspec(web.url(name)) == tree_files
     run("chmod", "-R", "u+w", tmp_path / "copy")
 
 
@@ -163,30 +163,30 @@ def test_http_without_ranges(web: Web, mounted: Mounted) -> None:
 
 def test_http_requests_of_a_mount(web: Web, mounted: Mounted) -> None:
     """Each document is asked for once: whether the server honours byte ranges shows in the answers."""
-    with web.requests() as asked, mounted(web.url("zarr_python")):
+    with web.requests() as requests, mounted(web.url("zarr_python")):
         pass
-    paths = [r.path for r in asked]
-    assert {r.method for r in asked} == {"GET"}
+    paths = [r.path for r in requests]
+    assert {r.method for r in requests} == {"GET"}
     assert "/zarr_python/zarr.json" in paths
     assert len(paths) == len(set(paths)), "nothing is asked for twice"
-    assert {r.status for r in asked} == {206, 404}
+    assert {r.status for r in requests} == {206, 404}
     assert not any(path.startswith("/zarr_python/c/") for path in paths)
     with mounted(web.url("group")) as mount:
         (mount / "zarr.json").read_bytes()
-        with web.requests() as asked:
+        with web.requests() as requests:
             os.stat(mount / "README.md")
-        assert {(r.method, r.path) for r in asked} == {("HEAD", "/group/README.md")}
-        with web.requests() as asked:
+        assert {(r.method, r.path) for r in requests} == {("HEAD", "/group/README.md")}
+        with web.requests() as requests:
             assert not (mount / "tables/cells").exists()
-        assert [r.method for r in asked].count("HEAD") <= 2
+        assert [r.method for r in requests].count("HEAD") <= 2
 
 
 def test_http_times(web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:
     """HTTP has whole seconds."""
-    stored = served[1]["zarr_python"].path
+    source = served[1]["zarr_python"].path
     with mounted(web.url("zarr_python")) as mount:
-        assert os.stat(mount / "zarr.json").st_mtime == int(os.stat(stored / "zarr.json").st_mtime)
-        assert os.stat(mount / "c/7/4/2").st_mtime == int(os.stat(stored / "c/1/1/1").st_mtime)
+        assert os.stat(mount / "zarr.json").st_mtime == int(os.stat(source / "zarr.json").st_mtime)
+        assert os.stat(mount / "c/7/4/2").st_mtime == int(os.stat(source / "c/1/1/1").st_mtime)
 
 
 def test_http_passwords_are_not_shown(web: Web, mounted: Mounted) -> None:
@@ -219,12 +219,12 @@ def test_s3(
         assert read_tree(mount) == read_tree(variant.twin)
         assert lines("ls", "-A", mount) == lines("ls", "-A", variant.twin)
         run("cp", "-r", mount, tmp_path / "copy")
-        shown = contents(mount)
+        tree_files = contents(mount)
         scratch = tmp_path / "scratch"
         scratch.mkdir()
         assert_clients_read({"": variant}, mount, scratch)
-    assert contents(tmp_path / "copy") == shown
-    assert through_fsspec(f"s3://data/{name}", s3_options(endpoint)) == shown
+    assert contents(tmp_path / "copy") == tree_files
+    assert through_fsspec(f"s3://data/{name}", s3_options(endpoint)) == tree_files
     run("chmod", "-R", "u+w", tmp_path / "copy")
 
 
@@ -250,9 +250,9 @@ def test_archives(served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) 
     for name in ("zarr_python", "group", "index_gzip_data_gzip"):
         source = f"zip://::{root / name}.zip"
         with mounted(source) as mount:
-            shown = contents(mount)
+            tree_files = contents(mount)
             assert read_tree(mount) == read_tree(variants[name].twin)
-        assert through_fsspec(source) == shown
+        assert through_fsspec(source) == tree_files
 
 
 def test_archives_on_a_web_server(web: Web, served: tuple[Path, Mapping[str, Dataset]], mounted: Mounted) -> None:

@@ -36,11 +36,11 @@ Served = tuple["Path", "Mapping[Kind, Mapping[str, Dataset]]"]
 def served(dataset: Callable[[str, str], Dataset], tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A directory with datasets at KIND/NAME, and what they are."""
     root = tmp_path_factory.mktemp("served")
-    found = {kind: {name: dataset(kind, name) for name in names} for kind, names in SERVED.items()}
-    for kind, variants in found.items():
+    datasets = {kind: {name: dataset(kind, name) for name in names} for kind, names in SERVED.items()}
+    for kind, variants in datasets.items():
         for name, variant in variants.items():
             link_tree(variant.path, root / kind / name)
-    return root, found
+    return root, datasets
 
 
 @pytest.fixture(scope="module", params=["http", pytest.param("s3", marks=pytest.mark.s3)])
@@ -78,8 +78,8 @@ def test_a_library_reads_all(
     wanted = [(d, member) for d in served[1][kind].values() if client in d.readers for member in d.arrays]
     assert len(wanted) > 2
     with mounted_kind(kind, source, mounted) as mount:
-        found = read_many(client, [(d, member, mount / d.name) for d, member in wanted], tmp_path)
-    told = {(d.name, m): differences(f, d.arrays[m]) for (d, m), f in zip(wanted, found, strict=True)}
+        outcomes = read_many(client, [(d, member, mount / d.name) for d, member in wanted], tmp_path)
+    told = {(d.name, m): differences(f, d.arrays[m]) for (d, m), f in zip(wanted, outcomes, strict=True)}
     assert told == dict.fromkeys(told, "")
 
 
@@ -94,10 +94,10 @@ def test_a_library_of_zarr_v2_reads_all(
     assert wanted
     with mounted_kind("zarr3", source, mounted, "--layout", "zarr2") as mount:
         jobs = [[str(mount / name)] if client == "gdal" else [str(mount / name), ""] for name in wanted]
-        found = read_jobs(f"read_{client}", jobs, tmp_path, python)
+        outcomes = read_jobs(f"read_{client}", jobs, tmp_path, python)
     wrong = {
         name: got if isinstance(got, str) else f"{got.dtype}{got.shape}"
-        for (name, array), got in zip(wanted.items(), found, strict=True)
+        for (name, array), got in zip(wanted.items(), outcomes, strict=True)
         if isinstance(got, str) or not equal(got[0] if client == "gdal" else got, array)
     }
     assert wrong == {}

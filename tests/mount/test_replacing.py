@@ -122,13 +122,13 @@ def test_no_client_sees_the_directory_below(source: Path, mountpoint: Path, bene
     assert mount(source, mountpoint).returncode == 0
     for _ in range(times):
         kill(mountpoint)
-        with looking(mountpoint) as seen:
-            done = mount(source, mountpoint, beneath=beneath)
-            assert (done.returncode, "replacing the mount of a dead daemon" in done.stderr) == (0, True)
+        with looking(mountpoint) as end_looking:
+            completed = mount(source, mountpoint, beneath=beneath)
+            assert (completed.returncode, "replacing the mount of a dead daemon" in completed.stderr) == (0, True)
             assert (mountpoint / "zarr.json").exists()
-            found = seen()
-            assert "mounted" in found  # the kernel may also answer for a dead mount what it remembers
-            assert {*found} <= {"ENOTCONN", "ECONNABORTED", "mounted"}
+            states = end_looking()
+            assert "mounted" in states  # the kernel may also answer for a dead mount what it remembers
+            assert {*states} <= {"ENOTCONN", "ECONNABORTED", "mounted"}
         assert mounts_there(mountpoint) == (1 if beneath else 2)
 
 
@@ -172,9 +172,9 @@ def test_a_mount_that_fails_leaves_the_dead_one(
     (mountpoint / BELOW).touch()
     assert mount(source, mountpoint).returncode == 0
     kill(mountpoint)
-    with looking(mountpoint) as seen:
+    with looking(mountpoint) as end_looking:
         assert mount(source / name, mountpoint, *options).returncode == code
-        assert "bare" not in seen()
+        assert "bare" not in end_looking()
     assert is_dead(mountpoint)
 
 
@@ -233,13 +233,13 @@ def test_the_topmost_mount_is_not_always_the_last_one(tmp_path: Path) -> None:
             raise
         finally:
             os.close(copy)
-        found = mounted_at(str(above))
-        assert found is not None
-        assert found.source == "above"
+        entry = mounted_at(str(above))
+        assert entry is not None
+        assert entry.source == "above"
         mount_calls.detach(str(above), lazy=False)
-        found = mounted_at(str(above))
-        assert found is not None
-        assert found.source == "apart"
+        entry = mounted_at(str(above))
+        assert entry is not None
+        assert entry.source == "apart"
     finally:
         for path in (above, above, apart):
             attempt("umount", path)
@@ -266,19 +266,19 @@ def test_a_unit_whose_daemon_crashed_leaves_the_dead_mount(source: Path, mountpo
 def test_files_that_a_mount_hides_are_named(source: Path, mountpoint: Path) -> None:
     for n in range(7):
         (mountpoint / f"{n}").touch()
-    done = mount(source, mountpoint)
-    assert done.returncode == 0
-    assert "the mount hides 7 entries: '0', '1', '2', '3', '4', ..." in done.stderr
+    completed = mount(source, mountpoint)
+    assert completed.returncode == 0
+    assert "the mount hides 7 entries: '0', '1', '2', '3', '4', ..." in completed.stderr
     assert shardfs("umount", mountpoint).returncode == 0
-    done = mount(source, mountpoint, "-o", "nonempty=allow")
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = mount(source, mountpoint, "-o", "nonempty=allow")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_a_directory_with_files_can_be_refused(source: Path, mountpoint: Path) -> None:
     assert mount(source, mountpoint, "-o", "nonempty=refuse").returncode == 0
     assert shardfs("umount", mountpoint).returncode == 0
     (mountpoint / "file").touch()
-    done = mount(source, mountpoint, "-o", "nonempty=refuse")
-    assert done.returncode == 5
-    assert "would hide 1 entry: 'file'" in done.stderr
+    completed = mount(source, mountpoint, "-o", "nonempty=refuse")
+    assert completed.returncode == 5
+    assert "would hide 1 entry: 'file'" in completed.stderr
     assert mount_entry(mountpoint) is None

@@ -68,6 +68,6 @@ def test_every_call(words: str, dataset: Get, mounted: Mounted, tmp_path: Path) 
     with mounted(source, "-o", words) as mount:
         chunk = next(path for path in mount.rglob("*") if path.parent != mount and path.is_file())
         told = run(sys.executable, "-m", "tests.mount.calls", mount, chunk, tmp_path, cwd=ROOT)
-    found = json.loads(told)
-    assert REFUSED.keys() <= found.keys()
-    assert {name: told for name, told in found.items() if told != REFUSED.get(name, "ok")} == {}
+    outcomes = json.loads(told)
+    assert REFUSED.keys() <= outcomes.keys()
+    assert {name: told for name, told in outcomes.items() if told != REFUSED.get(name, "ok")} == {}

@@ -85,9 +85,9 @@ class FakeTree:
         return False
 
     def attributes(self, number: int) -> Attributes:
-        for found in self.known.values():
-            if found.number == number:
-                return found
+        for entry in self.known.values():
+            if entry.number == number:
+                return entry
         raise FileNotFoundError(number)
 
     def remember(self, number: int) -> None:
@@ -102,8 +102,8 @@ class FakeTree:
     def statvfs(self) -> None:
         return None
 
-    def small_listing(self, number: int, most: int) -> list[SmallEntry] | None:
-        return self.small if self.small is not None and len(self.small) <= most else None
+    def small_listing(self, number: int, limit: int) -> list[SmallEntry] | None:
+        return self.small if self.small is not None and len(self.small) <= limit else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         self.scans.append(cookie)
@@ -323,7 +323,7 @@ class Entry(NamedTuple):
 
 def entries(body: bytes, *, plus: bool = True) -> list[Entry]:
     """What the kernel takes out of a page of a listing."""
-    found, at = [], 0
+    listing, at = [], 0
     while at < len(body):
         node, size, mode = 0, 0, 0
         if plus:
@@ -332,19 +332,19 @@ def entries(body: bytes, *, plus: bool = True) -> list[Entry]:
         ino, position, length, kind = struct.unpack_from("=QQII", body, at)
         name = body[at + 24 : at + 24 + length]
         assert not mode or kind == mode >> 12
-        found.append(Entry(node, size, mode, ino, position, name))
+        listing.append(Entry(node, size, mode, ino, position, name))
         at += -(-(24 + length) // 8) * 8
     assert at == len(body)
-    return found
+    return listing
 
 
 def listed(kernel: Kernel, size: int = 4096, position: int = 0, *, plus: bool = True) -> list[Entry]:
     opcode = protocol.READDIRPLUS if plus else protocol.READDIR
-    found: list[Entry] = []
+    listing: list[Entry] = []
     while page := entries(kernel.ask(opcode, ROOT, read_body(position, size)).body, plus=plus):
-        found += page
+        listing += page
         position = page[-1].position
-    return found
+    return listing
 
 
 @pytest.fixture
@@ -370,8 +370,8 @@ def test_listings_go_on_at_any_position(kernel: Kernel, many: FakeTree) -> None:
         assert listed(kernel, position=entry.position) == whole[i + 1 :]
     many.scans.clear()
     page = entries(kernel.ask(protocol.READDIRPLUS, ROOT, read_body(0, 1000)).body)
-    rest = listed(kernel, position=page[-1].position)
-    assert page + rest == whole
+    further = listed(kernel, position=page[-1].position)
+    assert page + further == whole
     assert many.scans == [0]  # and without beginning anew
 
 
@@ -393,9 +393,9 @@ def test_behind_a_million_entries_only_names_are_listed(
 ) -> None:
     monkeypatch.setattr(readdir, "NODES_PER_LISTING", 10)
     many.sizes = [5] * len(many.names)
-    found = listed(kernel)
-    assert [e.name for e in found] == [b".", b"..", *many.names]
-    assert [e.node != 0 for e in found] == [i in range(2, 12) for i in range(len(found))]
+    listing = listed(kernel)
+    assert [e.name for e in listing] == [b".", b"..", *many.names]
+    assert [e.node != 0 for e in listing] == [i in range(2, 12) for i in range(len(listing))]
 
 
 # ---- extended attributes and the rest
@@ -490,14 +490,14 @@ class Slow:
 
 def test_who_waits_for_the_store_holds_up_nobody_else(kernel: Kernel) -> None:
     slow = Slow(kernel)
-    asked = {slow.ask(offset): offset for offset in range(1, 9)}
-    for _ in asked:
+    offsets = {slow.ask(offset): offset for offset in range(1, 9)}
+    for _ in offsets:
         assert slow.arrived.acquire(timeout=60)
     assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
     assert kernel.lookup(b"zarr.json").error == 0
-    slow.answers.release(len(asked))
-    replies = [kernel.receive() for _ in asked]
-    assert {reply.unique: int(reply.body) for reply in replies} == asked
+    slow.answers.release(len(offsets))
+    replies = [kernel.receive() for _ in offsets]
+    assert {reply.unique: int(reply.body) for reply in replies} == offsets
     assert len(slow.threads) == 8
 
 
@@ -524,15 +524,15 @@ def test_the_end_does_not_wait_for_the_store() -> None:
 def test_no_more_threads_than_allowed() -> None:
     with serving(threads=3) as kernel:
         slow = Slow(kernel)
-        asked = {slow.ask(offset): offset for offset in range(1, 7)}
+        offsets = {slow.ask(offset): offset for offset in range(1, 7)}
         for _ in range(2):
             assert slow.arrived.acquire(timeout=60)
         assert not slow.arrived.acquire(timeout=0.2)
         # All that may wait do so, and others are still answered.
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
         assert kernel.lookup(b"zarr.json").error == 0
-        slow.answers.release(len(asked))
-        assert {reply.unique: int(reply.body) for reply in (kernel.receive() for _ in asked)} == asked
+        slow.answers.release(len(offsets))
+        assert {reply.unique: int(reply.body) for reply in (kernel.receive() for _ in offsets)} == offsets
         assert len(slow.threads) <= 3
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
 
@@ -550,28 +550,28 @@ def test_requests_that_want_what_a_postponed_one_was_to_load() -> None:
             return cache.get(key, lambda: (slow.read(number, offset, size)[:0] + b"%d" % key, 100, math.inf))
 
         kernel.tree.read = read
-        asked = {slow.ask(offset): offset for offset in range(1, 60)}
+        offsets = {slow.ask(offset): offset for offset in range(1, 60)}
         for _ in range(2):
             assert slow.arrived.acquire(timeout=60)
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
-        slow.answers.release(len(asked))
-        assert {r.unique: int(r.body) for r in (kernel.receive() for _ in asked)} == {
-            unique: offset % 3 for unique, offset in asked.items()
+        slow.answers.release(len(offsets))
+        assert {r.unique: int(r.body) for r in (kernel.receive() for _ in offsets)} == {
+            unique: offset % 3 for unique, offset in offsets.items()
         }
 
 
 def test_a_postponed_request_has_one_line_in_the_access_log(tmp_path: Path) -> None:
     with serving(access=AccessLog.open(str(tmp_path / "log")), threads=3) as kernel:
         slow = Slow(kernel)
-        asked = {slow.ask(offset): offset for offset in range(1, 20)}
+        offsets = {slow.ask(offset): offset for offset in range(1, 20)}
         for _ in range(2):
             assert slow.arrived.acquire(timeout=60)
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
         assert kernel.server.load()["postponed"] > 0
-        slow.answers.release(len(asked))
-        assert {kernel.receive().unique for _ in asked} == asked.keys()
+        slow.answers.release(len(offsets))
+        assert {kernel.receive().unique for _ in offsets} == offsets.keys()
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert sorted(line["offset"] for line in lines if line.get("offset")) == sorted(asked.values())
+    assert sorted(line["offset"] for line in lines if line.get("offset")) == sorted(offsets.values())
     assert {line["errno"] for line in lines} == {0}
 
 
@@ -652,15 +652,15 @@ def test_without_another_thread_the_only_one_waits_itself(
 def test_without_a_third_thread_requests_wait_for_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as kernel:
         slow = Slow(kernel)
-        asked = {slow.ask(1): 1}
+        offsets = {slow.ask(1): 1}
         assert slow.arrived.acquire(timeout=60)
         FailingStarts(monkeypatch)
-        asked |= {slow.ask(offset): offset for offset in (2, 3)}
+        offsets |= {slow.ask(offset): offset for offset in (2, 3)}
         assert kernel.read(DOCUMENT, 0, 10).body == b"at once"
         assert kernel.lookup(b"zarr.json").error == 0
         assert kernel.server.load() == {"threads": 2, "waiting": 1, "postponed": 2}
-        slow.answers.release(len(asked))
-        assert {reply.unique: int(reply.body) for reply in (kernel.receive() for _ in asked)} == asked
+        slow.answers.release(len(offsets))
+        assert {reply.unique: int(reply.body) for reply in (kernel.receive() for _ in offsets)} == offsets
 
 
 @pytest.mark.parametrize("poll_us", [0, 200])
@@ -668,7 +668,7 @@ def test_an_idle_mount_sleeps(poll_us: int) -> None:
     with serving(poll_us=poll_us) as kernel:
         for _ in range(50):
             kernel.lookup(b"zarr.json")
-        began, used = time.monotonic(), time.process_time()
+        start_s, cpu_start_s = time.monotonic(), time.process_time()
         time.sleep(0.5)
-        assert time.process_time() - used < 0.2 * (time.monotonic() - began)
+        assert time.process_time() - cpu_start_s < 0.2 * (time.monotonic() - start_s)
         assert kernel.lookup(b"zarr.json").error == 0

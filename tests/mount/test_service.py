@@ -52,10 +52,10 @@ def mountpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def inside(tmp_path: Path, mountpoint: Path, source: Path) -> Iterator[Namespace]:
     """With the user's unit installed, and a profile `brain`."""
-    with namespace(tmp_path, manager=True) as made:
-        write_profile(made, source, mountpoint)
-        made.run("shardfs", "install", "--user", "--programs", made.programs)
-        yield made
+    with namespace(tmp_path, manager=True) as new_namespace:
+        write_profile(new_namespace, source, mountpoint)
+        new_namespace.run("shardfs", "install", "--user", "--programs", new_namespace.programs)
+        yield new_namespace
 
 
 def write_profile(inside: Namespace, source: Path | str, mountpoint: Path, *lines: str) -> None:
@@ -105,21 +105,21 @@ def test_stop_waits_until_all_is_published(
     seconds: float, inside: Namespace, source: Path, mountpoint: Path, tmp_path: Path
 ) -> None:
     """While that takes longer than a unit may take to stop, too."""
-    own = copy_tree(source, tmp_path / "own")
-    write_profile(inside, own, mountpoint, "rw = true", 'idle = "1h"', 'age = "1h"', f'journal = "{tmp_path}/j"')
+    copy = copy_tree(source, tmp_path / "own")
+    write_profile(inside, copy, mountpoint, "rw = true", 'idle = "1h"', 'age = "1h"', f'journal = "{tmp_path}/j"')
     drop_in(inside, "TimeoutStopSec=4")
     inside.systemctl("start", UNIT)
     inside.run("sh", "-c", f"printf 123456789012 >{mountpoint}/c/0/0")
-    before = (own / "c/0/0").read_bytes()
-    with held(own / "c/0/0"):
+    before = (copy / "c/0/0").read_bytes()
+    with held(copy / "c/0/0"):
         stop = threading.Thread(target=inside.systemctl, args=("stop", UNIT))
         stop.start()
         inside.wait_until(lambda: inside.show(UNIT, "ActiveState") == "deactivating")
         time.sleep(seconds)
-        assert (own / "c/0/0").read_bytes() == before
+        assert (copy / "c/0/0").read_bytes() == before
         assert inside.show(UNIT, "ActiveState") == "deactivating"
     stop.join(60)
-    assert b"123456789012" in (own / "c/0/0").read_bytes()
+    assert b"123456789012" in (copy / "c/0/0").read_bytes()
     assert (inside.show(UNIT, "ActiveState"), inside.show(UNIT, "Result")) == ("inactive", "success")
 
 
@@ -320,12 +320,18 @@ def test_an_automount_of_fstab_is_triggered(kind: str, inside: Namespace, source
     if not os.access(GENERATOR, os.X_OK):
         pytest.skip("no systemd-fstab-generator")
     inside.run("shardfs", "install", "--programs", inside.programs)
-    fstab, made = inside.scratch / "fstab", inside.scratch / "generated"
+    fstab, unit_directory = inside.scratch / "fstab", inside.scratch / "generated"
     words = "ro,_netdev,nofail,noauto,x-systemd.automount,x-systemd.idle-timeout=2,uid=7"
     fstab.write_text(f"{source} {mountpoint} {kind} {words} 0 0\n")
-    made.mkdir()
-    inside.run(GENERATOR, made, made, made, env={**inside.environment, "SYSTEMD_FSTAB": str(fstab)})
-    for unit in [path for path in made.iterdir() if path.is_file()]:
+    unit_directory.mkdir()
+    inside.run(
+        GENERATOR,
+        unit_directory,
+        unit_directory,
+        unit_directory,
+        env={**inside.environment, "SYSTEMD_FSTAB": str(fstab)},
+    )
+    for unit in [path for path in unit_directory.iterdir() if path.is_file()]:
         shutil.copy(unit, inside.config / "systemd/user" / unit.name)
     name = inside.run("systemd-escape", "--path", mountpoint).strip()
     inside.systemctl("daemon-reload")

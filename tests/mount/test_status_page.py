@@ -41,14 +41,14 @@ def source(dataset: Get) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
-        if (found := shutil.which(name)) is not None:
-            return found
+        if (program := shutil.which(name)) is not None:
+            return program
     pytest.skip("no chromium")
 
 
 def address_of(mount: Path) -> str:
-    found: str = json.loads((mount / ".shardfs/status.json").read_text())["metrics_addr"]
-    return found
+    address: str = json.loads((mount / ".shardfs/status.json").read_text())["metrics_addr"]
+    return address
 
 
 @fuse
@@ -84,10 +84,10 @@ def test_the_page_loads_nothing_from_elsewhere(source: Path, mounted: Mounted) -
 
 
 def test_the_mounts_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
+    times: list[float] = []
 
     def mounts() -> list[Mount]:
-        asked.append(now)
+        times.append(now)
         return []
 
     monkeypatch.setattr(health, "mounts", mounts)
@@ -95,7 +95,7 @@ def test_the_mounts_are_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("shardfs.daemon.health.time.monotonic", lambda: now)
     report = MountsReport()
     assert [report.as_json() for _ in range(5)] == [b"[]"] * 5
-    assert len(asked) == 1
+    assert len(times) == 1
     now += 2
     report.as_json()
-    assert len(asked) == 2
+    assert len(times) == 2

@@ -98,13 +98,13 @@ def _expected(twins: dict[str, Path]) -> dict[str, object]:
     sums, directories = {}, {}
     for name, twin in twins.items():
         for path in twin.rglob("*"):
-            shown = f"{name}/{path.relative_to(twin)}"
+            shown_path = f"{name}/{path.relative_to(twin)}"
             if path.is_dir():
                 # Directories without chunks exist on a mount, too.
                 if name not in ("sparse", "sparse_murmur") or path.name not in ("c",):
-                    directories[shown] = len(os.listdir(path))
+                    directories[shown_path] = len(os.listdir(path))
             elif path.name not in ("zarr.json", "info"):
-                sums[shown] = hashlib.md5(path.read_bytes()).hexdigest()
+                sums[shown_path] = hashlib.md5(path.read_bytes()).hexdigest()
     absent = [f"sparse/c/{y}/{x}" for y in range(2, 9) for x in range(2, 5)]
     absent += ["large/c/32/0", "large/c/0/32", "large/c/01/1", "large/c/0/x", "sparse_murmur/8_8_40/2-4_2-4_2-4"]
     return {"files": sums, "absent": absent, "directories": directories}
@@ -136,17 +136,17 @@ def outcome(reader: subprocess.Popen[str], timeout: float) -> dict[str, int]:
     """What a reader did; it must have met nothing unexpected."""
     out, said = reader.communicate(timeout=timeout)
     assert reader.returncode == 0, said
-    done: dict[str, int] = json.loads(out)
-    return done
+    counts: dict[str, int] = json.loads(out)
+    return counts
 
 
 # --------------------------------------------------------------------------------------------------- the daemon
 
 
 def resident_bytes(pid: int) -> int:
-    found = re.search(r"VmRSS:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
+    match = re.search(r"VmRSS:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert match is not None
+    return int(match[1]) << 10
 
 
 def descriptors(pid: int) -> int:
@@ -178,7 +178,7 @@ def test_parallel_readers(
             time.sleep(seconds / 3)
             wait_until(lambda: _reads(mount) > 200)
             warm = resident_bytes(pid), descriptors(pid)
-            most = max(_most_threads(pid, seconds / 3), threads(pid))
+            peak = max(_most_threads(pid, seconds / 3), threads(pid))
             for reader in readers:
                 outcome(reader, seconds + 60)
         resident, opened = resident_bytes(pid), descriptors(pid)
@@ -187,7 +187,7 @@ def test_parallel_readers(
     # Every shard may stay open, and there are fewer than 100.
     assert opened <= 150
     assert opened <= warm[1] + 20
-    assert most <= 20
+    assert peak <= 20
 
 
 def _reads(mount: Path) -> int:
@@ -197,11 +197,11 @@ def _reads(mount: Path) -> int:
 
 
 def _most_threads(pid: int, seconds: float) -> int:
-    most, stop = 0, time.monotonic() + seconds
+    peak, stop = 0, time.monotonic() + seconds
     while time.monotonic() < stop:
-        most = max(most, threads(pid))
+        peak = max(peak, threads(pid))
         time.sleep(0.1)
-    return most
+    return peak
 
 
 def test_unmount_under_load(source: tuple[Path, Path], mounted: Mounted) -> None:
@@ -220,10 +220,10 @@ def test_unmount_under_load(source: tuple[Path, Path], mounted: Mounted) -> None
             time.sleep(0.5)
             assert [reader.poll() for reader in readers] == [None] * 4
 
-            began = time.monotonic()
+            start_s = time.monotonic()
             lazily = shardfs("umount", "-l", str(mount))
             assert lazily.returncode == 0, lazily.stderr
-            assert time.monotonic() - began < 30
+            assert time.monotonic() - start_s < 30
             assert mount_entry(mount) is None
             assert os.listdir(mount) == []
             # They stand in the mount's directory and go on; the daemon serves them for as long as they do.
@@ -357,14 +357,14 @@ def test_a_slow_store_delays_only_those_who_wait_for_it(
     """Shards of 16 x 16 x 8 in chunks of 4 x 4 x 4; the array has 30 x 20 x 10."""
     variant = dataset("zarr3", "zarr_python")
     names = [f"c/{x}/{y}/2" for x in range(4, 8) for y in range(3)]
-    held = [tmp_path / f"{number}.out" for number in range(len(names))]
+    outputs = [tmp_path / f"{number}.out" for number in range(len(names))]
     with slow_server(variant.path) as server, mounted(server.url) as mount, ExitStack() as stack:
         pid = daemon_pid(mount)
         warm = (mount / "c/0/0/0").read_bytes()
         assert warm == (variant.twin / "c/0/0/0").read_bytes()
         server.held = "c/1/0/1"
         cats = []
-        for name, out in zip(names, held, strict=True):
+        for name, out in zip(names, outputs, strict=True):
             file = stack.enter_context(out.open("wb"))
             cats.append(subprocess.Popen(["cat", mount / name], stdout=file, stdin=subprocess.DEVNULL))
             stack.callback(end, cats[-1], signal.SIGKILL)
@@ -372,7 +372,7 @@ def test_a_slow_store_delays_only_those_who_wait_for_it(
         wait_until(lambda: server.waiting > 0)
         time.sleep(0.5)
 
-        began = time.monotonic()
+        start_s = time.monotonic()
         assert (mount / "c/0/0/0").read_bytes() == warm  # from the page cache
         assert (mount / "c/3/3/1").read_bytes() == (variant.twin / "c/3/3/1").read_bytes()  # from a known index
         assert (mount / "c/0/4/0").read_bytes() == (variant.twin / "c/0/4/0").read_bytes()  # from another shard
@@ -384,13 +384,13 @@ def test_a_slow_store_delays_only_those_who_wait_for_it(
         assert shardfs("umount", str(mount)).returncode == 4
         assert shardfs("umount", "-l", str(mount)).returncode == 0
         assert mount_entry(mount) is None
-        assert time.monotonic() - began < 30  # mostly the start of programs
+        assert time.monotonic() - start_s < 30  # mostly the start of programs
         assert [cat.poll() for cat in cats] == [None] * len(cats)
 
         server.released.set()
         assert [cat.wait(20) for cat in cats] == [0] * len(cats)
         assert is_gone(pid)
-    for name, out in zip(names, held, strict=True):
+    for name, out in zip(names, outputs, strict=True):
         assert out.read_bytes() == (variant.twin / name).read_bytes()
 
 
@@ -403,13 +403,13 @@ def test_a_store_that_fails(broken: int, dataset: Callable[[str, str], Dataset],
         (mount / "c/0/0/0").read_bytes()
         server.broken = broken
         assert (mount / "c/0/0/0").read_bytes() == (variant.twin / "c/0/0/0").read_bytes()
-        began = time.monotonic()
+        start_s = time.monotonic()
         assert [errno_of((mount / name).read_bytes) for name in fresh] == [errno.EIO] * 3
         # There may be other files; a listing that cannot tell does not pass for complete.
         listed = attempt("ls", mount / "c")
         assert sorted(listed.stdout.split()) == [str(x) for x in range(8)]
         assert "Input/output error" in listed.stderr
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - start_s < 30
         server.broken = None
         assert lines("ls", mount / "c") == [str(x) for x in range(8)]
         # For a second, the kernel may know a size of files that could not be read: "open it again".

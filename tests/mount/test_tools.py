@@ -120,8 +120,8 @@ def test_du_and_blocks(dataset: Get, mounted: Mounted) -> None:
         names = chunks(variant.twin)
         assert lines("du", "-b", *names, cwd=mount) == lines("du", "-b", *names, cwd=variant.twin)
         for name in names:
-            found = os.stat(mount / name)
-            assert found.st_blocks == -(-found.st_size // 512)
+            attributes = os.stat(mount / name)
+            assert attributes.st_blocks == -(-attributes.st_size // 512)
         total = sum(os.stat(mount / name).st_blocks for name in files(mount))
         assert int(run("du", "-s", "-B512", mount).split()[0]) == total
 
@@ -135,13 +135,13 @@ def test_copies(variant: Dataset, mounted: Mounted, tmp_path: Path) -> None:
         run("rsync", "-a", f"{mount}/", copies[2])
         copies[3].mkdir()
         run("sh", "-c", 'tar -C "$0" -cf - . | tar -C "$1" -xf -', mount, copies[3])
-        shown = read_tree(mount)
+        tree_files = read_tree(mount)
         times = {name: os.stat(mount / name).st_mtime for name in files(mount)}
         # What is up to date need not be read: names, sizes and times are enough for rsync.
         assert run("rsync", "-a", "--itemize-changes", f"{mount}/", copies[2]) == ""
-    assert shown == read_tree(variant.twin)
+    assert tree_files == read_tree(variant.twin)
     for copy in copies:
-        assert read_tree(copy) == shown
+        assert read_tree(copy) == tree_files
     for copy in copies[1:]:
         # tar has whole seconds.
         assert {name: int(os.stat(copy / name).st_mtime) for name in times} == {n: int(t) for n, t in times.items()}
@@ -239,8 +239,8 @@ def test_extended_attributes_tell_where_the_bytes_lie(dataset: Get, mounted: Mou
             )
             assert sorted(told) == ["codecs", "nbytes", "offset", "shard"]
             shard, offset, size = (json.loads(told[key]) for key in ("shard", "offset", "nbytes"))
-            stored = (variant.path / shard.split("[")[0]).read_bytes()[int(offset) : int(offset) + int(size)]
-            assert stored == (variant.twin / name).read_bytes()
+            content = (variant.path / shard.split("[")[0]).read_bytes()[int(offset) : int(offset) + int(size)]
+            assert content == (variant.twin / name).read_bytes()
         assert json.loads(told["codecs"]) == "bytes,gzip"
         unknown = attempt("getfattr", "-n", "user.other", mount / name)
         assert unknown.returncode != 0
@@ -306,7 +306,7 @@ def test_every_change_is_refused(dated: Path, mounted: Mounted, tmp_path: Path) 
 def test_chunks_that_do_not_exist(dataset: Get, mounted: Mounted) -> None:
     for kind, name in SPARSE:
         variant = dataset(kind, name)
-        there = {name.removeprefix("./") for name in files(variant.twin)}
+        chunk_names = {name.removeprefix("./") for name in files(variant.twin)}
         # Of the whole grid, all that the twin has not.
         if kind == "zarr3":
             grid = {f"c/{y}/{x}" for y in range(12) for x in range(12)}
@@ -314,12 +314,12 @@ def test_chunks_that_do_not_exist(dataset: Get, mounted: Mounted) -> None:
             spans = [[f"{2 * i}-{min(2 * i + 2, n)}" for i in range(-(-n // 2))] for n in (21, 13, 9)]
             scale = next(path.name for path in variant.twin.iterdir() if path.is_dir())
             grid = {f"{scale}/{x}_{y}_{z}" for x in spans[0] for y in spans[1] for z in spans[2]}
-        assert len(grid & there) > 1
+        assert len(grid & chunk_names) > 1
         with mounted(variant.path) as mount:
-            found = {path: errno_of((mount / path).stat) for path in grid}
-            assert found == {path: None if path in there else errno.ENOENT for path in grid}
+            errors = {path: errno_of((mount / path).stat) for path in grid}
+            assert errors == {path: None if path in chunk_names else errno.ENOENT for path in grid}
             for odd in ("c/00/0", "c/0/0/0", "c/-1/0", "c/0/99999999999999999999", "c/0/ 0", "c/0/0x", "x", "0/0"):
-                if odd not in there:
+                if odd not in chunk_names:
                     assert errno_of((mount / odd).stat) in (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -364,16 +364,16 @@ def test_damage_fails_the_copy_and_stays_where_it_is(name: str, mounted: Mounted
         failed = attempt("rsync", "-a", f"{mount}/", copy)
         assert failed.returncode != 0
         assert "Input/output error" in failed.stderr
-        found = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
-        assert {path: content for path, content in found.items() if not is_document(path)} == dict(case.good)
+        contents = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+        assert {path: content for path, content in contents.items() if not is_document(path)} == dict(case.good)
 
         copy = tmp_path / "second"
         failed = attempt("cp", "-r", mount, copy)
         assert failed.returncode != 0
         assert "Input/output error" in failed.stderr
-        found = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+        contents = {str(path.relative_to(copy)): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
         # cp makes the new file before it reads the old one.
-        good = {path: content for path, content in found.items() if not is_document(path) and content}
+        good = {path: content for path, content in contents.items() if not is_document(path) and content}
         assert good == dict(case.good)
     run("chmod", "-R", "u+w", tmp_path)
 

@@ -88,11 +88,11 @@ def test_zarr_python_2_gets_an_error(form: str, layout: str, mounted: Mounted, t
         handmade.write_json(source / "zarr.json", handmade.group_document())
     with mounted(source, "--layout", layout) as mount:
         jobs = [READERS[form, layout](mount / name) for name in ("sound", *DAMAGE)]
-        sound, *others = read_jobs(jobs[0][0], [job[1:] for job in jobs], tmp_path, client_python("zarr2"))
+        sound, *outcomes = read_jobs(jobs[0][0], [job[1:] for job in jobs], tmp_path, client_python("zarr2"))
     assert not isinstance(sound, str), sound
     assert sound.all()
-    for name, found in zip(DAMAGE, others, strict=True):
-        assert "Input/output error" in found, f"{name}: {found}"
+    for name, outcome in zip(DAMAGE, outcomes, strict=True):
+        assert "Input/output error" in outcome, f"{name}: {outcome}"
 
 
 @pytest.mark.parametrize("options", [(), ("--rw",)])
@@ -180,7 +180,7 @@ def test_zarr_python_2_gets_an_error_of_a_store_that(fault: str, mounted: Mounte
         # The kernel has the size of an unreadable chunk for a second, and reading it is ESTALE until then.
         wait_until(lambda: all(errno_of(chunk.read_bytes) is None for chunk in mount.glob("[0-9]*/*")), 30)
         (tmp_path / "again").mkdir()
-        [found] = read_jobs("read_zarr2", [[str(mount), ""]], tmp_path / "again", client_python("zarr2"))
+        [outcome] = read_jobs("read_zarr2", [[str(mount), ""]], tmp_path / "again", client_python("zarr2"))
     assert isinstance(failed, str), failed
     assert any(text in failed for text in ("Input/output error", "Permission denied", "timed out"))
-    assert np.array_equal(found, DATA)
+    assert np.array_equal(outcome, DATA)

@@ -73,39 +73,39 @@ def _open_to_all(root: Path) -> None:
     subprocess.run(["chmod", "-R", "a+rX", str(root)], check=True)
 
 
-Found = dict[str, str | int | None]
+Entries = dict[str, str | int | None]
 
 
-def look_up(mount: Path, paths: list[str], *, walk: bool) -> tuple[Found, list[str]]:
-    found, walked = json.loads(run_client("look_up", mount, "walk" if walk else "-", json.dumps(paths)).stdout)
-    return {path: found[path] for path in sorted(found)}, walked
+def look_up(mount: Path, paths: list[str], *, walk: bool) -> tuple[Entries, list[str]]:
+    entries, walked = json.loads(run_client("look_up", mount, "walk" if walk else "-", json.dumps(paths)).stdout)
+    return {path: entries[path] for path in sorted(entries)}, walked
 
 
 @pytest.fixture(scope="module")
-def kept() -> list[tuple[Found, list[str]]]:
+def trees() -> list[tuple[Entries, list[str]]]:
     return []
 
 
 @pytest.fixture
-def shown(source: Path, mounted: Mounted, kept: list[tuple[Found, list[str]]]) -> tuple[Found, list[str]]:
+def tree(source: Path, mounted: Mounted, trees: list[tuple[Entries, list[str]]]) -> tuple[Entries, list[str]]:
     """What a mount of the directory itself shows, which is not served."""
-    if not kept:
+    if not trees:
         with mounted(source) as mount:
             _, walked = look_up(mount, [], walk=True)
-            kept.append(look_up(mount, walked, walk=True))
-    return kept[0]
+            trees.append(look_up(mount, walked, walk=True))
+    return trees[0]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_tree_is_the_same_whatever_is_looked_up_first(
-    name: str, source: Path, shown: tuple[Found, list[str]], scratch: Path, mounted: Mounted
+    name: str, source: Path, tree: tuple[Entries, list[str]], scratch: Path, mounted: Mounted
 ) -> None:
     kind = KINDS[name]
     if find(kind.program) is None:
         pytest.skip(f"no {kind.program}")
-    wanted = {path: what for path, what in shown[0].items() if not (kind.utf8 and path.endswith(NOT_UTF8))}
+    wanted = {path: entry for path, entry in tree[0].items() if not (kind.utf8 and path.endswith(NOT_UTF8))}
     if not kind.knows:  # of directories without documents
-        wanted = {path: what for path, what in wanted.items() if not path.startswith("notes")}
+        wanted = {path: entry for path, entry in wanted.items() if not path.startswith("notes")}
     names = ("missing", "b/missing", "b/c/missing", "b/missing/x", "sparse/c/0/1")
     missing = dict.fromkeys(names, errno.ENOENT)
     with serving(kind, source, scratch) as url:
@@ -113,10 +113,10 @@ def test_the_tree_is_the_same_whatever_is_looked_up_first(
             order = [*wanted, *missing]
             random.Random(seed).shuffle(order)
             with mounted(url) as mount:
-                found, walked = look_up(mount, ["README.md", *order], walk=kind.lists)
-            assert found == dict(sorted({**wanted, **missing}.items())), seed
+                entries, walked = look_up(mount, ["README.md", *order], walk=kind.lists)
+            assert entries == dict(sorted({**wanted, **missing}.items())), seed
             if kind.lists and not kind.utf8:
-                assert walked == shown[1], seed
+                assert walked == tree[1], seed
             elif kind.lists:
                 assert {path for path in walked if not path.endswith(".bin")} == wanted.keys(), seed
 
@@ -155,17 +155,17 @@ def test_an_archive_on_a_server_without_ranges(handler: str, source: Path, scrat
         assert refused.returncode == 3
         assert "does not send byte ranges" in refused.stderr
         assert better in refused.stderr
-        found = attempt(sys.executable, "-m", "shardfs", "info", better)
-        assert (found.returncode, "zarr3" in found.stdout) == (0, True), found
+        completed = attempt(sys.executable, "-m", "shardfs", "info", better)
+        assert (completed.returncode, "zarr3" in completed.stdout) == (0, True), completed
 
 
 def test_only_documents_without_ranges(
-    source: Path, shown: tuple[Found, list[str]], scratch: Path, mounted: Mounted
+    source: Path, tree: tuple[Entries, list[str]], scratch: Path, mounted: Mounted
 ) -> None:
     """Shards decide: documents may be made by a program."""
     with serving(Kind("python", ("MadeDocuments",)), source, scratch) as url, mounted(url) as mount:
-        assert look_up(mount, ["README.md"], walk=True)[1] == shown[1]
-        assert look_up(mount, ["b/c/c/1/1"], walk=False)[0] == {"b/c/c/1/1": shown[0]["b/c/c/1/1"]}
+        assert look_up(mount, ["README.md"], walk=True)[1] == tree[1]
+        assert look_up(mount, ["b/c/c/1/1"], walk=False)[0] == {"b/c/c/1/1": tree[0]["b/c/c/1/1"]}
 
 
 def test_unsharded_chunks_without_ranges(scratch: Path, mounted: Mounted) -> None:
@@ -194,8 +194,8 @@ def large(scratch: Path) -> tuple[Path, np.ndarray[tuple[int, ...], np.dtype[np.
     zarr = pytest.importorskip("zarr")
     data = np.random.default_rng(0).integers(0, 255, 24 << 20, np.uint8)
     root = scratch / "root"
-    given = {"chunks": (1 << 20,), "shards": data.shape, "dtype": "uint8", "compressors": None}
-    zarr.create_array(str(root), shape=data.shape, **given)[:] = data
+    options = {"chunks": (1 << 20,), "shards": data.shape, "dtype": "uint8", "compressors": None}
+    zarr.create_array(str(root), shape=data.shape, **options)[:] = data
     return root, data
 
 

@@ -47,8 +47,8 @@ def test_xarray_reads_the_same_with_default_settings(
 ) -> None:
     wanted = _described(numbers, tmp_path / "native.json")
     assert len(wanted["variables"]) == 16
-    asked = [] if codec == "stored" else ["-o", f"chunk_codec={codec}"]
-    with mounted(numbers, "--layout", "zarr2", *asked) as mount:
+    options = [] if codec == "stored" else ["-o", f"chunk_codec={codec}"]
+    with mounted(numbers, "--layout", "zarr2", *options) as mount:
         for python in (sys.executable, client_python("zarr2")):
             assert _described(mount, tmp_path / "shown.json", python=python) == wanted
         for path in mount.rglob("*"):
@@ -66,14 +66,14 @@ def test_xarray_reads_the_same_strings_and_scalars(strings: Path, mounted: Mount
 def test_netcdf_reads_the_same(numbers: Path, mounted: Mounted, tmp_path: Path) -> None:
     wanted = _described(numbers, tmp_path / "native.json")
     with mounted(numbers, "--layout", "zarr2") as mount:
-        found = _described(mount, tmp_path / "nc.json", "--engine", "netcdf4", python=client_python("zarr2"))
-    assert found == wanted
+        description = _described(mount, tmp_path / "nc.json", "--engine", "netcdf4", python=client_python("zarr2"))
+    assert description == wanted
 
 
 def _decoded(numbers: Path, tmp_path: Path) -> dict[str, Data]:
     """The planes of the dataset, as xarray reads them from the source."""
-    found = _described(numbers, tmp_path / "native.json")["variables"]
-    planes = {name: v for name, v in found.items() if v["dims"] == ["time", "x"]}
+    variables = _described(numbers, tmp_path / "native.json")["variables"]
+    planes = {name: v for name, v in variables.items() if v["dims"] == ["time", "x"]}
     return {
         name: np.array(json.loads(v["values"].replace("nan", "NaN")), np.float64).reshape(6, 8)
         for name, v in planes.items()
@@ -109,10 +109,10 @@ def test_ncdump_of_debian_reads_uncompressed_chunks(numbers: Path, mounted: Moun
     with mounted(numbers, "-o", "layout=zarr2,chunk_codec=raw") as mount:
         text = run("ncdump", f"file://{mount}#mode=zarr,file")
         run("nccopy", f"file://{mount}#mode=zarr,file", tmp_path / "copy.nc")
-    for found in (text, run("ncdump", tmp_path / "copy.nc")):
+    for dump in (text, run("ncdump", tmp_path / "copy.nc")):
         for name, right in wanted.items():
             missing = -1e30 if name == "marked" else np.nan
-            read = np.array(_cdl(found, name)).reshape(6, 8)
+            read = np.array(_cdl(dump, name)).reshape(6, 8)
             np.testing.assert_allclose(np.where(read == missing, np.nan, read), right, rtol=1e-5)
 
 

@@ -92,10 +92,10 @@ def test_zarr_v2_is_read(layout: str, program: str, written: Path, mounted: Moun
     assert wanted
     with mounted(written, "--layout", layout, "-o", "unsupported=skip") as mount:
         python = client_python(needs) if needs else None
-        found = read_jobs(reader, [arguments(mount, name) for name in wanted], tmp_path, python)
+        outcomes = read_jobs(reader, [arguments(mount, name) for name in wanted], tmp_path, python)
     wrong = {
         name: got if isinstance(got, str) else f"other values: {got.dtype}{got.shape}"
-        for (name, data), got in zip(wanted.items(), found, strict=True)
+        for (name, data), got in zip(wanted.items(), outcomes, strict=True)
         if isinstance(got, str) or not equal(got, np.asarray(data))
     }
     assert wrong == {}

@@ -50,9 +50,9 @@ def read_all(wanted: Sequence[tuple[Path, str]], scratch: Path, sharding: bool =
     return [outcome_of(Path(job["out"]), Path(job["failed"])) for job in jobs]
 
 
-def wrong(found: Sequence[Array | str], wanted: Sequence[tuple[str, Array]]) -> dict[str, str]:
+def wrong(outcomes: Sequence[Array | str], wanted: Sequence[tuple[str, Array]]) -> dict[str, str]:
     out = {}
-    for is_, (name, should) in zip(found, wanted, strict=True):
+    for is_, (name, should) in zip(outcomes, wanted, strict=True):
         if isinstance(is_, str):
             out[name] = is_
         elif not same(is_, should):
@@ -66,15 +66,15 @@ def test_zarr_python_reads_every_array(
     arrays = [(h, path, data) for h in hierarchies.values() for path, data in h.arrays.items()]
     assert len(arrays) > 40
     with mounted(source) as mount:
-        found = read_all([(mount / h.name, path) for h, path, _ in arrays], tmp_path)
-    assert wrong(found, [(f"{h.name} {path}", data) for h, path, data in arrays]) == {}
+        outcomes = read_all([(mount / h.name, path) for h, path, _ in arrays], tmp_path)
+    assert wrong(outcomes, [(f"{h.name} {path}", data) for h, path, data in arrays]) == {}
 
 
 def test_shards_can_be_read_by_who_knows_them_only(hierarchies: Mapping[str, Hierarchy], tmp_path: Path) -> None:
     """So that they are what they are taken for."""
     arrays = [(h, path, data) for h in hierarchies.values() if h.readable for path, data in h.arrays.items()]
-    found = read_all([(h.path, path) for h, path, _ in arrays], tmp_path, sharding=True)
-    assert wrong(found, [(f"{h.name} {path}", data) for h, path, data in arrays]) == {}
+    outcomes = read_all([(h.path, path) for h, path, _ in arrays], tmp_path, sharding=True)
+    assert wrong(outcomes, [(f"{h.name} {path}", data) for h, path, data in arrays]) == {}
     (without,) = read_all([(hierarchies["rank_2"].path, "foo/baz")], tmp_path)
     assert isinstance(without, str)
 
@@ -83,10 +83,10 @@ def test_every_hierarchy_through_fsspec(hierarchies: Mapping[str, Hierarchy], so
     fs = ShardFileSystem(source=str(source), skip_instance_cache=True)
     for name, hierarchy in hierarchies.items():
         root = f"/{name}/"
-        found = {path: info["size"] for path, info in fs.find(root, detail=True).items()}
-        shown = {path.removeprefix(root): fs.cat_file(path) for path in found}
-        assert parsed(shown) == parsed(contents(hierarchy.twin)), name
-        assert found == {path: len(shown[path.removeprefix(root)]) for path in found}
+        sizes = {path: info["size"] for path, info in fs.find(root, detail=True).items()}
+        tree_files = {path.removeprefix(root): fs.cat_file(path) for path in sizes}
+        assert parsed(tree_files) == parsed(contents(hierarchy.twin)), name
+        assert sizes == {path: len(tree_files[path.removeprefix(root)]) for path in sizes}
 
 
 def test_one_hierarchy_is_mounted_by_itself(

@@ -73,13 +73,13 @@ class Web:
     def requests(self) -> Iterator[list[Request]]:
         """What is asked within the block; the list is filled at its end."""
         begin = self._ask_for_mark()
-        found: list[Request] = []
-        yield found
+        requests_made: list[Request] = []
+        yield requests_made
         finish = self._ask_for_mark()
         lines = self.log.read_text().splitlines()
         for line in lines[lines.index(begin) + 1 : lines.index(finish)]:
             method, path, status, range_ = line.split(" ", 3)
-            found.append(Request(method, path, int(status), range_))
+            requests_made.append(Request(method, path, int(status), range_))
 
     def _ask_for_mark(self) -> str:
         """Ask for something that does not exist and wait for its line: the only worker logs one after the other."""
@@ -122,12 +122,12 @@ def serving(root: Path, scratch: Path) -> Iterator[Web]:
 def _free_ports(number: int) -> list[int]:
     sockets = [socket.socket() for _ in range(number)]
     try:
-        for taken in sockets:
-            taken.bind(("127.0.0.1", 0))
-        return [taken.getsockname()[1] for taken in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
     finally:
-        for taken in sockets:
-            taken.close()
+        for listener in sockets:
+            listener.close()
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:

@@ -130,8 +130,8 @@ KINDS = {
 def serving(kind: Kind, root: Path, scratch: Path) -> Iterator[str]:
     """The URL at which a server of this kind serves a directory that every user can read."""
     for _ in range(3):  # another program may take the port before the server does
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
         process = subprocess.Popen(
             _command(kind, root, scratch, port), cwd=ROOT, start_new_session=True, env=_environ(scratch)
         )
