@@ -65,9 +65,9 @@ def shardfs(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
 
 def invoke(*args: str) -> str:
     """A verb in this process; it must succeed."""
-    result = CliRunner().invoke(cli.commands, args, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    invocation = CliRunner().invoke(cli.commands, args, catch_exceptions=False)
+    assert invocation.exit_code == 0, invocation.output
+    return invocation.output
 
 
 # ---- what the verbs print ----
@@ -114,17 +114,17 @@ def test_names_break_no_rows_and_steer_no_terminal(source: str, tmp_path: Path) 
     assert row.endswith(rb" a\nb\x1b[31m\xff")
     assert shardfs("ls", str(tmp_path)).stdout == os.fsencode(name) + b"\n"  # as `ls` does into a pipe
     for verb in ("info", "verify"):
-        done = shardfs(verb, str(tmp_path))
-        assert (done.returncode, done.stderr) == (0, b"")
-        assert done.stdout.splitlines()[0 if verb == "info" else -1].startswith(rb"a\nb\x1b[31m\xff")
+        completed = shardfs(verb, str(tmp_path))
+        assert (completed.returncode, completed.stderr) == (0, b"")
+        assert completed.stdout.splitlines()[0 if verb == "info" else -1].startswith(rb"a\nb\x1b[31m\xff")
     (told,) = json.loads(shardfs("info", "--json", str(tmp_path)).stdout)["collections"]
     assert told["path"] == name
 
 
 def test_a_slash_behind_a_path_asks_for_a_directory(source: str) -> None:
     for verb in ("cat", "ls"):
-        done = shardfs(verb, source, "zarr.json/")
-        assert (done.returncode, done.stderr) == (3, b"shardfs: zarr.json/: Not a directory\n")
+        completed = shardfs(verb, source, "zarr.json/")
+        assert (completed.returncode, completed.stderr) == (3, b"shardfs: zarr.json/: Not a directory\n")
     assert invoke("ls", source, "deep/sharded/c/4/") == invoke("ls", source, "deep/sharded/c/4")
 
 
@@ -133,18 +133,18 @@ def test_a_path_that_exists_is_no_chained_url(source: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert invoke("ls", "zip::sharded") == "c\nzarr.json\n"
     assert invoke("ls", str(tmp_path / "zip::sharded")) == "c\nzarr.json\n"
-    done = shardfs("info", "reference://x")  # which wants an option
-    assert (done.returncode, done.stderr.count(b"\n")) == (3, 1)
-    assert done.stderr.startswith(b"shardfs: reference://x: cannot be opened: ReferenceFileSystem")
-    done = shardfs("info", "no::such")
-    assert (done.returncode, done.stderr) == (3, b"shardfs: no::such: No such file or directory\n")
+    completed = shardfs("info", "reference://x")  # which wants an option
+    assert (completed.returncode, completed.stderr.count(b"\n")) == (3, 1)
+    assert completed.stderr.startswith(b"shardfs: reference://x: cannot be opened: ReferenceFileSystem")
+    completed = shardfs("info", "no::such")
+    assert (completed.returncode, completed.stderr) == (3, b"shardfs: no::such: No such file or directory\n")
 
 
 def test_cat(source: str) -> None:
     names = ["c/0/0", "c/3/7", "c/9/8"]
-    done = shardfs("cat", source, *(f"deep/sharded/{n}" for n in names))
-    assert done.stdout == b"".join(Path(source, "deep/plain", n).read_bytes() for n in names)
-    assert (done.returncode, done.stderr) == (0, b"")
+    completed = shardfs("cat", source, *(f"deep/sharded/{n}" for n in names))
+    assert completed.stdout == b"".join(Path(source, "deep/plain", n).read_bytes() for n in names)
+    assert (completed.returncode, completed.stderr) == (0, b"")
 
 
 def test_locate_and_back(source: str) -> None:
@@ -153,8 +153,8 @@ def test_locate_and_back(source: str) -> None:
     assert answer["coords"] == [5, 1]
     assert answer["shard"] == "deep/sharded/c/1/0"
     assert answer["codecs"] == ["bytes", "zstd"]
-    stored = Path(source, answer["shard"]).read_bytes()[answer["offset"] :][: answer["size"]]
-    assert stored == Path(source, "deep/plain/c/5/1").read_bytes()
+    content = Path(source, answer["shard"]).read_bytes()[answer["offset"] :][: answer["size"]]
+    assert content == Path(source, "deep/plain/c/5/1").read_bytes()
     for offset in (answer["offset"], answer["offset"] + answer["size"] - 1):
         back = invoke("locate", source, "--shard", answer["shard"], "--offset", str(offset))
         assert back == "path: deep/sharded/c/5/1\n"
@@ -282,9 +282,9 @@ def test_what_the_daemon_meets_is_told_by_the_program_that_started_it(source: st
         (5, "is not a mount of shardfs", ["umount", str(tmp_path)]),
         (6, "not ready within", [source, str(tmp_path), "-o", "ready_timeout=0.001"]),
     ]:
-        done = shardfs(*args)
-        assert (done.returncode, told in done.stderr.decode()) == (code, True), (args, done.stderr)
-        assert done.stderr.count(b"\n") == 1, args
+        completed = shardfs(*args)
+        assert (completed.returncode, told in completed.stderr.decode()) == (code, True), (args, completed.stderr)
+        assert completed.stderr.count(b"\n") == 1, args
     assert os.listdir(tmp_path) == []
 
 
@@ -304,9 +304,9 @@ def test_a_mount_in_the_foreground_says_that_it_is_ready(source: str, tmp_path: 
 def test_a_mount_tells_a_script_nothing_unless_it_asks(
     words: tuple[str, ...], lines: int, source: str, tmp_path: Path
 ) -> None:
-    done = shardfs("mount", *words, source, str(tmp_path))
+    completed = shardfs("mount", *words, source, str(tmp_path))
     shardfs("umount", str(tmp_path))
-    assert (done.returncode, done.stdout.count(b" is mounted on "), done.stderr) == (0, lines, b"")
+    assert (completed.returncode, completed.stdout.count(b" is mounted on "), completed.stderr) == (0, lines, b"")
 
 
 # ---- verbs and help ----
@@ -314,17 +314,17 @@ def test_a_mount_tells_a_script_nothing_unless_it_asks(
 
 def test_no_words_mean_help() -> None:
     for words in ((), ("config",)):
-        done = shardfs(*words)
-        assert (done.returncode, done.stderr) == (0, b"")
-        assert done.stdout == shardfs(*words, "--help").stdout
+        completed = shardfs(*words)
+        assert (completed.returncode, completed.stderr) == (0, b"")
+        assert completed.stdout == shardfs(*words, "--help").stdout
 
 
 @pytest.mark.parametrize(
-    ("words", "same"),
+    ("words", "help_words"),
     [((), ("--help",)), (("info",), ("info", "--help")), (("config", "show"), ("config", "show", "--help"))],
 )
-def test_help_is_a_verb(words: tuple[str, ...], same: tuple[str, ...]) -> None:
-    assert shardfs("help", *words).stdout == shardfs(*same).stdout
+def test_help_is_a_verb(words: tuple[str, ...], help_words: tuple[str, ...]) -> None:
+    assert shardfs("help", *words).stdout == shardfs(*help_words).stdout
     assert b"Usage: shardfs " in shardfs("help", *words).stdout
 
 
@@ -340,10 +340,10 @@ def test_help_is_a_verb(words: tuple[str, ...], same: tuple[str, ...]) -> None:
     ],
 )
 def test_a_mistyped_verb_is_no_source(words: list[str], meant: str, source: str, tmp_path: Path) -> None:
-    given = {"SOURCE": source, "MOUNTPOINT": str(tmp_path)}
-    done = shardfs(*(given.get(word, word) for word in words))
-    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
-    assert f"; did you mean '{meant}'?" in done.stderr.decode()
+    places = {"SOURCE": source, "MOUNTPOINT": str(tmp_path)}
+    completed = shardfs(*(places.get(word, word) for word in words))
+    assert (completed.returncode, completed.stderr.count(b"\n")) == (2, 1)
+    assert f"; did you mean '{meant}'?" in completed.stderr.decode()
 
 
 def test_a_path_or_profile_may_resemble_a_verb(
@@ -362,8 +362,8 @@ def test_a_path_or_profile_may_resemble_a_verb(
 
 
 def test_unmount_is_another_name(tmp_path: Path) -> None:
-    done = shardfs("unmount", str(tmp_path))
-    assert (done.returncode, b"is not a mount of shardfs" in done.stderr) == (5, True)
+    completed = shardfs("unmount", str(tmp_path))
+    assert (completed.returncode, b"is not a mount of shardfs" in completed.stderr) == (5, True)
 
 
 def test_the_list_of_verbs_cuts_no_sentence() -> None:
@@ -430,10 +430,10 @@ def test_ls_sorts_a_bounded_part_of_a_directory(monkeypatch: pytest.MonkeyPatch)
             yield batch(*names)
 
     monkeypatch.setattr(ls, "SORTED", 3)
-    found = ls._ordered(batches())
-    assert next(found).names.tolist() == [b"x2", b"x9", b"x10"]
+    ordered = ls._ordered(batches())
+    assert next(ordered).names.tolist() == [b"x2", b"x9", b"x10"]
     assert read == 2  # the rest streams
-    assert [b.names.tolist() for b in found] == [[b"x1", b"x0"]]
+    assert [b.names.tolist() for b in ordered] == [[b"x1", b"x0"]]
     assert [b.names.tolist() for b in ls._ordered(iter([batch(b"10", b"9")]))] == [[b"9", b"10"]]
 
 
@@ -452,10 +452,10 @@ def test_ls_sorts_a_bounded_part_of_a_directory(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(url: str, package: str, extra: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from shardfs import cli; sys.exit(cli.run(['info', {url!r}]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 3
-    assert done.stderr.startswith(f"shardfs: {url}: needs the package {package} (")
-    assert done.stderr.endswith(f"): pip install '.[{extra}]' in a checkout of the code\n")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    assert completed.returncode == 3
+    assert completed.stderr.startswith(f"shardfs: {url}: needs the package {package} (")
+    assert completed.stderr.endswith(f"): pip install '.[{extra}]' in a checkout of the code\n")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert any(requirement.startswith(package) for requirement in extras[extra])
 
@@ -472,10 +472,10 @@ def test_a_source_without_shards_says_what_is_in_it(source: str, tmp_path: Path)
         ("old", "Found: an unsharded Zarr v2 array at a; a mount with -o layout=zarr3|n5"),
         ("new", "Found: an unsharded Zarr v3 array at b; a mount with -o layout=zarr2|n5"),
     ):
-        done = shardfs("info", str(tmp_path / name))
-        assert done.returncode == 4
-        assert done.stderr.decode().startswith(f"shardfs: {tmp_path / name}: ")
-        assert told in done.stderr.decode()
+        completed = shardfs("info", str(tmp_path / name))
+        assert completed.returncode == 4
+        assert completed.stderr.decode().startswith(f"shardfs: {tmp_path / name}: ")
+        assert told in completed.stderr.decode()
     told = shardfs("info", f"{source}/deep/plain").stderr.decode()
     layouts = re.findall(r"-o layout=(\S+) can show it", told)[0].split("|")
     assert "zarr2" in layouts
@@ -529,9 +529,9 @@ def test_exit_codes_and_one_line_of_explanation(source: str, tmp_path: Path) -> 
         (3, "Protocol not known", ["info", "nope://x"]),
         (4, "no sharded", ["info", str(tmp_path)]),
     ]:
-        done = shardfs(*args)
-        error = done.stderr.decode()
-        assert (done.returncode, done.stdout) == (code, b""), (args, error)
+        completed = shardfs(*args)
+        error = completed.stderr.decode()
+        assert (completed.returncode, completed.stdout) == (code, b""), (args, error)
         assert told in error, args
         assert error.startswith("shardfs: "), args
         assert error.count("\n") == 1, args
@@ -560,9 +560,9 @@ def test_errors_of_the_store_are_told_without_a_traceback_and_bugs_with_one(
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    for done in (shardfs("ls", "--debug", str(tmp_path)), shardfs("ls", str(tmp_path), SHARDFS_DEBUG="1")):
-        assert done.returncode == 4
-        assert b"Traceback" in done.stderr
+    for completed in (shardfs("ls", "--debug", str(tmp_path)), shardfs("ls", str(tmp_path), SHARDFS_DEBUG="1")):
+        assert completed.returncode == 4
+        assert b"Traceback" in completed.stderr
 
 
 def test_nobody_reads_on(source: str) -> None:
@@ -586,16 +586,16 @@ def test_standard_streams_may_be_closed(verb: str, source: str) -> None:
         ("<&- >&- 2>&-", 3, False, b""),
     ]:
         command = ["sh", "-c", f'exec "$0" -m shardfs "$@" {closed}', sys.executable, verb, source]
-        done = subprocess.run(command, capture_output=True, timeout=250, env=where, check=False)
-        assert (done.returncode, bool(done.stdout), done.stderr) == (code, output, error), closed
+        completed = subprocess.run(command, capture_output=True, timeout=250, env=where, check=False)
+        assert (completed.returncode, bool(completed.stdout), completed.stderr) == (code, output, error), closed
 
 
 def test_help_comes_at_once() -> None:
     """Nothing of weight is imported: the time is measured by scripts, not here."""
     program = "import sys; from shardfs import cli; cli.run(['--help']); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    modules = set(done.stderr.split())
-    assert "shardfs VERB" in done.stdout
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    modules = set(completed.stderr.split())
+    assert "shardfs VERB" in completed.stdout
     assert not modules & {"numpy", "fsspec", "rich", "mfusepy", "asyncio", "numcodecs", "msgspec"}
 
 
@@ -617,8 +617,8 @@ def test_cache_info_and_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     cache.flush(60)
     nbytes = cache.usage().nbytes
     assert f"{tmp_path}/shardfs: 1 entry, " in invoke("cache", "info")
-    found = json.loads(invoke("cache", "info", "--json", "--cache-dir", str(tmp_path / "shardfs")))
-    assert (found["entries"], found["bytes"]) == (1, nbytes)
+    summary = json.loads(invoke("cache", "info", "--json", "--cache-dir", str(tmp_path / "shardfs")))
+    assert (summary["entries"], summary["bytes"]) == (1, nbytes)
     monkeypatch.setenv("SHARDFS_CACHE_DIR", str(tmp_path / "other"))
     assert invoke("cache", "info") == "empty: there is no cache\n"
     assert json.loads(invoke("cache", "clear", "--cache-dir", "auto", "--json")) == {"bytes_removed": nbytes}
@@ -627,7 +627,7 @@ def test_cache_info_and_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_password_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
     """All users can read it in the list of processes for as long as the mount lives."""
-    done = shardfs("mount", "https://me:s-e-c-r-e-t@localhost:1/x", str(tmp_path), "-o", "store_retries=0")
-    assert b"every user can read the password in the URL" in done.stderr
-    assert b"s-e-c-r-e-t" not in done.stderr
+    completed = shardfs("mount", "https://me:s-e-c-r-e-t@localhost:1/x", str(tmp_path), "-o", "store_retries=0")
+    assert b"every user can read the password in the URL" in completed.stderr
+    assert b"s-e-c-r-e-t" not in completed.stderr
     assert b"password" not in shardfs("mount", "https://localhost:1/x", str(tmp_path), "-o", "store_retries=0").stderr

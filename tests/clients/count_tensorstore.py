@@ -9,14 +9,14 @@ from typing import Any
 
 
 def increment(store: Any, key: str, times: int) -> None:
-    done = 0
-    while done < times:
+    count = 0
+    while count < times:
         read = store.read(key).result()
         value = int(read.value) if read.state == "value" else 0
         # 1,000 bytes: whoever finds half of them sees it.
         new = str(value + 1).zfill(1000).encode()
         stamp = store.write(key, new, if_equal=read.stamp.generation).result()
-        done += bool(stamp.generation)
+        count += bool(stamp.generation)
 
 
 def main(directory: str, key: str, threads: str, times: str, lock: str) -> None:

@@ -71,11 +71,11 @@ def zarr2(path: str) -> None:
     old[90:] = 7
     group.create_dataset("anew", shape=DATA.shape, chunks=(10, 10), dtype="uint16", overwrite=True)[:] = DATA + 1
     for name, codec in (("zlib", numcodecs.Zlib(1)), ("lz4", numcodecs.LZ4()), ("raw", None)):
-        made = group.create_dataset(
+        dataset = group.create_dataset(
             f"forms/{name}", shape=DATA.shape, chunks=(30, 20), dtype=">f4", compressor=codec, order="F",
             dimension_separator="/", fill_value=np.nan,
         )  # fmt: skip
-        made[:50] = DATA[:50]
+        dataset[:50] = DATA[:50]
     group["forms"].create_dataset("text", data=DATA[0].astype("U5"), chunks=(20,))
     zarr.consolidate_metadata(path)
     assert dict(zarr.open_consolidated(path)["old"].attrs) == {"k": 1}
@@ -105,9 +105,9 @@ def bigendian(path: str) -> None:
 
     zarr: Any = library  # of version 2
     group = zarr.open_group(f"{path}/n", mode="a")
-    made = group.create_dataset("x", shape=DATA.shape, chunks=(10, 10), dtype=">u2", dimension_separator="/")
-    made[:] = DATA
-    made.attrs["k"] = 1
+    dataset = group.create_dataset("x", shape=DATA.shape, chunks=(10, 10), dtype=">u2", dimension_separator="/")
+    dataset[:] = DATA
+    dataset.attrs["k"] = 1
     np.testing.assert_array_equal(group["x"][:], DATA)
 
 
@@ -115,9 +115,9 @@ def z5py(path: str) -> None:
     import z5py
 
     with z5py.File(f"{path}/f.n5", mode="a") as file:
-        made = file.create_dataset("x", shape=DATA.shape, chunks=(10, 10), dtype="uint16", compression="gzip")
-        made[:] = DATA
-        made.attrs["k"] = 1
+        dataset = file.create_dataset("x", shape=DATA.shape, chunks=(10, 10), dtype="uint16", compression="gzip")
+        dataset[:] = DATA
+        dataset.attrs["k"] = 1
 
 
 def n5store(path: str) -> None:
@@ -136,11 +136,11 @@ def draft(path: str) -> None:
 
     zarr = zarr_of_the_draft(sharding=False)
     store = zarr.Store(f"{path}/h")
-    made = zarr.api.create(DATA.shape, chunks=(10, 10), dtype="uint16", store=store, path="g/x", zarr_version=3)
-    made[:] = DATA
-    made.attrs["k"] = 1
-    made.resize(80, 90)
-    made[70:] = 5
+    dataset = zarr.api.create(DATA.shape, chunks=(10, 10), dtype="uint16", store=store, path="g/x", zarr_version=3)
+    dataset[:] = DATA
+    dataset.attrs["k"] = 1
+    dataset.resize(80, 90)
+    dataset[70:] = 5
 
 
 def cloudvolume(path: str) -> None:
@@ -187,9 +187,9 @@ def xarray(path: str) -> None:
     encoding: dict[str, Any] = {name: {"chunks": (10, 10)} for name in values}
     encoding["marked"]["_FillValue"] = 0
     wanted.to_zarr(f"{path}/d", mode="w", encoding=encoding)
-    found = xr.open_zarr(f"{path}/d").load()
-    xr.testing.assert_identical(found.drop_vars("marked"), wanted.drop_vars("marked"))
-    assert int(np.isnan(found.marked).sum()) == 1
+    table = xr.open_zarr(f"{path}/d").load()
+    xr.testing.assert_identical(table.drop_vars("marked"), wanted.drop_vars("marked"))
+    assert int(np.isnan(table.marked).sum()) == 1
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def describe(path: str, engine: str) -> dict[str, Any]:
     else:
         opened = xarray.open_dataset(f"file://{path}#mode=zarr,file", engine=engine)
     dataset = opened.load()
-    found = {str(name): described(variable) for name, variable in dataset.variables.items()}
-    return {"variables": found, "coordinates": sorted(map(str, dataset.coords)), "title": dataset.attrs["title"]}
+    variables = {str(name): described(variable) for name, variable in dataset.variables.items()}
+    return {"variables": variables, "coordinates": sorted(map(str, dataset.coords)), "title": dataset.attrs["title"]}
 
 
 if __name__ == "__main__":

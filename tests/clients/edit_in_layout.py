@@ -46,8 +46,11 @@ def consolidated(path: str) -> None:
 
     def require_shown(**attributes: int) -> None:
         for above in ("", "/deep", "/deep/group"):
-            shown = zarr.open_consolidated(path + above)["deep/group/a"[len(above) :]]
-            assert (shown.shape, dict(shown.attrs)) == (array.shape, {"kept": 1, **attributes}), above
+            consolidated_array = zarr.open_consolidated(path + above)["deep/group/a"[len(above) :]]
+            assert (consolidated_array.shape, dict(consolidated_array.attrs)) == (
+                array.shape,
+                {"kept": 1, **attributes},
+            ), above
 
     for i in range(20):
         array.attrs["i"] = top.attrs["i"] = i

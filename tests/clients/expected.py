@@ -18,9 +18,9 @@ class Expected:
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}
 
-    def __call__(self, path: str, found: Any, data: Any) -> None:
+    def __call__(self, path: str, array: Any, data: Any) -> None:
         """Look whether it reads so here and now, and note it."""
-        np.testing.assert_array_equal(np.asarray(found[:]), data, err_msg=path)
+        np.testing.assert_array_equal(np.asarray(array[:]), data, err_msg=path)
         self.arrays[path] = np.array(data)
 
     def save(self, out: Path) -> None:

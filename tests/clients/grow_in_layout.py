@@ -20,29 +20,29 @@ def n5(path: str) -> list[list[int]]:
     def opened() -> Any:
         return ts.open({"driver": "n5", "kvstore": f"file://{path}/a/"}, open=True, context=ts.Context()).result()
 
-    found = [opened().read().result().tolist()]
+    contents = [opened().read().result().tolist()]
     opened()[9:10].write([8]).result()
     for size in (11, 12, 9):
         opened().resize(exclusive_max=[size]).result()
-        found.append(opened().read().result().tolist())
+        contents.append(opened().read().result().tolist())
     opened().resize(exclusive_max=[11]).result()
     array = z5py.File(path, mode="a", use_zarr_format=False)["a"]
     array[10:11] = 6
-    return [*found, array[:].tolist(), opened().read().result().tolist()]
+    return [*contents, array[:].tolist(), opened().read().result().tolist()]
 
 
 def bcolz(path: str) -> list[list[int]]:
     """bcolz 1.x, which writes the last chunk before the length, on an array of ten elements 3 in chunks of four."""
     import bcolz as library
 
-    found = []
+    contents = []
     for size in (1, 3, 1, -2, -3, 6):
         array = library.open(f"{path}/a", mode="a")
         array.append(np.full(size, size, "uint16")) if size > 0 else array.trim(-size)
         array.flush()
         del array
-        found.append(library.open(f"{path}/a", mode="r")[:].tolist())
-    return found
+        contents.append(library.open(f"{path}/a", mode="r")[:].tolist())
+    return contents
 
 
 if __name__ == "__main__":

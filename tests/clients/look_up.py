@@ -24,11 +24,11 @@ def kind(path: str) -> str | int | None:
 
 def main() -> None:
     root, listed = sys.argv[1], sys.argv[2] == "walk"
-    found = {path: kind(os.path.join(root, path)) for path in json.loads(sys.argv[3])}
+    kinds = {path: kind(os.path.join(root, path)) for path in json.loads(sys.argv[3])}
     walked = []
     for directory, directories, files in os.walk(root) if listed else ():
         walked += [os.path.relpath(os.path.join(directory, name), root) for name in (*directories, *files)]
-    print(json.dumps([found, sorted(walked)]))
+    print(json.dumps([kinds, sorted(walked)]))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ def read(library: str, format: str, container: str, member: str, corners: list[l
     array = opened(format, container, member)
     axis = len(corners) - len([c for c in corners if c != [0, 1]])
     array[box] = np.roll(np.asarray(array[box]), 1, axis)
-    found = np.asarray(opened(format, container, member)[...])
-    return np.array(found.tolist()) if found.dtype.kind in "OT" else found
+    elements = np.asarray(opened(format, container, member)[...])
+    return np.array(elements.tolist()) if elements.dtype.kind in "OT" else elements
 
 
 def tensorstore(format: str, container: str, member: str) -> Any:

@@ -27,20 +27,20 @@ def read(path: str) -> None:
 
 
 def main(mount: str, file: str, seconds: float) -> None:
-    asked: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         "read": lambda: read(file),
         "list": lambda: os.listdir(mount),
         "statfs": lambda: os.statvfs(mount),
         "status": lambda: read(f"{mount}/.shardfs/status.json"),
         "xattr": lambda: os.getxattr(mount, "user.shardfs.pid"),
     }
-    slowest = dict.fromkeys(asked, 0.0)
+    slowest = dict.fromkeys(calls, 0.0)
     stop, rounds = time.monotonic() + seconds, 0
     while time.monotonic() < stop:
-        for name, ask in asked.items():
-            began = time.monotonic()
+        for name, ask in calls.items():
+            start_s = time.monotonic()
             ask()
-            slowest[name] = max(slowest[name], time.monotonic() - began)
+            slowest[name] = max(slowest[name], time.monotonic() - start_s)
         rounds += 1
         time.sleep(0.02)
     print(json.dumps({**slowest, "rounds": rounds}))

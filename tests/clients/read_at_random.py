@@ -37,7 +37,7 @@ class Reader:
 
     def run(self, seconds: float) -> None:
         stop = time.monotonic() + seconds
-        while not self.ended and (time.monotonic() < stop or any(self.done[what] < n for what, n in LEAST.items())):
+        while not self.ended and (time.monotonic() < stop or any(self.done[action] < n for action, n in LEAST.items())):
             number = self.random.random()
             if number < 0.8:
                 self.read()
@@ -73,9 +73,9 @@ class Reader:
     def list(self) -> None:
         name, wanted = self.random.choice(self.directories)
         with os.scandir(name) as entries:
-            found = sum(1 for _ in entries)
-        if found != wanted:
-            raise AssertionError(f"{name}: {found} entries instead of {wanted}")
+            count = sum(1 for _ in entries)
+        if count != wanted:
+            raise AssertionError(f"{name}: {count} entries instead of {wanted}")
         self.done["listed"] += 1
 
 

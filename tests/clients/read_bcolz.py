@@ -15,10 +15,10 @@ from tests.clients.outcome import report
 def read(path: str, attributes: str = "") -> npt.NDArray[Any]:
     import bcolz
 
-    found = bcolz.open(path, mode="r")
-    if attributes and found.attrs.getall() != json.loads(attributes):
-        raise ValueError(f"attributes {found.attrs.getall()}")
-    return np.asarray(found[:])
+    array = bcolz.open(path, mode="r")
+    if attributes and array.attrs.getall() != json.loads(attributes):
+        raise ValueError(f"attributes {array.attrs.getall()}")
+    return np.asarray(array[:])
 
 
 if __name__ == "__main__":

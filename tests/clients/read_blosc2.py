@@ -15,14 +15,14 @@ from tests.clients.outcome import report
 def read(path: str, vlmeta: dict[str, Any] | None = None) -> npt.NDArray[Any]:
     import blosc2
 
-    found = blosc2.open(path, mode="r")
-    if isinstance(found, blosc2.ObjectArray):
-        return np.asarray([json.dumps(found[i]) for i in range(len(found))])
-    array = isinstance(found, blosc2.NDArray)
-    told = (found.schunk if array else found).vlmeta.getall()
+    container = blosc2.open(path, mode="r")
+    if isinstance(container, blosc2.ObjectArray):
+        return np.asarray([json.dumps(container[i]) for i in range(len(container))])
+    array = isinstance(container, blosc2.NDArray)
+    told = (container.schunk if array else container).vlmeta.getall()
     if vlmeta is not None and told != vlmeta:
         raise ValueError(f"vlmeta {told}")
-    return np.asarray(found[...]) if array else np.frombuffer(found[:], np.uint8)
+    return np.asarray(container[...]) if array else np.frombuffer(container[:], np.uint8)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def meshes(volume: Any, labels: list[int]) -> dict[str, Any]:
 
 
 def skeletons(volume: Any, labels: list[int]) -> dict[str, Any]:
-    found = {label: volume.skeleton.get(label) for label in labels}
-    return {f"skeleton {n}": [s.vertices.tolist(), s.edges.tolist(), s.radius.tolist()] for n, s in found.items()}
+    by_label = {label: volume.skeleton.get(label) for label in labels}
+    return {f"skeleton {n}": [s.vertices.tolist(), s.edges.tolist(), s.radius.tolist()] for n, s in by_label.items()}
 
 
 def read(path: str, labels: list[int]) -> npt.NDArray[Any]:

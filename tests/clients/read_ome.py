@@ -26,13 +26,13 @@ def read(path: str, level: int, told: str | None) -> npt.NDArray[Any]:
     if told:
         axes = [a["name"] for a in node.metadata["axes"]]
         scales = [steps[0]["scale"] for steps in node.metadata["coordinateTransformations"]]
-        found = {
+        description = {
             "axes": axes,
             "scales": scales,
             "version": location.fmt.version,
             "shapes": [d.shape for d in node.data],
         }
-        Path(told).write_text(json.dumps(found))
+        Path(told).write_text(json.dumps(description))
     return np.asarray(node.data[level])
 
 

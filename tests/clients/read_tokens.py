@@ -45,10 +45,10 @@ def opened(tool: str, path: str) -> Callable[[tuple[slice, ...]], Any]:
     import tensorstore as ts
 
     store = {"driver": "file", "path": f"{path}/"}
-    found = ts.open({"driver": tool, "kvstore": store}).result()
+    tensor = ts.open({"driver": tool, "kvstore": store}).result()
     if tool == "neuroglancer_precomputed":
-        found = found[..., 0]
-    return lambda where: np.asarray(found[where].read().result())
+        tensor = tensor[..., 0]
+    return lambda where: np.asarray(tensor[where].read().result())
 
 
 def main(tool: str, path: str, grid: Coords, chunk: Coords, seconds: float, seed: int) -> dict[str, Any]:
@@ -73,5 +73,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     words = sys.argv[1:]
     grid, chunk = (tuple(json.loads(word)) for word in words[2:4])
-    found = main(words[0], words[1], grid, chunk, float(words[4]), int(words[5]))
-    print(json.dumps(found))
+    report = main(words[0], words[1], grid, chunk, float(words[4]), int(words[5]))
+    print(json.dumps(report))

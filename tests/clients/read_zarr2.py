@@ -22,8 +22,8 @@ def read(path: str, member: str) -> npt.NDArray[Any]:
         return np.asarray(zarr.open_consolidated(path, mode="r")[member][...])
     if not member:
         return np.asarray(zarr.open_array(path, mode="r", zarr_format=2)[...])
-    found = zarr.open_consolidated(path, mode="r", zarr_format=2)[member]
-    return np.asarray(found[...])
+    array = zarr.open_consolidated(path, mode="r", zarr_format=2)[member]
+    return np.asarray(array[...])
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ def read(path: str, member: str) -> npt.NDArray[Any]:
 
     if not member:
         return np.asarray(zarr.open_array(path, mode="r")[...])
-    found = zarr.open_group(path, mode="r")[member]
-    if not isinstance(found, zarr.Array):
+    array = zarr.open_group(path, mode="r")[member]
+    if not isinstance(array, zarr.Array):
         raise TypeError(f"{member} is not an array")
-    return np.asarray(found[...])
+    return np.asarray(array[...])
 
 
 if __name__ == "__main__":

@@ -38,20 +38,20 @@ def volume(path: Path, told: Expected, *, compress: bool) -> None:
         chunk_size=[8, 8, 8],
         volume_size=[40, 32, 24],
     )
-    made = _open(path / "v", info=info, compress=compress, delete_black_uploads=True)
-    made.commit_info()
-    made.provenance.owners = ["nobody@example.org"]
-    made.commit_provenance()
+    cloud_volume = _open(path / "v", info=info, compress=compress, delete_black_uploads=True)
+    cloud_volume.commit_info()
+    cloud_volume.provenance.owners = ["nobody@example.org"]
+    cloud_volume.commit_provenance()
     data = np.arange(40 * 32 * 24, dtype="u4").reshape(40, 32, 24, 1) + 1
-    made[:] = data
+    cloud_volume[:] = data
     told("v", _open(path / "v"), data)
-    made[0:16, 24:40, 8:16] = data[8:24, 8:24, 8:16] = 77
+    cloud_volume[0:16, 24:40, 8:16] = data[8:24, 8:24, 8:16] = 77
     told("v", _open(path / "v"), data)
-    made[-8:0, 16:24, 0:8] = data[:8, :8, :8] = 0  # black: deleted
+    cloud_volume[-8:0, 16:24, 0:8] = data[:8, :8, :8] = 0  # black: deleted
     told("v", _open(path / "v"), data)
     from cloudvolume import Bbox
 
-    made.delete(Bbox((-8, 24, 0), (0, 32, 8)))
+    cloud_volume.delete(Bbox((-8, 24, 0), (0, 32, 8)))
     data[:8, 8:16, :8] = 0
     told("v", _open(path / "v"), data)
 
@@ -60,7 +60,7 @@ def ids(path: Path, told: Expected) -> None:
     from cloudfiles import CloudFiles  # type: ignore[import-not-found] # in a virtualenv of its own
 
     before = json.loads(read(str(path), list(LABELS)).tobytes())
-    found = _open(path)
+    cloud_volume = _open(path)
     for kind in ("skeletons", "mesh"):
         files = CloudFiles(f"file://{path}/{kind}", progress=False)
         for label in LABELS:
@@ -68,24 +68,24 @@ def ids(path: Path, told: Expected) -> None:
                 data = (path / kind / f"{label}{suffix}").read_bytes()
                 files.put(f"{label + 1}{suffix}", data, compress="gzip" if kind == "skeletons" else None)
     for label in LABELS[:2]:
-        skeleton = found.skeleton.get(label)
+        skeleton = cloud_volume.skeleton.get(label)
         skeleton.id = label + 1
-        found.skeleton.upload(skeleton)
-    gone = CloudFiles(f"file://{path}/skeletons", progress=False)
-    gone.delete([str(label) for label in LABELS])
+        cloud_volume.skeleton.upload(skeleton)
+    skeleton_files = CloudFiles(f"file://{path}/skeletons", progress=False)
+    skeleton_files.delete([str(label) for label in LABELS])
     for label in LABELS:
         for name in (str(label), f"{label}.index"):
             (path / "mesh" / name).unlink()
     after = json.loads(read(str(path), [label + 1 for label in LABELS]).tobytes())
-    wanted = {f"{kind} {int(n) + 1} {rest}".strip(): v for k, v in before.items() for kind, n, rest in [_parts(k)]}
+    wanted = {f"{kind} {int(n) + 1} {tail}".strip(): v for k, v in before.items() for kind, n, tail in [_parts(k)]}
     if after != wanted:
         raise AssertionError("meshes or skeletons are not what they were")
     told("ids", np.frombuffer(json.dumps(after).encode(), np.uint8), np.frombuffer(json.dumps(after).encode(), "u1"))
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    kind, number, *rest = name.split()
-    return kind, number, " ".join(rest)
+    kind, number, *words = name.split()
+    return kind, number, " ".join(words)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ def work(driver: str, locking: str, path: Path, told: Expected) -> None:
     data[3:4] = 9
     told(member, opened().read().result(), data)
     # Chunks of nothing but the fill value are deleted.
-    gone = tuple(slice(0, n) for n in ((10, 12, 8, 1) if data.ndim == 4 else CHUNK))
-    array[gone].write(0).result()
-    data[gone] = 0
+    erased_box = tuple(slice(0, n) for n in ((10, 12, 8, 1) if data.ndim == 4 else CHUNK))
+    array[erased_box].write(0).result()
+    data[erased_box] = 0
     told(member, opened().read().result(), data)
     if driver != "neuroglancer_precomputed":
         array = array.resize(exclusive_max=[50, 40]).result()

@@ -19,13 +19,15 @@ def work(path: Path, told: Expected) -> None:
         group.attrs["name"] = "group"
         for name, compression in (("gzip", "gzip"), ("raw", "raw")):
             data = np.arange(40 * 36, dtype="u2").reshape(40, 36) + 1
-            made = group.create_dataset(name, shape=data.shape, chunks=(5, 6), dtype="uint16", compression=compression)
-            made.n_threads = 4
-            made[:] = data
-            told(f"c.n5/g/{name}", made, data)
-            made[7:19, 3:30] = data[7:19, 3:30] = 5
-            made.attrs["unit"] = {"x": "mm"}
-            told(f"c.n5/g/{name}", made, data)
+            dataset = group.create_dataset(
+                name, shape=data.shape, chunks=(5, 6), dtype="uint16", compression=compression
+            )
+            dataset.n_threads = 4
+            dataset[:] = data
+            told(f"c.n5/g/{name}", dataset, data)
+            dataset[7:19, 3:30] = data[7:19, 3:30] = 5
+            dataset.attrs["unit"] = {"x": "mm"}
+            told(f"c.n5/g/{name}", dataset, data)
     with z5py.File(str(path / "c.n5"), mode="r", use_zarr_format=False) as file:
         for name in ("gzip", "raw"):
             told(f"c.n5/g/{name}", file[f"g/{name}"], told.arrays[f"c.n5/g/{name}"])

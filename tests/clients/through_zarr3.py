@@ -35,9 +35,9 @@ def work(path: Path, told: Expected) -> None:
     array.resize((60, 48))  # what was outside is gone
     again = np.full((60, 48), 7, "i4")
     again[:30, :24] = np.where(np.add.outer(np.arange(30) < 28, np.arange(24) < 20) == 2, grown[:30, :24], 7)
-    found = np.asarray(_open(path / "g/a/b")[:])
-    np.testing.assert_array_equal(found[30:], 7)
-    np.testing.assert_array_equal(found[:, 24:], 7)
+    elements = np.asarray(_open(path / "g/a/b")[:])
+    np.testing.assert_array_equal(elements[30:], 7)
+    np.testing.assert_array_equal(elements[:, 24:], 7)
     array[:28, :20] = again[:28, :20]
     array[28:, :] = array[:, 20:] = 7
     again[28:, :] = again[:, 20:] = 7

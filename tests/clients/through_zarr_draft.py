@@ -38,10 +38,10 @@ def work(zarr: Any, store: Any, told: Expected, prefix: str, **version: int) -> 
     told(f"{prefix}g/a", opened(), data)
     if dict(opened().attrs) != {"unit": "mm"}:
         raise AssertionError(dict(array.attrs))
-    made = zarr.create((10,), chunks=(3,), dtype="f8", store=store, path="g/x", **version)
-    made[:] = 1
-    made = zarr.create((9,), chunks=(2,), dtype="u2", store=store, path="g/x", overwrite=True, **version)
-    made[:] = np.arange(9)
+    new_array = zarr.create((10,), chunks=(3,), dtype="f8", store=store, path="g/x", **version)
+    new_array[:] = 1
+    new_array = zarr.create((9,), chunks=(2,), dtype="u2", store=store, path="g/x", overwrite=True, **version)
+    new_array[:] = np.arange(9)
     told(f"{prefix}g/x", zarr.open_array(store, path="g/x", mode="r", **version), np.arange(9, dtype="u2"))
 
 

@@ -58,14 +58,14 @@ def look(viewer: Any, seconds: float) -> bytes:
     """A screenshot, which the viewer takes when nothing is missing in it; PNG."""
     shots: list[Any] = []
     told: list[Any] = []
-    done = threading.Event()
+    arrival = threading.Event()
 
-    def take(found: Any) -> None:
-        shots.append(found)
-        done.set()
+    def take(shot: Any) -> None:
+        shots.append(shot)
+        arrival.set()
 
     viewer.async_screenshot(take, statistics_callback=told.append)
-    if not done.wait(seconds):
+    if not arrival.wait(seconds):
         last = told[-1].total.to_json() if told else "nothing at all"
         raise TimeoutError(f"not everything is there after {seconds:g} s; the viewer tells: {last}")
     picture: bytes = shots[0].screenshot.image

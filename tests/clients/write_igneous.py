@@ -68,8 +68,8 @@ def make_meshes(volume: Any) -> dict[int, tuple[bytes, bytes]]:
     mesher.mesh(segmentation())
     out = {}
     for label in LABELS:
-        found = mesher.get(label, normals=False)
-        mesh = Mesh(found.vertices, found.faces, None)
+        surface = mesher.get(label, normals=False)
+        mesh = Mesh(surface.vertices, surface.faces, None)
         manifest, fragments = process_mesh(volume, label, mesh, num_lod=2, min_chunk_size=(3, 3, 3))
         out[label] = manifest.to_binary(), fragments
     return out
@@ -78,7 +78,7 @@ def make_meshes(volume: Any) -> dict[int, tuple[bytes, bytes]]:
 def make_skeletons() -> dict[int, bytes]:
     import kimimaro
 
-    found = kimimaro.skeletonize(
+    skeletons = kimimaro.skeletonize(
         segmentation(),
         teasar_params={"scale": 1.5, "const": 20},
         dust_threshold=0,
@@ -86,7 +86,7 @@ def make_skeletons() -> dict[int, bytes]:
         parallel=1,
         progress=False,
     )
-    return {label: skeleton.to_precomputed() for label, skeleton in found.items()}
+    return {label: skeleton.to_precomputed() for label, skeleton in skeletons.items()}
 
 
 def shards(sharding: Any, data: dict[int, bytes], offsets: dict[int, int] | None = None) -> dict[str, bytes]:

@@ -157,11 +157,11 @@ def cases(draw: st.DrawFn) -> Case:
     if data.dtype.kind == "c":
         data = data * np.asarray(1 + 2j, data.dtype)
     axes = tuple(draw(st.permutations(range(rank))))
-    stored = draw(encodings(rank, data_type))
+    encoding = draw(encodings(rank, data_type))
     fill = draw(st.sampled_from(FILLS[data.dtype.kind]))
-    array = Array(shape, chunk, data_type, stored, axes, fill)
-    shown = stored if draw(st.integers(0, 5)) == 0 else draw(encodings(rank, data_type))
-    return Case(data, array, shown)
+    array = Array(shape, chunk, data_type, encoding, axes, fill)
+    shown_encoding = encoding if draw(st.integers(0, 5)) == 0 else draw(encodings(rank, data_type))
+    return Case(data, array, shown_encoding)
 
 
 def coords_of(array: Array, cell: Coords) -> Coords:
@@ -193,9 +193,9 @@ def block(shape: Coords = (2, 4), data_type: str = "<u2") -> npt.NDArray[Any]:
 # ---- clients
 
 
-def inside(found: Elements, like: Elements) -> Elements:
+def inside(elements: Elements, like: Elements) -> Elements:
     """The part of a chunk that is inside the array."""
-    return found[tuple(slice(0, n) for n in like.shape)]
+    return elements[tuple(slice(0, n) for n in like.shape)]
 
 
 def written(case: Case, cell: Any, draw: st.DataObject) -> bytes:

@@ -213,10 +213,10 @@ def test_damaged_chunks_are_refused_or_decoded_to_the_same_shape(name: str) -> N
 
 def _attempt(name: str, data: bytes, like: Data, configuration: Any) -> None:
     try:
-        found = images.decode(name, data, like.shape, like.dtype, configuration or {})
+        elements = images.decode(name, data, like.shape, like.dtype, configuration or {})
     except ValueError:
         return
-    assert (found.shape, found.dtype) == (like.shape, like.dtype)
+    assert (elements.shape, elements.dtype) == (like.shape, like.dtype)
 
 
 def test_a_library_that_crashes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,9 @@ MOST = 1 << 20
 
 @pytest.fixture
 def worker() -> Iterator[Sandbox]:
-    found = Sandbox((hostile.__name__,))
-    yield found
-    found.kill()
+    sandbox = Sandbox((hostile.__name__,))
+    yield sandbox
+    sandbox.kill()
 
 
 def call(worker: Sandbox, function: Callable[..., Any], payload: bytes = b"", **arguments: Any) -> bytes:
@@ -167,8 +167,8 @@ def attempt(worker: Sandbox, path: Path) -> list[str]:
     os.chmod(path.parent, 0o777)
     os.chmod(path, 0o666)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        given = {"path": str(path), "parent": os.getpid(), "port": server.getsockname()[1]}
-        succeeded: list[str] = json.loads(call(worker, hostile.attempt, **given))
+        words = {"path": str(path), "parent": os.getpid(), "port": server.getsockname()[1]}
+        succeeded: list[str] = json.loads(call(worker, hostile.attempt, **words))
     assert path.read_bytes() == b"precious"
     return succeeded
 
@@ -194,8 +194,8 @@ def test_a_process_of_an_ordinary_user_has_no_files_network_environment_or_privi
     code = "import sys; from pathlib import Path; from tests.codecs import hostile, test_sandbox as t; "
     code += "print(t.attempt(t.Sandbox((hostile.__name__,)), Path(sys.argv[1])))"
     as_user = ["unshare", "--user", "--map-user=1000", "--map-group=1000", sys.executable, "-c", code]
-    done = subprocess.run([*as_user, str(tmp_path / "file")], cwd=ROOT, capture_output=True, text=True)
-    if "unshare failed" in done.stderr:
-        pytest.skip(done.stderr)
+    completed = subprocess.run([*as_user, str(tmp_path / "file")], cwd=ROOT, capture_output=True, text=True)
+    if "unshare failed" in completed.stderr:
+        pytest.skip(completed.stderr)
     # Outside of this namespace, the user is root, who may fork.
-    assert (done.stdout, done.stderr) == ("['fork']\n", "")
+    assert (completed.stdout, completed.stderr) == ("['fork']\n", "")

@@ -47,14 +47,16 @@ def check_round_trip(case: Case, draw: st.DataObject) -> None:
     cell = draw.draw(st.sampled_from(case.cells()))
     coords, part = coords_of(case.array, cell), case.data[case.box(cell)]
     data = written(case, cell, draw)
-    stored = transform.store(coords, data)
-    found = taken_in(stored, case.array.encoding, part.shape if case.array.encoding.clipped else case.array.chunk)
-    assert alike(inside(found, part), part)
-    shown = bytes(transform.show(coords, stored))
-    assert shown == data or not transform.is_exact(coords, data)
-    listed = transform.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
-    assert listed in (-1, len(shown))
-    again = taken_in(shown, case.shown, part.shape if case.shown.clipped else case.array.chunk)
+    stored_chunk = transform.store(coords, data)
+    elements = taken_in(
+        stored_chunk, case.array.encoding, part.shape if case.array.encoding.clipped else case.array.chunk
+    )
+    assert alike(inside(elements, part), part)
+    shown_chunk = bytes(transform.show(coords, stored_chunk))
+    assert shown_chunk == data or not transform.is_exact(coords, data)
+    listed = transform.sizes(np.array([coords], np.uint64), np.array([len(stored_chunk)], np.int64))[0]
+    assert listed in (-1, len(shown_chunk))
+    again = taken_in(shown_chunk, case.shown, part.shape if case.shown.clipped else case.array.chunk)
     assert alike(inside(again, part), part)
 
 
@@ -71,9 +73,9 @@ def test_a_clipped_chunk_is_padded_with_the_fill_value(case: Case, draw: st.Data
     part = case.data[case.box(cell)]
     transform = transcoder(case.array, case.shown)
     assert transform is not None
-    stored = transform.store(coords_of(case.array, cell), laid_out(part, case.shown))
-    found = taken_in(stored, case.array.encoding, case.array.chunk)
-    assert alike(found, case.padded(cell, fill_of(case.array.fill_value)))
+    stored_chunk = transform.store(coords_of(case.array, cell), laid_out(part, case.shown))
+    elements = taken_in(stored_chunk, case.array.encoding, case.array.chunk)
+    assert alike(elements, case.padded(cell, fill_of(case.array.fill_value)))
 
 
 @given(cases(), st.data())
@@ -83,8 +85,8 @@ def test_what_is_shown_can_be_written_back(case: Case, draw: st.DataObject) -> N
         return
     cell = draw.draw(st.sampled_from(case.cells()))
     coords = coords_of(case.array, cell)
-    shown = bytes(transform.show(coords, case.stored(cell)))
-    assert bytes(transform.show(coords, transform.store(coords, shown))) == shown
+    shown_chunk = bytes(transform.show(coords, case.stored(cell)))
+    assert bytes(transform.show(coords, transform.store(coords, shown_chunk))) == shown_chunk
 
 
 @given(cases(), st.data())
@@ -99,26 +101,26 @@ def test_damage_is_refused_or_gives_a_chunk_of_the_right_size(case: Case, draw: 
     del damaged[draw.draw(st.integers(0, len(damaged))) :]
     coords = coords_of(case.array, cell)
     with suppress(ValueError):
-        stored = transform.store(coords, bytes(damaged))
+        stored_chunk = transform.store(coords, bytes(damaged))
         if transform.name == "decoded" or not case.shown.codecs:
-            transform.show(coords, stored)
+            transform.show(coords, stored_chunk)
 
 
 # ---- single properties
 
 
-@pytest.mark.parametrize("shown", [plain(), GZIP, ZSTD, BLOSC, plain(clipped=True, frame="n5")])
+@pytest.mark.parametrize("shown_encoding", [plain(), GZIP, ZSTD, BLOSC, plain(clipped=True, frame="n5")])
 @pytest.mark.parametrize("codecs", [(), ("zstd",), ("gzip", "crc32c")])
-def test_bytes_that_cannot_be_a_chunk_are_refused(shown: ChunkEncoding, codecs: tuple[str, ...]) -> None:
-    stored = plain(codecs=tuple(map(Codec, codecs)), clipped=True, frame="bcolz")
-    transform = Transcoder(array(stored), shown)
-    good = laid_out(block(), shown)
+def test_bytes_that_cannot_be_a_chunk_are_refused(shown_encoding: ChunkEncoding, codecs: tuple[str, ...]) -> None:
+    stored_encoding = plain(codecs=tuple(map(Codec, codecs)), clipped=True, frame="bcolz")
+    transform = Transcoder(array(stored_encoding), shown_encoding)
+    good = laid_out(block(), shown_encoding)
     transform.store((0, 0), good)
-    wrong = [b"", b"x", good[1:], laid_out(block((1, 4)), shown), laid_out(block((3, 4)), shown)]
+    wrong = [b"", b"x", good[1:], laid_out(block((1, 4)), shown_encoding), laid_out(block((3, 4)), shown_encoding)]
     wrong += (
-        [] if shown == ZSTD else [good[:-1]]
+        [] if shown_encoding == ZSTD else [good[:-1]]
     )  # a frame has its size at the beginning; native layouts look no further
-    for bad in wrong if shown == plain() else [*wrong, bytes(len(good))]:
+    for bad in wrong if shown_encoding == plain() else [*wrong, bytes(len(good))]:
         with pytest.raises(ValueError, match=r"\w"):
             transform.store((0, 0), bad)
 
@@ -135,15 +137,15 @@ def test_a_payload_that_passes_is_not_decoded(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("parts", [(8, 8), (0, 16), (16, 0), (4, 4, 8)])
-@pytest.mark.parametrize("stored", ["gzip", "numcodecs.zlib"])
-def test_gzip_of_several_members(stored: str, parts: tuple[int, ...]) -> None:
-    transform = Transcoder(array(plain(codecs=(Codec(stored), Codec("crc32c")))), GZIP)
+@pytest.mark.parametrize("codec", ["gzip", "numcodecs.zlib"])
+def test_gzip_of_several_members(codec: str, parts: tuple[int, ...]) -> None:
+    transform = Transcoder(array(plain(codecs=(Codec(codec), Codec("crc32c")))), GZIP)
     data, members, at = block().tobytes(), [], 0
     for n in parts:
         members.append(gzip.compress(data[at : at + n]))
         at += n
-    kept = transform.store((0, 0), b"".join(members))
-    assert gzip.decompress(transform.show((0, 0), kept)) == data
+    stored_chunk = transform.store((0, 0), b"".join(members))
+    assert gzip.decompress(transform.show((0, 0), stored_chunk)) == data
     with pytest.raises(ValueError, match=r"16|beyond"):
         transform.store((0, 0), b"".join(members) + gzip.compress(b"more"))
     with pytest.raises(ValueError, match="16"):
@@ -156,9 +158,9 @@ def test_gzip_is_stored_as_zlib_without_being_compressed_again() -> None:
     transform = Transcoder(array(plain(codecs=(Codec("numcodecs.zlib", {"level": 1}),))), GZIP)
     data = block().tobytes()
     packed, named = gzip.compress(data, 9), io.BytesIO()
-    kept = transform.store((0, 0), packed)
-    assert kept[2:-4] == packed[10:-8]
-    assert zlib.decompress(kept) == data
+    stored_chunk = transform.store((0, 0), packed)
+    assert stored_chunk[2:-4] == packed[10:-8]
+    assert zlib.decompress(stored_chunk) == data
     with gzip.GzipFile("name", "wb", fileobj=named) as file:
         file.write(data)
     assert zlib.decompress(transform.store((0, 0), named.getvalue())) == data
@@ -184,21 +186,26 @@ def test_a_shown_checksum_is_verified() -> None:
         transform.store((0, 0), bytes(4) + good[4:])
 
 
-@pytest.mark.parametrize("stored", [plain(), plain(clipped=True), ZSTD, plain(">u2", clipped=True, frame="n5")])
-def test_blocks_of_n5_at_the_edge_may_be_full_or_clipped_but_no_smaller(stored: ChunkEncoding) -> None:
+@pytest.mark.parametrize(
+    "stored_encoding", [plain(), plain(clipped=True), ZSTD, plain(">u2", clipped=True, frame="n5")]
+)
+def test_blocks_of_n5_at_the_edge_may_be_full_or_clipped_but_no_smaller(stored_encoding: ChunkEncoding) -> None:
     """The array of 5 x 4 has one row in its last chunk."""
-    shown = plain(">u2", clipped=True, frame="n5")
-    transform = transcoder(array(stored), shown) or Transcoder(array(stored), shown)
+    shown_encoding = plain(">u2", clipped=True, frame="n5")
+    transform = transcoder(array(stored_encoding), shown_encoding) or Transcoder(array(stored_encoding), shown_encoding)
     row = block((1, 4))
     for data in (row, np.pad(row, ((0, 1), (0, 0)), constant_values=9)):
-        kept = transform.store((2, 0), laid_out(data, shown))
-        if stored.clipped or stored.codecs:
-            assert bytes(transform.show((2, 0), kept)) == laid_out(row, shown) or stored.frame == "n5"
+        stored_chunk = transform.store((2, 0), laid_out(data, shown_encoding))
+        if stored_encoding.clipped or stored_encoding.codecs:
+            assert (
+                bytes(transform.show((2, 0), stored_chunk)) == laid_out(row, shown_encoding)
+                or stored_encoding.frame == "n5"
+            )
     for small in (block((1, 3)), block((0, 4))):
         with pytest.raises(ValueError, match="too small"):
-            transform.store((2, 0), laid_out(small, shown))
+            transform.store((2, 0), laid_out(small, shown_encoding))
     with pytest.raises(ValueError, match="too small"):
-        transform.store((0, 0), laid_out(row, shown))
+        transform.store((0, 0), laid_out(row, shown_encoding))
 
 
 def test_what_cannot_be_encoded_has_a_reason() -> None:
@@ -224,21 +231,21 @@ def test_numbers_are_stored_as_bools_only_if_they_are_bools(codecs: tuple[str, .
     around = tuple(map(Codec, codecs))
     transform = Transcoder(array(plain("|b1", codecs=around)), plain("|u1", codecs=around, frame=frame))
     data = block(data_type="|u1")
-    kept = transform.store((0, 0), laid_out(data % 2, plain("|u1", codecs=around, frame=frame)))
-    assert np.array_equal(taken_in(kept, plain("|b1", codecs=around), (2, 4)), (data % 2).astype(bool))
+    stored_chunk = transform.store((0, 0), laid_out(data % 2, plain("|u1", codecs=around, frame=frame)))
+    assert np.array_equal(taken_in(stored_chunk, plain("|b1", codecs=around), (2, 4)), (data % 2).astype(bool))
     with pytest.raises(ValueError, match="0 or 1"):
         transform.store((0, 0), laid_out(data, plain("|u1", codecs=around, frame=frame)))
 
 
-@pytest.mark.parametrize(("stored", "shown", "fill"), [("<U3", ">U3", "ab"), ("|S3", "|S3", "YWI=")])
-def test_strings_of_fixed_length(stored: str, shown: str, fill: str) -> None:
-    one = Array((3,), (2,), stored, plain(stored, 1, codecs=(Codec("zstd"),)), (0,), fill)
-    transform = Transcoder(one, plain(shown, 1, clipped=True))
+@pytest.mark.parametrize(("stored_type", "shown_type", "fill"), [("<U3", ">U3", "ab"), ("|S3", "|S3", "YWI=")])
+def test_strings_of_fixed_length(stored_type: str, shown_type: str, fill: str) -> None:
+    one = Array((3,), (2,), stored_type, plain(stored_type, 1, codecs=(Codec("zstd"),)), (0,), fill)
+    transform = Transcoder(one, plain(shown_type, 1, clipped=True))
     for cell, names in ((0, ["x", "yyy"]), (1, ["z"])):
-        chunk = np.array(names, shown).tobytes()
-        kept = transform.store((cell,), chunk)
-        assert transform.show((cell,), kept) == chunk
-    assert taken_in(kept, one.encoding, (2,)).tolist() == np.array(["z", "ab"], stored).tolist()
+        chunk = np.array(names, shown_type).tobytes()
+        stored_chunk = transform.store((cell,), chunk)
+        assert transform.show((cell,), stored_chunk) == chunk
+    assert taken_in(stored_chunk, one.encoding, (2,)).tolist() == np.array(["z", "ab"], stored_type).tolist()
 
 
 def test_strings_pass() -> None:
@@ -277,18 +284,18 @@ def image(serializer: str, data_type: str, shape: tuple[int, ...], **configurati
 def test_lossless_images_are_encoded(serializer: str, data_type: str, channels: int) -> None:
     one = image(serializer, data_type, (*([channels] if channels else []), 5, 7, 9), block_size=[4, 3, 2])
     rank = len(one.shape)
-    shown = ChunkEncoding(np.dtype(data_type).newbyteorder(">").str, tuple(range(rank))[::-1])
-    transform = Transcoder(one, shown)
+    shown_encoding = ChunkEncoding(np.dtype(data_type).newbyteorder(">").str, tuple(range(rank))[::-1])
+    transform = Transcoder(one, shown_encoding)
     assert transform.unwritable is None
     values = (np.arange(math.prod(one.chunk)) ** 2 % 251).astype(data_type).reshape(one.chunk)
     for data in (values, values // 50, values * 0):
         for corner in (0, 1):
             coords = (0,) * (rank - 3) + (corner,) * 3
-            kept = transform.store(coords, laid_out(data, shown))
+            stored_chunk = transform.store(coords, laid_out(data, shown_encoding))
             z, y, x = ((4, 6, 8), (1, 1, 1))[corner]
             part = data[..., :z, :y, :x]
-            found = taken_in(bytes(transform.show(coords, kept)), shown, one.chunk)
-            assert np.array_equal(inside(found, part), part)
+            elements = taken_in(bytes(transform.show(coords, stored_chunk)), shown_encoding, one.chunk)
+            assert np.array_equal(inside(elements, part), part)
 
 
 @pytest.mark.parametrize(

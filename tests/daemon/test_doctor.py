@@ -68,8 +68,8 @@ def test_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")  # what the cgroup of a container says
 
     monkeypatch.setattr(os, "open", refuse)
-    found = doctor._device()
-    assert (found.state, "--device /dev/fuse" in found.fix) == (WRONG, True)
+    finding = doctor._device()
+    assert (finding.state, "--device /dev/fuse" in finding.fix) == (WRONG, True)
 
 
 def test_fusermount3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_user: None) -> None:
@@ -103,8 +103,8 @@ def test_user_allow_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_us
     monkeypatch.setattr(doctor, "FUSE_CONF", str(conf))
     assert doctor._fuse_conf(Options()).state == NOTE
     conf.write_text("# user_allow_other\n")
-    found = doctor._fuse_conf(Options(allow_other=True))
-    assert (found.state, found.fix) == (WRONG, f"as root: echo user_allow_other >> {conf}")
+    finding = doctor._fuse_conf(Options(allow_other=True))
+    assert (finding.state, finding.fix) == (WRONG, f"as root: echo user_allow_other >> {conf}")
     conf.write_text("mount_max = 10\nuser_allow_other\n")
     assert doctor._fuse_conf(Options(allow_other=True)).state == OK
 
@@ -116,17 +116,17 @@ def test_the_time_out_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "max_request_timeout").write_text("300\n")
     assert doctor._kernel_timeout(Options()).state == OK
     (tmp_path / "default_request_timeout").write_text("40\n")
-    found = doctor._kernel_timeout(Options())
-    assert found.state == WRONG
-    assert found.fix.startswith("store_timeout=10, or sysctl fs.fuse.max_request_timeout=120 ")
+    finding = doctor._kernel_timeout(Options())
+    assert finding.state == WRONG
+    assert finding.fix.startswith("store_timeout=10, or sysctl fs.fuse.max_request_timeout=120 ")
     assert doctor._kernel_timeout(Options(store_timeout=10)).state == OK
 
 
 def test_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1024))
-    found = doctor._descriptors()
-    assert (found.state, "LimitNOFILE=2048" in found.fix) == (WRONG, True)
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1 << 20))
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (256, 1024))
+    finding = doctor._descriptors()
+    assert (finding.state, "LimitNOFILE=2048" in finding.fix) == (WRONG, True)
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (256, 1 << 20))
     assert doctor._descriptors().state == OK
 
 
@@ -136,8 +136,8 @@ def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4194304 kB\n")
     assert doctor._memory(Options()).state == OK
     (tmp_path / "memory.max").write_text("268435456\n")
-    found = doctor._memory(Options())
-    assert (found.state, found.fix) == (WRONG, "index_cache=64M,chunk_cache=64M")
+    finding = doctor._memory(Options())
+    assert (finding.state, finding.fix) == (WRONG, "index_cache=64M,chunk_cache=64M")
 
 
 STORE = {"silent": False, "errors": {"ENOENT": 3}}
@@ -158,9 +158,9 @@ STORE = {"silent": False, "errors": {"ENOENT": 3}}
 )
 def test_mounts(state: str, told: Any, expected: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "mounts", lambda: [Mount("/mnt/x", "/data", MountState(state), told)])
-    (found,) = doctor._mounts()
-    assert (found.state, words in found.message) == (expected, True)
-    assert ("umount --lazy /mnt/x" in found.fix) == (state in ("dead", "hangs"))
+    (finding,) = doctor._mounts()
+    assert (finding.state, words in finding.message) == (expected, True)
+    assert ("umount --lazy /mnt/x" in finding.fix) == (state in ("dead", "hangs"))
 
 
 # ---- sources
@@ -171,8 +171,8 @@ def examined(source: str, **options: Any) -> dict[str, Diagnosis]:
 
 
 def test_a_local_source(source: Path, tmp_path: Path) -> None:
-    found = examined(str(source))
-    assert {check: f.state for check, f in found.items()} == {"store": OK, "dataset": OK}
+    findings = examined(str(source))
+    assert {check: f.state for check, f in findings.items()} == {"store": OK, "dataset": OK}
     assert "whether its disk is mounted" in examined(str(tmp_path / "missing"))["store"].fix
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain/file").write_text("x")
@@ -186,14 +186,18 @@ def test_a_web_server_with_and_without_ranges(source: Path) -> None:
             "store": OK, "byte ranges": OK, "dataset": OK,
         }  # fmt: skip
     with http_server(source, WithoutRanges) as (url, _):
-        found = examined(url)["byte ranges"]
-        assert (found.state, "does not send byte ranges" in found.message, "nginx" in found.fix) == (WRONG, True, True)
+        finding = examined(url)["byte ranges"]
+        assert (finding.state, "does not send byte ranges" in finding.message, "nginx" in finding.fix) == (
+            WRONG,
+            True,
+            True,
+        )
 
 
 def test_nobody_listens() -> None:
     pytest.importorskip("aiohttp")
-    found = examined("http://127.0.0.1:9/x", store_retries=0)["store"]
-    assert (found.state, "check the " in found.fix) == (WRONG, True)
+    finding = examined("http://127.0.0.1:9/x", store_retries=0)["store"]
+    assert (finding.state, "check the " in finding.fix) == (WRONG, True)
 
 
 def test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +209,8 @@ def test_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     monkeypatch.setattr(doctor, "SECONDS", 100.0)  # botocore works for half a second, or more, before it misses them
     options = {"storage_options": {"endpoint_url": "http://127.0.0.1:9"}, "store_timeout": 100.0, "store_retries": 0}
-    found = examined("s3://bucket/x", **options)
-    assert "AWS_PROFILE" in found["credentials"].fix
+    findings = examined("s3://bucket/x", **options)
+    assert "AWS_PROFILE" in findings["credentials"].fix
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +224,8 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_says_nothing() -> None:
     pytest.importorskip("aiohttp")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        found = examined(f"http://127.0.0.1:{silent.getsockname()[1]}", store_timeout=0.3)["store"]
-    assert (found.state, "does not answer within 0.3 s" in found.message) == (WRONG, True)
+        finding = examined(f"http://127.0.0.1:{silent.getsockname()[1]}", store_timeout=0.3)["store"]
+    assert (finding.state, "does not answer within 0.3 s" in finding.message) == (WRONG, True)
 
 
 class Wrong:
@@ -239,11 +243,11 @@ class Wrong:
 
 def test_a_proxy_that_answers_wrongly() -> None:
     store: Any = Wrong()
-    (found,) = doctor._ranges(store, {"zarr.json": b"0123456789"})
-    assert (found.state, "proxy" in found.fix) == (WRONG, True)
+    (finding,) = doctor._ranges(store, {"zarr.json": b"0123456789"})
+    assert (finding.state, "proxy" in finding.fix) == (WRONG, True)
     for documents in ({}, {"zarr.json": bytes(doctor.MOST_BYTES + 1)}):  # the second is the beginning of a longer one
-        (found,) = doctor._ranges(store, documents)
-        assert found.state == NOTE
+        (finding,) = doctor._ranges(store, documents)
+        assert finding.state == NOTE
 
 
 # ---- the same answer as that of a mount
@@ -277,17 +281,17 @@ def test_doctor_and_mount_agree(kind: str, words: str, code: int, source: Path, 
     (tmp_path / "other/notes.txt").write_text("x")
     options = ["-o", words] if words else []
     with http_server(source) as (url, _):
-        given = {"sharded": str(source), "web": url}.get(kind, str(tmp_path / kind))
-        told = [json.loads(line) for line in shardfs("doctor", "--json", *options, given).stdout.splitlines()]
-        done = shardfs("mount", *options, given, tmp_path / "mnt")
-        assert done.returncode or shardfs("umount", tmp_path / "mnt").returncode == 0
+        place = {"sharded": str(source), "web": url}.get(kind, str(tmp_path / kind))
+        told = [json.loads(line) for line in shardfs("doctor", "--json", *options, place).stdout.splitlines()]
+        completed = shardfs("mount", *options, place, tmp_path / "mnt")
+        assert completed.returncode or shardfs("umount", tmp_path / "mnt").returncode == 0
     checks = {"options", "store", "credentials", "dataset"}
     wrong = [  # `doctor` also reports on the mounts of other tests, with the check "writing"
         finding
         for finding in told
-        if finding["state"] == WRONG and (finding["check"] in checks or finding["message"].startswith(f"{given}: "))
+        if finding["state"] == WRONG and (finding["check"] in checks or finding["message"].startswith(f"{place}: "))
     ]
-    assert (done.returncode, bool(wrong)) == (code, code != 0), (done.stderr, wrong)
+    assert (completed.returncode, bool(wrong)) == (code, code != 0), (completed.stderr, wrong)
     assert "shardfs info" not in "".join(finding["fix"] for finding in wrong), "`info` would repeat the error"
 
 
@@ -343,7 +347,7 @@ def mount_opens(source: str, options: Options) -> str:
 @settings(max_examples=150, deadline=None)
 def test_doctor_and_mount_agree_on_all_options(kind: str, options: dict[str, Any]) -> None:
     """By the function that opens the source of a mount; the test above asks real mounts."""
-    with tempfile.TemporaryDirectory() as place, socket.create_server(("localhost", 0)) as taken:
+    with tempfile.TemporaryDirectory() as place, socket.create_server(("localhost", 0)) as listener:
         for name, mode in (
             ("source", 0o755),
             ("empty", 0o755),
@@ -357,7 +361,7 @@ def test_doctor_and_mount_agree_on_all_options(kind: str, options: dict[str, Any
         Path(place, "other/notes.txt").write_text("x")
         Path(place, "file").write_text("x")
         Path(place, "link").symlink_to(f"{place}/journals")
-        texts = {"{}": place, "TAKEN": str(taken.getsockname()[1])}
+        texts = {"{}": place, "TAKEN": str(listener.getsockname()[1])}
         for name, value in options.items():
             for mark, text in texts.items() if isinstance(value, str) else ():
                 value = value.replace(mark, text)
@@ -374,8 +378,8 @@ def test_doctor_and_mount_agree_on_all_options(kind: str, options: dict[str, Any
 def test_a_source_that_another_mount_writes(source: Path, tmp_path: Path) -> None:
     with writable(copy_tree(source, tmp_path / "source"), tmp_path / "m") as mount:
         mount.mount()
-        found = examined(str(mount.source), rw=True, journal=str(mount.journal))["writing"]
-    assert (found.state, f"already mounted rw by pid {mount.pid}" in found.message) == (WRONG, True)
+        finding = examined(str(mount.source), rw=True, journal=str(mount.journal))["writing"]
+    assert (finding.state, f"already mounted rw by pid {mount.pid}" in finding.message) == (WRONG, True)
 
 
 def test_a_journal_with_files_of_another_layout(source: Path, tmp_path: Path) -> None:
@@ -385,25 +389,25 @@ def test_a_journal_with_files_of_another_layout(source: Path, tmp_path: Path) ->
     journal.append(RecordKind.PUT, {"path": "c/0/0"}, b"x")
     journal.close(clean=False)
     for options, state in ((native, OK), (n5, WRONG)):
-        found = {finding.check: finding for finding in doctor.examine_source(str(place), options)}["writing"]
-        assert found.state == state, found
-        assert ("written with the native layout" in found.message) == (state == WRONG)
+        verdict = {finding.check: finding for finding in doctor.examine_source(str(place), options)}["writing"]
+        assert verdict.state == state, verdict
+        assert ("written with the native layout" in verdict.message) == (state == WRONG)
 
 
 # ---- the verb
 
 
 def run(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.commands, ["doctor", *words], standalone_mode=False)
-    assert result.exception is None, result.exception
-    return result.return_value, result.output
+    invocation = CliRunner().invoke(cli.commands, ["doctor", *words], standalone_mode=False)
+    assert invocation.exception is None, invocation.exception
+    return invocation.return_value, invocation.output
 
 
 def test_the_verb(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_root: None) -> None:
     for module in (asking, doctor):
         monkeypatch.setattr(module, "mounts", lambda *_: [])
     monkeypatch.setattr(doctor, "DEVICE", "/dev/null")
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: (1 << 20, 1 << 20))
     monkeypatch.setattr(doctor, "MEMINFO", "/nonexistent")
     code, text = run(str(source))
     assert code == 0, text

@@ -51,16 +51,16 @@ def text_of(values: dict[str, Any]) -> str:
 def on_the_page() -> list[dict[str, Any]]:
     match = re.search(r"FIGURES = (\[.*\]);", status_server._page().decode())
     assert match is not None
-    found: list[dict[str, Any]] = json.loads(match[1])
-    return found
+    page_figures: list[dict[str, Any]] = json.loads(match[1])
+    return page_figures
 
 
 def test_json_with_something_else_for_the_figure_is_no_status() -> None:
     sound = snapshot()
     assert parse_status(json.dumps(sound).encode()) == sound
-    others: tuple[Any, ...] = ([], {"x": "y"})
+    strange: tuple[Any, ...] = ([], {"x": "y"})
     for figure in FIGURES:
-        for other in others:
+        for other in strange:
             document = json.loads(json.dumps(sound))
             for group in figures.groups(figure, document).values():
                 group[figure.name] = other
@@ -111,7 +111,7 @@ def test_rates_shares_and_values_on_the_page() -> None:
     for figure in FIGURES:
         for cell in figure.cells:
             assert {"group": figure.group, "name": figure.name, "how": cell.how}.items() <= next(
-                shown for shown in page if shown["title"] == cell.title
+                entry for entry in page if entry["title"] == cell.title
             ).items()
 
 

@@ -134,10 +134,10 @@ def test_commands_with_a_foreign_mount(status: bytes, tmp_path: Path) -> None:
             ["doctor"],
             ["umount", "--patient", "--timeout", "2", str(mountpoint)],
         ):
-            done = subprocess.run(
+            completed = subprocess.run(
                 [sys.executable, "-m", "shardfs", *words], cwd=ROOT, capture_output=True, text=True, check=False
             )
-            said = done.stdout + done.stderr
+            said = completed.stdout + completed.stderr
             assert "Traceback" not in said, said
             assert not {"\x1b", "\x07", "\x9b", "\r"} & set(said), repr(said)
             assert "\nforged" not in said

@@ -42,10 +42,10 @@ def programs(tmp_path: Path) -> Path:
 
 
 def shardfs(*args: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.commands, list(map(str, args)), standalone_mode=False)
-    if result.exception:
-        raise result.exception
-    return int(result.return_value or 0), result.output
+    invocation = CliRunner().invoke(cli.commands, list(map(str, args)), standalone_mode=False)
+    if invocation.exception:
+        raise invocation.exception
+    return int(invocation.return_value or 0), invocation.output
 
 
 def placed(root: Path) -> list[str]:
@@ -136,11 +136,11 @@ def test_the_manual_pages_are_sound_roff() -> None:
         pytest.skip("no man")
     for page in ("shardfs.1", "mount.shardfs.8"):
         command = ["man", "--warnings", "--local-file", str(ROOT / "docs/man" / page)]
-        done = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=250, env={**os.environ, "MANWIDTH": "80"}
         )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "SEE ALSO" in done.stdout
+        assert (completed.returncode, completed.stderr) == (0, "")
+        assert "SEE ALSO" in completed.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -159,11 +159,11 @@ def complete(words: str, cwd: Path) -> list[str]:
     env = {**os.environ, "_SHARDFS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
     env["PYTHONPATH"] = str(ROOT)
     program = "import sys; from shardfs import cli; sys.argv[0] = 'shardfs'; cli.main()"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], env=env, cwd=cwd, capture_output=True, text=True, timeout=250
     )
-    assert done.stderr == ""
-    return done.stdout.split()
+    assert completed.stderr == ""
+    return completed.stdout.split()
 
 
 def test_verbs_options_and_profiles_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,5 +219,5 @@ def test_shells_complete_a_list_of_options(shell: str, programs: Path, tmp_path:
     words, wanted = SHELLS[shell]
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path), "XDG_CONFIG_HOME": "/none"}
     command = [shell, "-c", words.format(script=script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=env, check=False)
-    assert (done.stdout.split(), done.stderr) == (wanted, "")
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=250, env=env, check=False)
+    assert (completed.stdout.split(), completed.stderr) == (wanted, "")

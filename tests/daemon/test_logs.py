@@ -77,8 +77,8 @@ def test_a_log_that_does_not_exist_is_not_created_by_looking(tmp_path: Path) -> 
 def test_output_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     echo(HOSTILE, f"second {HOSTILE}")
     echo(HOSTILE, err=True)
-    done = capsys.readouterr()
-    for text, lines in ((done.out, 2), (done.err, 1)):
+    output = capsys.readouterr()
+    for text, lines in ((output.out, 2), (output.err, 1)):
         assert not CONTROL & set(text), repr(text)
         assert text.count("\n") == lines
 

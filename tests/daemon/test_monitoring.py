@@ -35,12 +35,12 @@ def exposed() -> dict[str, set[str]]:
     """Metric -> its labels."""
     times = Histogram()
     times.add(1.0)
-    found: dict[str, set[str]] = {"up": {"job"}}
+    metrics: dict[str, set[str]] = {"up": {"job"}}
     for line in status._metrics(snapshot(), {15: times}):
         if not line.startswith("#"):
             name, labels = re.fullmatch(r"(\w+)(?:\{(.*)\})? .*", line, re.DOTALL).groups()  # type: ignore[union-attr]
-            found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels or ""))
-    return found
+            metrics.setdefault(name, set()).update(re.findall(r'(\w+)="', labels or ""))
+    return metrics
 
 
 def dashboard() -> Any:
@@ -55,24 +55,24 @@ def rules() -> Iterator[Any]:
 def expressions(file: str) -> list[str]:
     if file == "alerts.yml":
         return [rule["expr"] for rule in rules()]
-    found = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
-    return [text.replace("$__rate_interval", "5m").replace("$instance", ".*") for text in found]
+    texts = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    return [text.replace("$__rate_interval", "5m").replace("$instance", ".*") for text in texts]
 
 
 def selectors(text: str) -> list[Any]:
-    found: list[Any] = []
-    promql_parser.walk(promql_parser.parse(text), found.append)
-    return [e for e in found if isinstance(e, promql_parser.VectorSelector)]
+    nodes: list[Any] = []
+    promql_parser.walk(promql_parser.parse(text), nodes.append)
+    return [e for e in nodes if isinstance(e, promql_parser.VectorSelector)]
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_metric_and_label_exists(file: str) -> None:
-    known = exposed()
-    used = [selector for text in expressions(file) for selector in selectors(text)]
-    assert len(used) > 5
-    for selector in used:
-        assert selector.name in known
-        assert {m.name for m in selector.matchers.matchers} <= known[selector.name] | {"instance", "job"}
+    metrics = exposed()
+    vector_selectors = [selector for text in expressions(file) for selector in selectors(text)]
+    assert len(vector_selectors) > 5
+    for selector in vector_selectors:
+        assert selector.name in metrics
+        assert {m.name for m in selector.matchers.matchers} <= metrics[selector.name] | {"instance", "job"}
 
 
 def test_alerts_name_a_fix() -> None:
