@@ -173,6 +173,7 @@ def unpack(
 
     Raises:
         UnsupportedError: the layout cannot show an array. Nothing was written.
+        OptionError: there is no such layout, or it does not show chunks in `chunk_codec`.
         Exception: the other exceptions are those of `pack`.
 
     Examples:
@@ -180,8 +181,10 @@ def unpack(
         >>> zarr.open_array("unpacked.zarr/t1", mode="r").chunks
         (16, 16, 16)
     """
+    from shardfs.config import loading
     from shardfs.jobs import calling, unpack, unpack_job
 
+    loading.check(loading.merged(loading.from_flags({"layout": layout, "chunk_codec": chunk_codec})))
     chosen = calling.stripped(arrays)
     if in_place:
         if dest is not None or chunk_codec is not None or skip_unsupported:

@@ -21,6 +21,7 @@ ROOMS = (
     "fsspec_fs",
     "fuse",
     "model",
+    "shards",
     "storage/writers",
     "vfs",
     "write",

@@ -19,7 +19,6 @@ from shardfs.shards.byte_layouts.blosc2_frame import Frame, Frames, is_contiguou
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardfs.formats.create_rules import Rule
     from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
     from shardfs.model.values import Coords
@@ -63,11 +62,6 @@ class Blosc2(Format):
 
     def differences(self, old: bytes, new: bytes) -> Mapping[Path, Any]:
         return {} if is_same_sparse(old, new) else {("header, index or trailer",): new}
-
-    def edit(
-        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
-    ) -> Mapping[str, bytes]:
-        return {name: new}  # the index of a sparse frame in the source, whose chunks are files already
 
 
 def _facts(frame: Frame) -> Facts:

@@ -33,7 +33,7 @@ PARAMETERS: Mapping[str, Mapping[str, Sequence[str] | int]] = {
         "minishard_index_encoding": _ENCODING,
         "data_encoding": _ENCODING,
         "preshift_bits": 64,
-        "minishard_bits": 24,  # `uint64_spec.MAX_MINISHARD_BITS`, whose module would import numpy for `--help`
+        "minishard_bits": 21,  # `uint64_spec.MAX_MINISHARD_BITS`, whose module would import numpy for `--help`
         "shard_bits": 64,
     },
 }

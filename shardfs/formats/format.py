@@ -13,12 +13,17 @@ from shardfs.formats import json_text
 from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Mapping, Sequence, Set
 
     from shardfs.formats.create_rules import Rule, Sharding
     from shardfs.formats.json_text import Path
     from shardfs.model.blobs import Blob
     from shardfs.model.dataset import Consolidation, Dataset, Surroundings
+
+
+NUMBER = r"(?:0|[1-9][0-9]{0,18})"
+"""A coordinate in the name of a chunk."""
 
 
 class Edits(Protocol):
@@ -48,7 +53,10 @@ class Format(Protocol):
     """The names of the documents that `open` needs."""
 
     edits: Edits | None = None
-    """Translates documents that clients write; None if a mount does not change documents of this format."""
+    """Translates documents that clients write; None if they are stored unchanged."""
+
+    chunk_names: re.Pattern[str] | None = None
+    """The paths that chunks of some dataset of this format could have, relative to the dataset."""
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         """The dataset that the documents in directory `path` describe; None if they belong to another format.
@@ -100,9 +108,7 @@ class Format(Protocol):
         Raise ValueError, with the reason, if `new` is not such a document, if `new` contradicts stored chunks (chunk
         shape, codecs, data type, names of chunks), or if `new` describes shards, because clients write single chunks.
         """
-        if self.edits is None:
-            raise ValueError(f"{name}: documents of this format cannot be changed through a mount; change the source")
-        return {name: self.edits.edited(name, documents.get(name), new, rule)}
+        return {name: new if self.edits is None else self.edits.edited(name, documents.get(name), new, rule)}
 
     def differences(self, old: bytes, new: bytes) -> Mapping[Path, Any]:
         """What a generated document `new` says other than `old`, apart from stored sizes: values by their paths.
@@ -132,8 +138,8 @@ class Format(Protocol):
         return None if self.edits is None else self.edits.sharded(name, new, sharding)
 
     def chunk_like(self, name: str) -> bool:
-        """Whether a chunk of some dataset of this format could have this path, relative to the dataset."""
-        return False
+        """Whether this path, relative to a dataset, is one of `chunk_names`."""
+        return self.chunk_names is not None and self.chunk_names.fullmatch(name) is not None
 
 
 class View(Protocol):

@@ -100,6 +100,8 @@ def _in_codec(encoding: ChunkEncoding, name: str) -> ChunkEncoding:
         return encoding
     if encoding.serializer != BYTES:
         raise UnsupportedError(f"strings of any length are shown only in the codec that they are stored in, not {name}")
+    if encoding.frame == "bcolz":
+        raise UnsupportedError(f"chunks of bcolz are Blosc chunks: leave out chunk_codec={name}")
     return replace(encoding, codecs=wanted)
 
 

@@ -10,12 +10,13 @@ import numpy as np
 
 from shardfs.codecs.checks import Chain
 from shardfs.formats import zarr_values
-from shardfs.formats.documents import UNFIT, integers, print_json, reason
+from shardfs.formats.documents import UNFIT, choice, integers, mapping_or_empty, print_json, reason
 from shardfs.formats.layouts import join, laid_out
 from shardfs.model.arrays import Array
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Problem
 from shardfs.model.grid import FlatNames, HeadedNames, NestedNames, cell_of
+from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
@@ -136,8 +137,20 @@ def full_chunks(codecs: Sequence[Codec], chunk: Sequence[int], item_size: int | 
 
 def object_member(doc: Any, name: str) -> dict[str, Any]:
     """The member of a document if it is an object; else an empty object."""
-    member = doc.get(name) if isinstance(doc, dict) else None
-    return member if isinstance(member, dict) else {}
+    return mapping_or_empty(mapping_or_empty(doc).get(name))
+
+
+def chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
+    """The chunks along each axis of the shards of a storage transformer of 2022. Raise one of `UNFIT`."""
+    choice(transformer["type"], "type of shards", "indexed")
+    per_shard = transformer["configuration"]["chunks_per_shard"]
+    # As in zarr-python, a bare number is allowed, and shards are one chunk long along axes without a number.
+    numbers = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
+    if len(numbers) > rank:
+        raise ValueError(f"chunks_per_shard has {len(numbers)} axes, the array {rank}")
+    if 16 * math.prod(numbers) > MAX_INDEX_BYTES:
+        raise ValueError(f"chunks_per_shard {list(numbers)} needs an index above the limit of {MAX_INDEX_BYTES} bytes")
+    return numbers + (1,) * (rank - len(numbers))
 
 
 # ---- shown arrays ----

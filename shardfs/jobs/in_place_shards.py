@@ -29,7 +29,6 @@ from shardfs.model.errors import BusyError
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of, unchanged
 from shardfs.shards.shard_sources import StoreShards
-from shardfs.shards.wrapping import DecodedShards
 from shardfs.storage import syscalls
 from shardfs.storage.cache import ByteLRU, nothing
 from shardfs.storage.load_ahead import load_ahead
@@ -269,8 +268,8 @@ class MixedDataset(Packing):
 
     def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
         """The numbers of `existing_shards`."""
-        decoded = DecodedShards(ByteLRU(CACHE))
-        return StoreShards(store or self.shards, array.home, array.target.layers[0], decoded).existing()[0]
+        source = StoreShards(store or self.shards, array.home, array.target.layers[0], ByteLRU(CACHE))
+        return source.existing()[0]
 
     def tidy(self) -> list[str]:
         """Remove empty directories of chunks, and what killed workers have left; sync the other ones.

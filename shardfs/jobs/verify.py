@@ -197,8 +197,7 @@ class _Shard:
         """Yield every readable page of the index. Unreadable pages become findings."""
         index = ShardIndexReader(self._format, self._shard, self._blob, keep=False)
         try:
-            for block in range(self._format.blocks):
-                self._cover_index(self._format.root_request(block))
+            self._cover_index(self._format.root_request())
             for page, where, entries in index.parts():
                 self._cover_index(where)
                 if isinstance(entries, ValueError):

@@ -27,6 +27,13 @@ class Suffix(NamedTuple):
 ByteRequest: TypeAlias = ByteRange | Suffix
 
 
+def absolute(request: ByteRequest, size: int) -> ByteRange:
+    """Return the byte range of a request in an object of `size` bytes, clipped to the object."""
+    if isinstance(request, Suffix):
+        return ByteRange(max(0, size - request.size), size)
+    return ByteRange(min(request.start, size), min(request.stop, size))
+
+
 class FilePart(NamedTuple):
     """Bytes `[start, start + size)` of a local file, which is open: of the journal, mostly."""
 

@@ -266,13 +266,13 @@ class StoredIndex(Protocol):
     blob: Blob
     size: int
 
-    def root(self, block: int) -> bytes | None:
-        """A block of the root; None if the format has no root."""
+    def root(self) -> bytes | None:
+        """The root; None if the format has no root."""
 
     def parts(self, pages: Sequence[int] | None = None) -> Iterator[IndexPart]:
         """The nonempty ones of these pages, or of all pages.
 
-        Raise ValueError, with the reason, if all pages are wanted and a block of the root cannot be read.
+        Raise ValueError, with the reason, if all pages are wanted and the root cannot be read.
         """
 
     def page(self, number: int) -> ShardIndex:
@@ -314,10 +314,10 @@ class ShardFormat(Protocol):
 
     @property
     def grid(self) -> Coords:
-        """The number of chunks along each axis."""
+        """The number of chunks along each axis, in the order of coordinates."""
 
     def place(self, coords: Coords) -> Placement:
-        """The shard, page and slot of the chunk at these coordinates."""
+        """The shard, the page and the slot of a chunk, whether it exists or not."""
 
     def row(self, above: Coords) -> Callable[[int], Placement]:
         """`place` as a function of the last coordinate, with the other coordinates fixed to `above`."""
@@ -341,17 +341,11 @@ class ShardFormat(Protocol):
     page_bits: int
     """Page numbers fit in this number of bits."""
 
-    blocks: int
-    """The number of blocks in which a shard's root index is read. Each block has the positions of some pages."""
+    def root_request(self) -> ByteRange | None:
+        """The range of the root, which has the positions of all pages; None if this format has no root."""
 
-    def block_of(self, page: int) -> int:
-        """The number of the block of the root index that has the position of this page."""
-
-    def root_request(self, block: int) -> ByteRange | None:
-        """The range of a block of the root; None if this format finds its pages without a root."""
-
-    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
-        """The pages of this block that may have entries, ascending. Raise ValueError, with the reason, for damage."""
+    def nonempty_pages(self, root: bytes | None) -> U64:
+        """The pages that may have entries, ascending. Raise ValueError, with the reason, for damage."""
 
     def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest | None:
         """The range of `page`; None if the page is empty. Raise ValueError, with the reason, if it is impossible."""

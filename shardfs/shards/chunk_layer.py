@@ -97,10 +97,11 @@ class ChunkLayer:
         self.index.forget(shard, number)
 
     def shard_of(self, coords: Coords) -> int:
-        """Return the number of the shard that a chunk belongs to, whether the chunk exists or not."""
+        """Return the number, in this layer, of the shard that a chunk belongs to, whether the chunk exists or not."""
         return self.format.place(coords)[0]
 
     def key_of(self, coords: Coords) -> str:
+        """Return the path in the store of the chunk's shard. An inner shard has its coordinates in brackets."""
         return self.source.key(self.shard_of(coords))
 
     def _report_resized(self, shard: int, number: int, before: Index, after: Index) -> None:
@@ -115,9 +116,10 @@ class ChunkLayer:
     # ---- listing ----
 
     def present(self, coords: U64) -> tuple[Bool, Sizes, Sizes]:
-        """For (n, d) coordinates, return whether each chunk exists, its stored size, and its shard's mtime in ns.
+        """For (n, d) coordinates, return whether each chunk exists, its stored bytes, and its shard's mtime in ns.
 
-        The size is -1 where an entry or page is damaged. Opening such a chunk shows whether it exists.
+        The size is -1 where an entry or page is damaged. Opening such a chunk shows whether it exists. Raise OSError if
+        a store refuses a request.
         """
         n = len(coords)
         exists, sizes, mtimes = np.zeros(n, np.bool_), np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -133,9 +135,9 @@ class ChunkLayer:
                 continue
             if page is None:
                 continue
-            found = _sizes_of(page.index, places.slot[at])
-            at, found = at[found != NONE], found[found != NONE]
-            exists[at], sizes[at] = True, found
+            page_sizes = _sizes_of(page.index, places.slot[at])
+            at, page_sizes = at[page_sizes != NONE], page_sizes[page_sizes != NONE]
+            exists[at], sizes[at] = True, page_sizes
             mtimes[at] = self._stat_if_known(shard).mtime_ns if len(at) else 0
         return exists, sizes, mtimes
 
@@ -235,23 +237,26 @@ class ChunkLayer:
                 yield ChunkBatch(coords[valid], sizes, mtime_ns, np.uint64(base + 1) + at.astype(np.uint64))
 
     def occupancy(self) -> Occupancy:
-        """Count shards and readable chunks and their bytes. Reads every index once."""
+        """Return the numbers of existing shards and readable chunks, and their bytes. Reads every index once."""
         shards = self.existing_shards().tolist()
-        chunks = stored = 0
+        chunks = nbytes = 0
         damaged = False
         try:
             for batch in ChunkLayer.scan(self, 0):
                 readable = batch.sizes >= 0
                 damaged = damaged or not readable.all()
                 chunks += int(readable.sum())
-                stored += int(batch.sizes[readable].sum())
+                nbytes += int(batch.sizes[readable].sum())
         except CorruptShardError:  # logged when the page was read
             damaged = True
         shard_bytes = sum(self._stat_if_known(shard).size for shard in shards)
-        return Occupancy(len(shards), chunks, stored, shard_bytes, damaged)
+        return Occupancy(len(shards), chunks, nbytes, shard_bytes, damaged)
 
     def covering(self, key: str, offset: int) -> Coords | None:
-        """Return the chunk whose stored bytes cover byte `offset` of a shard object; None if no chunk does."""
+        """Return the chunk whose stored bytes cover byte `offset` of the shard object `key`; None if no chunk does.
+
+        Raise CorruptShardError if the index cannot be read.
+        """
         at = np.uint64(offset)
         for shard, number, index in self._indices(key):
             starts, sizes = index.starts.astype(np.uint64), index.sizes.astype(np.uint64)

@@ -30,7 +30,8 @@ class _Page:
     __slots__ = ("passed", "streams")
 
     def __init__(self, entries: int) -> None:
-        self.streams, self.passed = Streams((entries,)), False
+        self.streams = Streams((entries,))
+        self.passed = False
 
 
 class StoredOrder:
@@ -41,7 +42,8 @@ class StoredOrder:
     """
 
     def __init__(self, index: ShardIndices, files: int = 1) -> None:
-        self._index, self._files = index, files
+        self._index = index
+        self._files = files
         self._pages: OrderedDict[tuple[int, int], _Page] = OrderedDict()
 
     def access(self, coords: Coords, room: int) -> tuple[list[Coords], int]:
@@ -51,10 +53,10 @@ class StoredOrder:
         is 0.
         """
         shard, number, slot = self._index.format.place(coords)
-        found = self._index.cached_page(shard, number)
-        if found is None:
+        entry = self._index.cached_page(shard, number)
+        if entry is None:
             return [], 0
-        index = found.index.arrays()
+        index = entry.index.arrays()
         page = self._page(shard, number, len(index))
         positions = page.streams.access((max(index.position(slot), 0),), room)
         stream = page.streams.latest
@@ -62,7 +64,7 @@ class StoredOrder:
         page.passed |= ends
         return self._chunks(shard, number, index, positions), stream.used if stream is not None and ends else 0
 
-    def enter(self, shard: int, number: int, index: ShardIndex, used: int, room: int) -> list[Coords]:
+    def enter(self, shard: int, number: int, index: ShardIndex, ahead: int, room: int) -> list[Coords]:
         """Return the first chunks of a page, for a stream that comes from the page before and has used so many.
 
         None are returned if chunks of the page were read already.
@@ -70,7 +72,7 @@ class StoredOrder:
         if not room or (shard, number) in self._pages:
             return []
         page = self._page(shard, number, len(index))
-        positions = page.streams.expect(used, room)
+        positions = page.streams.expect(ahead, room)
         page.passed = len(positions) == len(index) < room
         return self._chunks(shard, number, index, positions)
 
@@ -99,13 +101,18 @@ class CollectionReadAhead:
     def __init__(
         self, shared: ReadAhead, index: ShardIndices, locate: Callable[[Coords], Piece | None], files: int = 1
     ) -> None:
-        self._shared, self._index, self._locate, self._files = shared, index, locate, files
+        self._shared = shared
+        self._index = index
+        self._locate = locate
+        self._files = files
         self._begin()
         self._lock = threading.Lock()
-        self._owner, self._warm = next(_owners), False
+        self._owner = next(_owners)
+        self._warm = False
 
     def _begin(self) -> None:
-        self._grid, self._order = Streams(self._index.format.grid), StoredOrder(self._index, self._files)
+        self._grid = Streams(self._index.format.grid)
+        self._order = StoredOrder(self._index, self._files)
 
     def read(self, coords: Coords, whole: ByteRange, where: ByteRange, since: float) -> bytes | None:
         """Note that the chunk at `whole`, or the part `where` of it, is read. Return its bytes if they are here.
@@ -149,20 +156,20 @@ class CollectionReadAhead:
         for group in [coming] if self._files == 1 else [[c] for c in coming]:
             self._shared.fetch(self._owner, group, size, self._locate)
 
-    def _enter(self, shard: int, first: int, used: int, size: int) -> None:
-        """Fetch the first `used` chunks in the pages of a shard from `first` on. May wait for the store."""
-        left = used
+    def _enter(self, shard: int, first: int, ahead: int, size: int) -> None:
+        """Fetch the first `ahead` chunks in the pages of a shard from `first` on. May wait for the store."""
+        wanted = ahead
         try:
             for number in self._index.pages(shard, first):
                 page = self._index.page(shard, number)
                 if page is None:
                     continue
                 with self._lock:
-                    room = min(left, self._shared.room() // size)
-                    coming = self._order.enter(shard, number, page.index.arrays(), used, room)
+                    room = min(wanted, self._shared.room() // size)
+                    coming = self._order.enter(shard, number, page.index.arrays(), ahead, room)
                 self._fetch(coming, size)
-                left -= len(coming)
-                if left <= 0 or not coming:
+                wanted -= len(coming)
+                if wanted <= 0 or not coming:
                     return
         except (OSError, CorruptShardError):  # the reader will get the error
             return

@@ -57,8 +57,8 @@ class ChunkStore:
         self.layer = layer
         self.filler = collection.filler
         self.on_clipped: Callable[[set[tuple[int, int]]], None] = lambda positions: None
+        self._collection = collection
         self._transform = collection.transform
-        self._transform_of = collection.transform_of
         self._mtime_ns = mtime_ns
         self._cache = cache
         self._windows = WindowCache(cache)
@@ -75,7 +75,10 @@ class ChunkStore:
     # ---- attributes ----
 
     def attributes(self, number: int, coords: Coords, place: StoredChunk | None) -> Attributes:
-        """Return the attributes of a chunk at this location. Raise FileNotFoundError if it does not exist."""
+        """Return the attributes of chunk file `number`, at this location; its size is that of the shown bytes.
+
+        Raise FileNotFoundError if the chunk does not exist, and CorruptShardError if its size needs its damaged bytes.
+        """
         if place is None:
             if self.filler is None:
                 raise self._missing(coords)
@@ -102,7 +105,7 @@ class ChunkStore:
 
     def shown_size(self, coords: Coords, nbytes: int) -> int:
         """Return the shown size of a chunk of `nbytes` stored bytes; -1 if it must be decoded to learn its size."""
-        transform = self._transform_of(coords)
+        transform = self._collection.transform_of(coords)
         if transform is None:
             return nbytes
         return transform.sizes(np.array([coords], np.uint64), np.array([nbytes], np.int64)).item()
@@ -110,20 +113,23 @@ class ChunkStore:
     # ---- one chunk ----
 
     def read(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of a chunk; fewer than `size` only at its end."""
+        """Return `size` shown bytes of a chunk from `offset` on; fewer only at its end.
+
+        Raise FileNotFoundError if the chunk does not exist, and the errors of `stored_bytes`.
+        """
         key = number, "shown"
-        shown = None if self._transform is None else self._cache.peek(key)
-        if shown is None:
+        data = None if self._transform is None else self._cache.peek(key)
+        if data is None:
             before = self._invalidations
             place = self.layer.locate(coords)
             if place is None:
                 return memoryview(self._filled(coords))[offset : offset + size]
             if self._transform is None:
                 return self._read_unchanged(number, coords, ByteRange(offset, offset + size), place, before)
-            shown = self._cache.get(key, partial(self._load, coords, place, before))
-        if offset + size >= len(shown):
+            data = self._cache.get(key, partial(self._load, coords, place, before))
+        if offset + size >= len(data):
             self._cache.mark_read(key)
-        return memoryview(shown)[offset : offset + size]
+        return memoryview(data)[offset : offset + size]
 
     def _read_unchanged(
         self, number: int, coords: Coords, part: ByteRange, place: StoredChunk, before: int
@@ -182,7 +188,10 @@ class ChunkStore:
         return self._twice(coords, read, place)
 
     def whole(self, coords: Coords, place: StoredChunk | None = None) -> bytes | memoryview | None:
-        """Return all bytes of a chunk, verified as far as its shard has a checksum, from no cache; None if absent."""
+        """Return all shown bytes of a chunk, verified as far as its shard has a checksum; None if it is absent.
+
+        No cache of bytes is used. Raise the errors of `_twice`.
+        """
         transform = self._transform
         if transform is None:
             return self.stored_bytes(coords, None, place)
@@ -246,13 +255,13 @@ class ChunkStore:
         """
 
         def load() -> tuple[bytes | memoryview, int, float]:
-            transform, data = self._transform_of(coords), read()
+            transform, data = self._collection.transform_of(coords), read()
             self._cache.waiting()
             if transform is None:
                 return data, len(data), math.inf
             with self._cache.decoding.taken(transform.work(coords, len(data))):
-                shown = transform.show(coords, data)
-            return shown, len(shown), math.inf
+                chunk = transform.show(coords, data)
+            return chunk, len(chunk), math.inf
 
         return self._cache.get(key, load)
 
@@ -264,7 +273,10 @@ class ChunkStore:
         return self._transform is None and not self.is_local
 
     def read_many(self, coords: Sequence[Coords], parts: Sequence[ByteRange]) -> list[bytes | Exception]:
-        """Read parts of several chunks that are shown unchanged. Chunks of the same shard are fetched together."""
+        """Return parts of several chunks that are shown unchanged, in order, or the error of each.
+
+        Chunks of the same shard are fetched together.
+        """
         out: list[bytes | Exception] = []
         for c, part, data in zip(coords, parts, self._fetched(coords, parts), strict=True):
             if data is not None:

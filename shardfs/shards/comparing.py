@@ -11,35 +11,40 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.errors import CorruptShardError
     from shardfs.model.shard_format import Put
 
 K = TypeVar("K")
 
 
-def stored_already(puts: Mapping[K, tuple[Put | None, tuple[int, int] | None]], blob: Blob | None) -> set[K]:
+def stored_already(
+    puts: Mapping[K, tuple[Put | None, tuple[int, int] | CorruptShardError | None]], blob: Blob | None
+) -> set[K]:
     """Return the keys of the chunks that a shard has with the same bytes.
 
     Of a shard that is no local file, small chunks are read together. After a group of which all differ, the rest counts
     as different too, because each group may cost a request.
 
     Args:
-        puts: new chunks, and start and size of the stored ones; None for a chunk that is dropped or absent.
+        puts: new chunks, None for one that is dropped; and start and size of the stored ones, None for an absent one,
+            an error for a damaged one.
+        blob: the shard without the codecs around it; None if there is none.
     """
-    same: set[K] = set()
+    equal: set[K] = set()
     group: list[tuple[K, Plan, ByteRange]] = []
     size = 0
     for key, (put, extent) in puts.items():
-        where = None if put is None or extent is None else _stored_at(put, extent)
+        where = _stored_at(put, extent) if put is not None and isinstance(extent, tuple) else None
         if put is None or where is None or blob is None:
             continue
         group.append((key, _whole(put), where))
         size += piece_size(where)
         if size >= SPAN or blob.fd >= 0:
-            same |= (equal := _equal(group, blob))
-            if not equal and blob.fd < 0:
-                return same
+            equal |= (group_equal := _equal(group, blob))
+            if not group_equal and blob.fd < 0:
+                return equal
             group, size = [], 0
-    return same if blob is None else same | _equal(group, blob)
+    return equal if blob is None else equal | _equal(group, blob)
 
 
 def _whole(put: Put) -> Plan:
@@ -55,9 +60,9 @@ def _stored_at(put: Put, extent: tuple[int, int]) -> ByteRange | None:
 def _equal(group: Sequence[tuple[K, Plan, ByteRange]], blob: Blob) -> set[K]:
     """Return the keys of the chunks that are equal. Large chunks are read in pieces."""
     small = [member for member in group if piece_size(member[2]) <= SPAN]
-    stored = blob.read([where for *_, where in small]) if small else []
-    same = {key for (key, plan, _), data in zip(small, stored, strict=True) if bytes_of(plan, blob) == data}
-    return same | {key for key, plan, where in group if piece_size(where) > SPAN and _is_at(plan, blob, where.start)}
+    contents = blob.read([where for *_, where in small]) if small else []
+    equal = {key for (key, plan, _), data in zip(small, contents, strict=True) if bytes_of(plan, blob) == data}
+    return equal | {key for key, plan, where in group if piece_size(where) > SPAN and _is_at(plan, blob, where.start)}
 
 
 def _is_at(plan: Plan, blob: Blob, position: int) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.blobs import ByteRange, absolute
 from shardfs.model.byte_ranges import cover
 from shardfs.model.shard_format import IndexPart, ShardIndex, Usage
 
@@ -24,9 +24,9 @@ PAGES = 256
 """Number of pages that are read at once."""
 
 
-def read_root(format: ShardFormat, blob: Blob, block: int) -> bytes | None:
-    """Return a block of the root with one request; None if this format has no root."""
-    where = format.root_request(block)
+def read_root(format: ShardFormat, blob: Blob) -> bytes | None:
+    """Return the root, fewer bytes if the shard is shorter, with one request; None if this format has no root."""
+    where = format.root_request()
     return None if where is None else blob.read([where])[0]
 
 
@@ -49,7 +49,7 @@ def read_pages(
     A page that cannot be read has a ValueError with the reason instead, and no request if its range is impossible.
 
     Args:
-        root: the block of the root to which all these pages belong.
+        root: the root of the shard, if the format has one.
         size: the size of the object.
     """
     if format.walk is not None:
@@ -107,8 +107,7 @@ class ShardIndexReader:
     """A `StoredIndex` that keeps what it has read and decoded.
 
     Args:
-        keep: False for one pass over a shard of any size. Nothing is kept either if the format's shards cannot be
-            written, because their roots may be large.
+        keep: False for one pass over a shard of any size.
     """
 
     def __init__(self, format: ShardFormat, shard: int, blob: Blob, *, keep: bool = True) -> None:
@@ -116,33 +115,23 @@ class ShardIndexReader:
         self.size = blob.stat().size
         self._format = format
         self._shard = shard
-        self._keeps = keep and not format.unwritable
-        self._roots: dict[int, bytes | None] = {}
+        self._keeps = keep
+        self._root: bytes | None = None
         self._parts: dict[int, IndexPart] = {}
 
-    def root(self, block: int) -> bytes | None:
-        if block in self._roots:
-            return self._roots[block]
-        root = read_root(self._format, self.blob, block)
-        if self._keeps:
-            self._roots[block] = root
-        return root
+    def root(self) -> bytes | None:
+        if self._root is None:
+            self._root = read_root(self._format, self.blob)
+        return self._root
 
     def parts(self, pages: Sequence[int] | None = None) -> Iterator[IndexPart]:
-        blocks = range(self._format.blocks) if pages is None else sorted(set(map(self._format.block_of, pages)))
-        for block in blocks:
-            root = self.root(block)
-            if pages is None:
-                yield from self._parts_of(root, self._format.nonempty_pages(block, root).tolist())
-            else:
-                yield from self._parts_of(root, [page for page in pages if self._format.block_of(page) == block])
-
-    def _parts_of(self, root: bytes | None, pages: Sequence[int]) -> Iterator[IndexPart]:
-        """Yield the pages of one block."""
+        root = self.root()
+        if pages is None:
+            pages = self._format.nonempty_pages(root).tolist()
         unread = [page for page in pages if page not in self._parts]
         yield from [self._parts[page] for page in pages if page in self._parts]
         for page, request, index in read_pages(self._format, self._shard, unread, root, self.blob, self.size):
-            where = ByteRange(max(self.size - request.size, 0), self.size) if isinstance(request, Suffix) else request
+            where = None if request is None else absolute(request, self.size)
             entries = index if isinstance(index, ValueError) else index.checked(self.size).arrays()
             part = IndexPart(page, where, entries)
             if self._keeps:
@@ -157,17 +146,17 @@ class ShardIndexReader:
         return ShardIndex.empty()
 
     def usage(self, leads: Leads | None) -> Usage:
-        roots = [where for block in range(self._format.blocks) if (where := self._format.root_request(block))]
-        own = [*roots]
+        root = self._format.root_request()
+        index_ranges = [] if root is None else [root]
         chunks: list[tuple[U64, U64]] = [ShardIndex.empty().valid_ranges()]
         for part in self.parts():
             if not isinstance(part.entries, ValueError):
-                own += [part.where] if part.where is not None else []
+                index_ranges += [part.where] if part.where is not None else []
                 chunks.append(part.entries.valid_ranges())
-            elif not roots:
+            elif root is None:
                 raise part.entries
         starts, sizes = (np.concatenate(column) for column in zip(*chunks, strict=True))
         before = np.zeros_like(starts) if leads is None else leads(starts, sizes)
-        live, indices = cover(starts - before, starts + sizes), cover(*np.array(own, np.uint64).T)
-        used = cover(np.append(live.starts, indices.starts), np.append(live.stops, indices.stops)).nbytes
-        return Usage(self.size, indices.nbytes, live.nbytes, self.size - used)
+        live, indices = cover(starts - before, starts + sizes), cover(*np.array(index_ranges, np.uint64).T)
+        needed = cover(np.append(live.starts, indices.starts), np.append(live.stops, indices.stops)).nbytes
+        return Usage(self.size, indices.nbytes, live.nbytes, self.size - needed)

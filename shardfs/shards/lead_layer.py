@@ -33,9 +33,9 @@ class _Manifest(NamedTuple):
     lead: int | str
 
 
-def _origin(found: StoredChunk) -> tuple[int, int, Version]:
+def _origin(chunk: StoredChunk) -> tuple[int, int, Version]:
     # The version of a remote shard would cost a request; instead, `index_ttl` limits how long a manifest is cached.
-    return found.start, found.size, found.blob.stat().version if found.blob.fd >= 0 else None
+    return chunk.start, chunk.size, chunk.blob.stat().version if chunk.blob.fd >= 0 else None
 
 
 class LeadLayer(ChunkLayer):
@@ -51,43 +51,43 @@ class LeadLayer(ChunkLayer):
         super().__init__(index)
         self._decoding = decoding
         self._lead = lead
-        root = index.format.root_request(index.format.blocks - 1)
+        root = index.format.root_request()
         self._floor = 0 if root is None else root.stop  # the end of the index's root, before which no chunk can be
 
     def locate(self, coords: Coords) -> StoredChunk | None:
-        found = super().locate(coords)
-        if found is None or (coords[-1] == 0 and self._lead.transform is None):
-            return found
-        manifest = self._manifest(coords, found)
+        chunk = super().locate(coords)
+        if chunk is None or (coords[-1] == 0 and self._lead.transform is None):
+            return chunk
+        manifest = self._manifest(coords, chunk)
         if coords[-1] == 0:
-            return StoredChunk(BytesBlob(manifest.data, found.blob), 0, len(manifest.data), None, found.expires)
+            return StoredChunk(BytesBlob(manifest.data, chunk.blob), 0, len(manifest.data), None, chunk.expires)
         if isinstance(manifest.lead, str):
             raise self._damage_of(coords, manifest.lead)
-        return StoredChunk(found.blob, found.start - manifest.lead, manifest.lead, None, found.expires)
+        return StoredChunk(chunk.blob, chunk.start - manifest.lead, manifest.lead, None, chunk.expires)
 
-    def _manifest(self, coords: Coords, found: StoredChunk) -> _Manifest:
+    def _manifest(self, coords: Coords, chunk: StoredChunk) -> _Manifest:
         def load() -> tuple[_Manifest, int, float]:
-            return self._load(coords, found)
+            return self._load(coords, chunk)
 
         manifest = self.index.cached("lead", coords[0], load)
-        if manifest.origin != _origin(found):
+        if manifest.origin != _origin(chunk):
             self.index.drop("lead", coords[0])
             manifest = self.index.cached("lead", coords[0], load)
         return manifest
 
-    def _load(self, coords: Coords, found: StoredChunk) -> tuple[_Manifest, int, float]:
+    def _load(self, coords: Coords, chunk: StoredChunk) -> tuple[_Manifest, int, float]:
         transform = self._lead.transform
         try:
-            if found.size > MAX_STORED:
-                raise ValueError(f"{found.size} bytes; {MAX_STORED} is the limit")
-            with self._decoding.taken(found.size + (0 if transform is None else transform.work(coords, found.size))):
-                data = found.read()
+            if chunk.size > MAX_STORED:
+                raise ValueError(f"{chunk.size} bytes; {MAX_STORED} is the limit")
+            with self._decoding.taken(chunk.size + (0 if transform is None else transform.work(coords, chunk.size))):
+                data = chunk.read()
                 data = data if transform is None else bytes(transform.show(coords, data))
         except ValueError as e:
             raise self._damage_of(coords, str(e)) from e
-        lead = self._lead_of(data, found.start)
-        kept, ttl_s = b"" if transform is None else data, self.index.ttl_s if isinstance(lead, int) else DAMAGE_TTL_S
-        return _Manifest(_origin(found), kept, lead), len(kept), ttl_s
+        lead = self._lead_of(data, chunk.start)
+        cached, ttl_s = b"" if transform is None else data, self.index.ttl_s if isinstance(lead, int) else DAMAGE_TTL_S
+        return _Manifest(_origin(chunk), cached, lead), len(cached), ttl_s
 
     def _lead_of(self, data: bytes, start: int) -> int | str:
         """Return the size of the lead, or an error message if it is invalid."""
@@ -117,8 +117,8 @@ class LeadLayer(ChunkLayer):
         if not following:
             return None
         second = (min(following)[1], 1)
-        found = self.locate(second)
-        return second if found is not None and found.start <= offset else None
+        place = self.locate(second)
+        return second if place is not None and place.start <= offset else None
 
     def forget(self, coords: Coords) -> None:
         super().forget(coords)

@@ -12,7 +12,6 @@ from shardfs.shards.lead_layer import LeadLayer
 from shardfs.shards.object_layer import ObjectLayer
 from shardfs.shards.shard_indices import ShardIndices
 from shardfs.shards.shard_sources import NestedShards, StoreShards
-from shardfs.shards.wrapping import DecodedShards
 
 if TYPE_CHECKING:
     from shardfs.model.collection import Collection, Layer, ShardSource
@@ -34,16 +33,17 @@ def open_chunks(
 
     `path` is the path of the collection, for messages; `mtime_ns` the modification time of filled chunks.
     """
-    layers, lead, decoded = collection.layers, collection.lead, DecodedShards(chunk_cache)
+    layers = collection.layers
+    lead = collection.lead
 
     def index_of(layer: Layer, source: ShardSource) -> ShardIndices:
         pool = store.read_ahead if store.remote else None
         return ShardIndices(path, layer.format, source, index_cache, index_ttl_s, pool)
 
-    index = index_of(layers[0], StoreShards(store, directory, layers[0], decoded))
+    index = index_of(layers[0], StoreShards(store, directory, layers[0], chunk_cache))
     if isinstance(layers[0].format, Unsharded) and store.remote:
         return ChunkStore(collection, ObjectLayer(index), chunk_cache, mtime_ns, None)
     innermost = ChunkLayer(index) if lead is None else LeadLayer(lead, index, chunk_cache.decoding)
     for inner in layers[1:]:
-        innermost = ChunkLayer(index_of(inner, NestedShards(innermost, inner, decoded)), innermost)
+        innermost = ChunkLayer(index_of(inner, NestedShards(innermost, inner, chunk_cache)), innermost)
     return ChunkStore(collection, innermost, chunk_cache, mtime_ns, store.read_ahead)

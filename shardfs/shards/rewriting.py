@@ -132,13 +132,13 @@ def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
     pages, inverse = np.unique(np.stack(places[:2], axis=1), axis=0, return_inverse=True)
     for i, (shard, page) in enumerate(pages.tolist()):
         at = np.flatnonzero(inverse.ravel() == i) if len(pages) > 1 else slice(None)
-        found, _ = format.coords(shard, page, places.slot[at])
-        out[at] = (found[:, : cells.shape[1]] == cells[at]).all(axis=1)
+        cells_there, _ = format.coords(shard, page, places.slot[at])
+        out[at] = (cells_there[:, : cells.shape[1]] == cells[at]).all(axis=1)
     return out
 
 
 def in_place(collection: Collection) -> int:
-    """Return the size of index entries that can be overwritten in place at a shard's beginning (`Writer.update`).
+    """Return the bytes of index entries that can be overwritten in place at a shard's beginning (`Writer.update`).
 
     0 if the shards have no such entries.
     """
@@ -154,7 +154,7 @@ def index_request(collection: Collection, shard: int) -> ByteRequest | None:
     layer = collection.layers[0]
     if len(collection.layers) > 1 or layer.codecs or layer.format.walk is not None or collection.lead is not None:
         return None
-    where = layer.format.root_request(0) or layer.format.page_request(shard, 0, None)
+    where = layer.format.root_request() or layer.format.page_request(shard, 0, None)
     return Suffix(where.size + layer.trailer) if isinstance(where, Suffix) else where
 
 
@@ -190,7 +190,8 @@ class StoredShard:
         self.blob = blob
         self._collection = collection
         self._shard = shard
-        self._layers, self._lead = collection.layers, collection.lead
+        self._layers = collection.layers
+        self._lead = collection.lead
         self._homes: dict[Coords, list[Placement]] = {}
         self._puts: dict[Coords, Put] = {}
         self._indices: dict[tuple[int, int], ShardIndexReader] = {}
@@ -255,17 +256,17 @@ class StoredShard:
         if put is not None:
             self._puts[coords] = put
 
-    def _rewritten(self, level: int, shard: int, stored: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
+    def _rewritten(self, level: int, shard: int, blob: Blob | None, members: list[Coords], pack: bool) -> Plan | None:
         """Return the plan of a shard of one layer with these chunks changed; None if no chunk is left."""
-        layer, old = self._layers[level], self._index(level, shard, stored)
-        blob = None if old is None else old.blob
+        layer, old = self._layers[level], self._index(level, shard, blob)
+        inner = None if old is None else old.blob
         puts, drops = self._changes(level, shard, old, members)
         if not puts and not drops and not pack:
-            return None if stored is None else unchanged(stored.stat().size)
+            return None if blob is None else unchanged(blob.stat().size)
         # an inner shard, or one within codecs, is rewritten completely in any case
         pack = pack or level > 0 or bool(layer.codecs)
         change = ShardChange(puts, drops, pack=pack, leads=self._leads())
-        return wrapped(layer, layer.format.rewrite(shard, old, change), stored, blob)
+        return wrapped(layer, layer.format.rewrite(shard, old, change), blob, inner)
 
     def _changes(
         self, level: int, shard: int, old: ShardIndexReader | None, members: list[Coords]
@@ -275,11 +276,12 @@ class StoredShard:
         drops = set()
         entries = self._entries(level, shard, old, members)
         innermost = level + 1 == len(self._layers)
-        same = self._stored_already(entries, old) if innermost else set()
+        new = {at: (self._puts.get(group[0]), entry) for at, (group, entry) in entries.items()} if innermost else {}
+        equal = stored_already(new, None if old is None else old.blob)
         for at, (group, entry) in entries.items():
             if innermost:
                 put = self._puts.get(group[0])
-                is_stored = entry is None if put is None else at in same
+                is_stored = entry is None if put is None else at in equal
             else:
                 extent, inner = _sound(entry), self._homes[group[0]][level + 1][0]
                 plan = self._rewritten(level + 1, inner, _slice(old, extent), group, pack=False)
@@ -292,14 +294,6 @@ class StoredShard:
             else:
                 puts[at[1:]] = put
         return puts, drops
-
-    def _stored_already(self, entries: Mapping[Placement, Member], old: ShardIndexReader | None) -> set[Placement]:
-        """Return the places of chunks that the shard has with the same bytes."""
-        changed = {
-            at: (self._puts.get(group[0]), None if isinstance(entry, CorruptShardError) else entry)
-            for at, (group, entry) in entries.items()
-        }
-        return stored_already(changed, None if old is None else old.blob)
 
     # ---- chunks that are two files ----
 
@@ -314,14 +308,14 @@ class StoredShard:
         extent = None if {first, second} <= changed else _sound(entry)
         old = None if extent is None else _fit(first, self._old_fragments, lead, extent)
         if first in puts:
-            shown = _fit(first, lead.shown, bytes_of(puts[first].data))
+            manifest = _fit(first, lead.shown, bytes_of(puts[first].data))
         elif first in drops or old is None:
             if second in puts or (second not in drops and old is not None and old.lead):
                 raise UnfitChunkError(second, "its size is in the file beside it, which is missing: write both files")
             return None
         else:
-            shown = old.shown
-        size = _fit(first, lead.size, shown)
+            manifest = old.shown
+        size = _fit(first, lead.size, manifest)
         before: Content = b""
         if second in puts:
             before = puts[second].data
@@ -337,12 +331,12 @@ class StoredShard:
 
     def _old_fragments(self, lead: Lead, extent: Extent) -> _OldFragments:
         """Read an old chunk to find the size of its lead. Raise ValueError, with the reason."""
-        stored = bytes_of([ByteRange(extent[0], sum(extent))], self.blob)
-        shown = lead.shown(stored)
-        size = lead.size(shown)
+        data = bytes_of([ByteRange(extent[0], sum(extent))], self.blob)
+        manifest = lead.shown(data)
+        size = lead.size(manifest)
         if size > extent[0]:
             raise ValueError(f"{size} bytes expected before a chunk that begins at {extent[0]}")
-        return _OldFragments(shown, size, extent)
+        return _OldFragments(manifest, size, extent)
 
     def _leads(self, *, of_damaged: int | None = None) -> Leads | None:
         """Return the function that gives formats the sizes of leads; None for a collection without leads.
@@ -403,14 +397,14 @@ class StoredShard:
             self._collection.path, key(self._collection, self._shard), why, int(index.all_slots()[i])
         )
 
-    def _index(self, level: int, shard: int, stored: Blob | None) -> ShardIndexReader | None:
+    def _index(self, level: int, shard: int, blob: Blob | None) -> ShardIndexReader | None:
         """Return the index of a shard, without the codecs around it; None if there is no shard."""
-        if stored is None:
+        if blob is None:
             return None
         index = self._indices.get((level, shard))
         if index is None:
             layer = self._layers[level]
-            index = ShardIndexReader(layer.format, shard, unwrapped(layer, stored))
+            index = ShardIndexReader(layer.format, shard, unwrapped(layer, blob))
             if level == 0 or not layer.codecs:  # many decoded inner shards would take much memory
                 self._indices[level, shard] = index
         return index
@@ -434,19 +428,19 @@ class StoredShard:
         """Return a file of the chunk with this range; None if it is absent."""
         if old is None or extent is None:
             return None
-        blob, (start, size) = old.blob, extent
+        start, size = extent
         leads = self._leads(of_damaged=0)
         if leads is None or coords[-1] == 0:
-            return SliceBlob(blob, start, size)
+            return SliceBlob(old.blob, start, size)
         lead = int(leads(np.array([start], np.uint64), np.array([size], np.uint64))[0])
-        return SliceBlob(blob, start - lead, lead) if lead else None
+        return SliceBlob(old.blob, start - lead, lead) if lead else None
 
     def _located(
-        self, level: int, stored: Blob | None, members: list[Coords]
+        self, level: int, blob: Blob | None, members: list[Coords]
     ) -> Iterator[tuple[list[Coords], ShardIndexReader | None, Entry]]:
-        """Yield the members by placement: their innermost shard and the entry. `stored` is a shard of this level."""
+        """Yield the members by placement: their innermost shard and the entry. `blob` is a shard of this level."""
         shard = self._homes[members[0]][level][0]
-        old = self._index(level, shard, stored)
+        old = self._index(level, shard, blob)
         for group, entry in self._entries(level, shard, old, members).values():
             if level + 1 == len(self._layers):
                 yield group, old, entry
@@ -477,7 +471,10 @@ class StoredShard:
         return True
 
     def repack(self) -> Plan | None:
-        """Return the plan of the shard without its dead bytes. Raise CorruptShardError also for a broken entry."""
+        """Return the plan of the shard without its dead bytes; None if it has no chunk.
+
+        Raise CorruptShardError also for a broken entry.
+        """
         layer = self._layers[0]
         with _naming_shard(self._collection, self._shard):
             old = self._index(0, self._shard, self.blob)
@@ -486,7 +483,7 @@ class StoredShard:
             return wrapped(layer, plan, self.blob, None if old is None else old.blob)
 
     def usage(self) -> Usage:
-        """Return the use of the shard's bytes. Bytes hidden by damage count as dead.
+        """Return how many bytes of the shard serve which purpose. Bytes hidden by damage count as dead.
 
         For nested shards, this is the use of the outermost shard. For a shard with codecs, it is that of the decoded
         bytes.

@@ -7,7 +7,6 @@ import logging
 import math
 import weakref
 from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -120,8 +119,12 @@ class ShardIndices:
         ttl_s: float,
         pool: ReadAhead | None = None,
     ) -> None:
-        self.path, self.format, self.source, self.ttl_s = path, format, source, ttl_s
-        self._cache, self._id = cache, next(_ids)
+        self.path = path
+        self.format = format
+        self.source = source
+        self.ttl_s = ttl_s
+        self._cache = cache
+        self._id = next(_ids)
         self._room = cache.limit // PART
         self.on_reload: Callable[[int, int, Index, Index], None] = lambda shard, number, before, after: None
         self.is_frozen = False
@@ -183,26 +186,31 @@ class ShardIndices:
         return page  # type: ignore[no-any-return]
 
     def cached_page(self, shard: int, number: int) -> IndexPage | None:
-        """Return a page if it is cached and can be read."""
+        """Return a page if it is cached and can be read; else None. Sends no request."""
         page = self._cache.peek((self._id, shard, number))
         return page if type(page) is IndexPage else None
 
     def pages(self, shard: int, first: int) -> Iterator[int]:
-        """Yield the numbers of a shard's nonempty pages, starting at `first`. Raise CorruptShardError."""
-        for block in range(self.format.block_of(first), self.format.blocks):
-            try:
-                root = self._twice_if_replaced(shard, first, partial(self._root_of, shard, block))
-                pages = self.format.nonempty_pages(block, root)
-            except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
-                raise self._unreadable(shard, e) from e
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            except ValueError as e:
-                raise self._damage(shard, str(e)) from e
-            yield from (n for n in pages.tolist() if n >= first)
+        """Yield the numbers of a shard's nonempty pages, ascending, from `first` on; none for an absent shard.
+
+        Raise CorruptShardError if the root cannot be read.
+        """
+        try:
+            root = self._twice_if_replaced(shard, lambda: self._root(shard, self._open(shard)))
+            pages = self.format.nonempty_pages(root)
+        except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
+            raise self._unreadable(shard, e) from e
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except ValueError as e:
+            raise self._damage(shard, str(e)) from e
+        yield from (n for n in pages.tolist() if n >= first)
 
     def stat(self, shard: int, blob: Blob | None = None) -> Stat:
-        """Return the attributes of a shard object, with at most one request. `blob`: the shard, if it is open."""
+        """Return the attributes of a shard object, with at most one request. `blob`: the shard, if it is open.
+
+        Raise FileNotFoundError if it is absent, and CorruptShardError if it cannot be decoded.
+        """
 
         def load() -> tuple[Stat, int, float]:
             try:
@@ -213,9 +221,9 @@ class ShardIndices:
         return self.cached("stat", shard, load)
 
     def is_absent(self, shard: int) -> bool:
-        """Return whether a shard does not exist. Costs no request if its first root or its only page is cached."""
+        """Return whether a shard does not exist. Costs no request if its root or its only page is cached."""
         try:
-            root = self._root(shard, self.source.open(shard), 0)
+            root = self._root(shard, self.source.open(shard))
             return root is None and self.page(shard, 0) is None
         except FileNotFoundError:
             return True
@@ -226,8 +234,8 @@ class ShardIndices:
         """Return `ShardSource.existing`. It is cached, with 8 bytes for each shard."""
 
         def load() -> tuple[tuple[U64, CorruptShardError | None], int, float]:
-            found, damage = self.source.existing()
-            return (found, damage), found.nbytes, self.ttl_s if damage is None else DAMAGE_TTL_S
+            shards, damage = self.source.existing()
+            return (shards, damage), shards.nbytes, self.ttl_s if damage is None else DAMAGE_TTL_S
 
         return self.cached("existing", 0, load)
 
@@ -288,7 +296,7 @@ class ShardIndices:
 
     def forget(self, shard: int, number: int) -> None:
         """Drop everything cached for a page of a shard, so that the next lookup reads the current shard."""
-        self._forget_shard(shard, number)
+        self._forget_shard(shard)
         # The page expires last. A thread that began to read it earlier has the old shard open, and its version check
         # fails.
         self._cache.expire((self._id, shard, number))
@@ -297,20 +305,20 @@ class ShardIndices:
         """Drop everything that is cached."""
         self._id = next(_ids)
 
-    def _forget_shard(self, shard: int, number: int) -> None:
+    def _forget_shard(self, shard: int) -> None:
         self.source.reopen(shard)
         self.drop("blob", shard)
         self.drop("stat", shard)
-        self.drop(f"root {self.format.block_of(number)}", shard)
+        self.drop("root", shard)
 
     # ---- reading ----
 
     def _load(self, shard: int, number: int) -> tuple[object, int, float]:
         if self.ttl_s != math.inf:
-            self._forget_shard(shard, number)  # page, root and modification time must have the same version
+            self._forget_shard(shard)  # page, root and modification time must have the same version
         page: object
         try:
-            page = self._twice_if_replaced(shard, number, lambda: self._read_page(shard, number)) or ABSENT
+            page = self._twice_if_replaced(shard, lambda: self._read_page(shard, number)) or ABSENT
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
             page = _Damaged(self._unreadable(shard, e))
         except (FileNotFoundError, NotADirectoryError):
@@ -347,7 +355,7 @@ class ShardIndices:
 
         return self.cached("blob", shard, load)
 
-    def _twice_if_replaced(self, shard: int, number: int, read: Callable[[], T]) -> T:
+    def _twice_if_replaced(self, shard: int, read: Callable[[], T]) -> T:
         """Return `read()`. Call it again if the shard was replaced meanwhile, or may have changed in place.
 
         A changed index of a local shard may refer to bytes beyond the end that the shard had when it was opened.
@@ -359,12 +367,12 @@ class ShardIndices:
         except ValueError:
             if not self.source.is_local:
                 raise
-        self._forget_shard(shard, number)
+        self._forget_shard(shard)
         return read()
 
     def _read_page(self, shard: int, number: int) -> IndexPage | None:
         blob, walks = self._open(shard), self.format.walk is not None
-        root = self._root(shard, blob, self.format.block_of(number))
+        root = self._root(shard, blob)
         local = blob.fd >= 0 or isinstance(blob, BytesBlob)
         index = read_page(self.format, shard, number, root, blob, blob.stat().size if local else MAX_OBJECT)
         if index is None:
@@ -375,28 +383,24 @@ class ShardIndices:
         checksum = index.checksum if isinstance(index, ShardIndex) else None
         return IndexPage(index.checked(size), blob, version if local else None, checksum, monotonic() + self.ttl_s)
 
-    def _root_of(self, shard: int, block: int) -> bytes | None:
-        return self._root(shard, self._open(shard), block)
-
-    def _root(self, shard: int, blob: Blob, block: int) -> bytes | None:
-        where = self.format.root_request(block)
+    def _root(self, shard: int, blob: Blob) -> bytes | None:
+        where = self.format.root_request()
         if where is None:
             return None
         # The root must have the version of the blob. A remote blob stands for its version.
         version: object = blob.stat().version if blob.fd >= 0 or isinstance(blob, BytesBlob) else blob
-        kind = f"root {block}"
 
         def load() -> tuple[tuple[bytes | None, object], int, float]:
             try:
-                data = read_root(self.format, blob, block) or b""
+                data = read_root(self.format, blob) or b""
             except FileNotFoundError:
                 return (None, version), 0, self.ttl_s
             whole = len(data) == where.stop - where.start
             return (data, version), len(data), self.ttl_s if whole else DAMAGE_TTL_S
 
-        root, root_version = self.cached(kind, shard, load)
+        root, root_version = self.cached("root", shard, load)
         if root_version != version:  # another thread read the root before or after the shard was replaced
-            self.drop(kind, shard)
+            self.drop("root", shard)
             root = load()[0][0]
         if root is None:
             raise FileNotFoundError(self.source.key(shard))

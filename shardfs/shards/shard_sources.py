@@ -11,7 +11,7 @@ import numpy as np
 from shardfs.model.collection import MISSING, ShardSource
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ravel_many, unravel
-from shardfs.shards.wrapping import DecodedShards, unwrapped
+from shardfs.shards.wrapping import unwrapped
 from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, SliceBlob
 from shardfs.storage.load_ahead import load_ahead
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Layer, Pair
     from shardfs.model.values import U64, Coords
     from shardfs.shards.chunk_layer import ChunkLayer
+    from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import DirEntry, Store
 
 
@@ -34,8 +35,10 @@ MOST_MISSING = 20
 class StoreShards(ShardSource):
     """Shards that are objects of a store."""
 
-    def __init__(self, store: Store, directory: str, layer: Layer, decoded: DecodedShards) -> None:
-        self._store, self.layer, self._decoded = store, layer, decoded
+    def __init__(self, store: Store, directory: str, layer: Layer, cache: ByteLRU) -> None:
+        self._store = store
+        self.layer = layer
+        self._cache = cache
         self.required = layer.required
         # A shard without a key is the file at the directory's path; that file is shown as a directory.
         self._prefix = f"{directory}/" if directory and layer.format.key(0) else directory
@@ -53,8 +56,8 @@ class StoreShards(ShardSource):
     def number(self, key: str) -> int | None:
         return self.layer.format.shard_of(key.removeprefix(self._prefix)) if key.startswith(self._prefix) else None
 
-    def unwrap(self, shard: int, stored: Blob) -> Blob:
-        return unwrapped(self.layer, stored, self.key(shard), self._decoded)
+    def unwrap(self, shard: int, blob: Blob) -> Blob:
+        return unwrapped(self.layer, blob, self.key(shard), self._cache)
 
     def stored(self, shard: int) -> Blob:
         key, pair = self.key(shard), self.layer.pair
@@ -105,11 +108,11 @@ class StoreShards(ShardSource):
         self.required = min(self.required, first)
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
-        found, _ = self._found()
-        missing = self._missing(found)
+        shards, _ = self._found()
+        missing = self._missing(shards)
         for error in missing:
             log.warning("%s", error)
-        return found, next(iter(missing), None)
+        return shards, next(iter(missing), None)
 
     def first(self) -> str | None:
         """Return the key of the shard that the store lists first; None if it lists none."""
@@ -127,12 +130,12 @@ class StoreShards(ShardSource):
         return any(name == first or self.layer.format.shard_of(f"{name}/{below}") is not None for name in listed)
 
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
-        found, faults = self._found()
-        return found, faults + self._missing(found)
+        shards, faults = self._found()
+        return shards, faults + self._missing(shards)
 
-    def _missing(self, found: U64) -> list[CorruptShardError]:
-        """Return errors for the first required shards that are not among `found`."""
-        present = set(found.tolist())
+    def _missing(self, shards: U64) -> list[CorruptShardError]:
+        """Return errors for the first required shards that are not among `shards`."""
+        present = set(shards.tolist())
         missing = (shard for shard in range(self.required) if shard not in present)
         return [
             CorruptShardError(self._prefix.rstrip("/"), self.key(shard), MISSING)
@@ -143,15 +146,15 @@ class StoreShards(ShardSource):
         """Return the numbers of the existing shards, ascending; and errors for names that are not shards."""
         if not self.layer.format.key(0):
             return np.zeros(1, np.uint64), []
-        found: set[int] = set()
+        shards: set[int] = set()
         faults: list[CorruptShardError] = []
         for name, directory in self._names(faults):
             shard = self._shard_of(name)
             if directory and shard is not None:
                 faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
             elif shard is not None:
-                found.add(shard)
-        return np.array(sorted(found), np.uint64), faults
+                shards.add(shard)
+        return np.array(sorted(shards), np.uint64), faults
 
     def _names(self, faults: list[CorruptShardError] | None = None) -> Iterator[tuple[str, bool]]:
         """Yield every name at the depth of shards, relative to the collection, and whether it is a directory.
@@ -172,8 +175,8 @@ class StoreShards(ShardSource):
             yield from ((below + e.name, e.directory) for e in entries)
             return
         directories = self._directories(below, entries, faults)
-        for directory, found in load_ahead(self._store.read_ahead, self._entries, directories, first=4):
-            yield from self._walk(directory, found, depth - 1, faults)
+        for directory, inside in load_ahead(self._store.read_ahead, self._entries, directories, first=4):
+            yield from self._walk(directory, inside, depth - 1, faults)
 
     def _directories(self, below: str, entries: Iterable[DirEntry], faults: list[CorruptShardError]) -> Iterator[str]:
         for e in entries:
@@ -181,8 +184,8 @@ class StoreShards(ShardSource):
             if e.directory:
                 yield path
             elif e.stat is None and not self._store.remote:
-                rest = self.layer.format.key(0).split("/")[path.count("/") :]
-                if self._shard_of(path + "/".join(rest)) is not None:
+                names = self.layer.format.key(0).split("/")[path.count("/") :]
+                if self._shard_of(path + "/".join(names)) is not None:
                     why = "should be a directory of shards, but cannot be opened; is it a link that leads nowhere?"
                     faults.append(CorruptShardError("", self._prefix + path.rstrip("/"), why))
 
@@ -198,10 +201,10 @@ class StoreShards(ShardSource):
 class NestedShards(ShardSource):
     """Shards that are chunks of an outer layer."""
 
-    def __init__(self, outer: ChunkLayer, layer: Layer, decoded: DecodedShards) -> None:
+    def __init__(self, outer: ChunkLayer, layer: Layer, cache: ByteLRU) -> None:
         self._outer = outer
         self._grid = outer.format.grid
-        self._decoded = decoded
+        self._cache = cache
         self.layer = layer
 
     @property
@@ -215,31 +218,31 @@ class NestedShards(ShardSource):
     def number(self, key: str) -> None:
         return None  # no path names an inner shard
 
-    def unwrap(self, shard: int, stored: Blob) -> Blob:
-        return unwrapped(self.layer, stored, self.key(shard), self._decoded)
+    def unwrap(self, shard: int, blob: Blob) -> Blob:
+        return unwrapped(self.layer, blob, self.key(shard), self._cache)
 
     def stored(self, shard: int) -> Blob:
         coords = unravel(shard, self._grid)
-        found = self._outer.locate(coords)
-        if found is None:
+        chunk = self._outer.locate(coords)
+        if chunk is None:
             raise FileNotFoundError(self.key(shard))
-        return SliceBlob(*found[:3])
+        return SliceBlob(*chunk[:3])
 
     def reopen(self, shard: int) -> None:
         self._outer.forget(unravel(shard, self._grid))
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
-        found = [np.empty(0, np.uint64)]
+        numbers = [np.empty(0, np.uint64)]
         damage: CorruptShardError | None = None
         try:
             for batch in self._outer.scan(0):
                 sound = batch.sizes >= 0
-                found.append(ravel_many(batch.coords[sound], self._grid))
+                numbers.append(ravel_many(batch.coords[sound], self._grid))
                 for coords in batch.coords[~sound][:1].tolist():
                     damage = self._damage_at(tuple(coords)) or damage
         except CorruptShardError as e:
             damage = e
-        return np.unique(np.concatenate(found)), damage
+        return np.unique(np.concatenate(numbers)), damage
 
     def _damage_at(self, coords: Coords) -> CorruptShardError | None:
         try:

@@ -43,7 +43,10 @@ class _Loop:
     __slots__ = ("axis", "count", "first", "reached", "step")
 
     def __init__(self, axis: int, first: int, step: int, dim: int) -> None:
-        self.axis, self.first, self.step, self.reached = axis, first, step, 0
+        self.axis = axis
+        self.first = first
+        self.step = step
+        self.reached = 0
         self.count = dim - first if step > 0 else first + 1
 
     def position(self, coords: Coords) -> int:
@@ -71,11 +74,14 @@ class Stream:
     """
 
     def __init__(self, dims: Sequence[int], corner: Coords, far: Coords, axis: int, step: int) -> None:
-        self._dims, self.corner = dims, corner
+        self._dims = dims
+        self.corner = corner
         self._loops = [_Loop(axis, corner[axis], step, dims[axis])]
         self._loops[0].reached = self._mark = self._issued = self._loops[0].position(far)
         self._last = deque([(self._mark, far)], LAST)
-        self.used, self.age, self._sure = self._mark + 1, 0, 0
+        self.used = self._mark + 1
+        self.age = 0
+        self._sure = 0
 
     @classmethod
     def of_block(cls, dims: Sequence[int], corner: Coords, block: Block) -> Stream:
@@ -128,9 +134,9 @@ class Stream:
         portion = last - self._issued
         if portion <= 0 or (portion * 2 < distance and last < end):
             return []
-        found = [self._at(number) for number in range(self._issued + 1, last + 1)]
+        chunks = [self._at(number) for number in range(self._issued + 1, last + 1)]
         self._issued = last
-        return found
+        return chunks
 
     @property
     def at_end(self) -> bool:
@@ -225,11 +231,11 @@ class Streams:
         self._streams.sort(key=lambda stream: -stream.used)  # the longest stream has the best claim to an access
         return [c for c in stream.ahead(room) if c not in self.recent]
 
-    def expect(self, used: int, room: int) -> list[Coords]:
+    def expect(self, length: int, room: int) -> list[Coords]:
         """Begin a stream at the first chunk, which continues another one that has used so many chunks elsewhere."""
         corner = (0,) * len(self._dims)
         stream = Stream(self._dims, corner, corner, len(corner) - 1, 1)
-        stream.used = used
+        stream.used = length
         self.latest = self._added(stream)
         return [corner, *stream.ahead(room)]
 
@@ -243,8 +249,8 @@ class Streams:
             return None
         block, before = self._blocks[-1]
         cells = [divmod((coords[axis] - before[axis]) * step, length) for axis, step, length in block]
-        others = set(range(len(coords))) - {axis for axis, _, _ in block}
-        if not any(cell for cell, _ in cells) and all(coords[axis] == before[axis] for axis in others):
+        outside = set(range(len(coords))) - {axis for axis, _, _ in block}
+        if not any(cell for cell, _ in cells) and all(coords[axis] == before[axis] for axis in outside):
             return None  # a late access to the block before
         if any(inside for _, inside in cells) and not self._is_repeated(block):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Stat, Suffix
+from shardfs.model.blobs import Blob, ByteRange, ByteRequest, Stat, absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,13 +17,6 @@ READ_ONLY_PAIR = (
     "the shard is stored in the obsolete form of two files (.index and .data), which shardfs only reads; "
     "`shardfs unpack` and then `shardfs pack` make a volume that can be written"
 )
-
-
-def absolute(request: ByteRequest, size: int) -> ByteRange:
-    """Return the byte range of a request in an object of `size` bytes, clipped to the object."""
-    if isinstance(request, Suffix):
-        return ByteRange(max(0, size - request.size), size)
-    return ByteRange(min(request.start, size), min(request.stop, size))
 
 
 class SliceBlob:

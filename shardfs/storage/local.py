@@ -11,10 +11,9 @@ from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from shardfs.model.blobs import ByteRange, ByteRequest, Stat
+from shardfs.model.blobs import ByteRange, ByteRequest, Stat, absolute
 from shardfs.model.errors import NOT_FOUND, DanglingLinkError
 from shardfs.storage import descriptors
-from shardfs.storage.blob_views import absolute
 from shardfs.storage.cache import nothing
 from shardfs.storage.regular_files import is_directory, reopened, require_file
 

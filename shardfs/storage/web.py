@@ -16,9 +16,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from urllib.parse import quote
 
-from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.blobs import ByteRange, Suffix, absolute
 from shardfs.model.errors import NOT_FOUND
-from shardfs.storage.blob_views import absolute
 from shardfs.storage.range_client import Answer, UnsuitedError, replaced
 from shardfs.storage.remote import FsspecStore, answer_or_raise, range_header, stat_of_info, store_errors
 from shardfs.storage.store import MAX_MERGED, OWN, DirEntry

@@ -16,9 +16,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, ZipInfo
 
-from shardfs.model.blobs import ByteRange, read_file
+from shardfs.model.blobs import ByteRange, absolute, read_file
 from shardfs.model.kinds import OWN
-from shardfs.storage.blob_views import absolute
 from shardfs.storage.range_client import Answer
 from shardfs.storage.remote import FsspecStore, tagged
 from shardfs.storage.store import DirEntry

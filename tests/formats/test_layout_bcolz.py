@@ -341,6 +341,14 @@ def test_hostile_sizes_allocate_nothing(tmp_path: Path) -> None:
                     tree.read(tree.resolve(e).number, 0, 10)
 
 
+@pytest.mark.parametrize("codec", ["raw", "gzip"])
+def test_chunks_are_shown_in_blosc_only(codec: str, tmp_path: Path) -> None:
+    write_zarr(tmp_path / "a", ramp((5, 3)), (2, 3), [LITTLE])
+    with pytest.raises(UnsupportedError, match=f"Blosc chunks: leave out chunk_codec={codec}"):
+        open_tree(str(tmp_path), layout="bcolz", chunk_codec=codec)
+    assert walk(open_tree(str(tmp_path), layout="bcolz", chunk_codec="blosc")) == walk(_shown(tmp_path))
+
+
 def walk_names(tree: Tree) -> list[str]:
     """Every file."""
     return [name for name, _ in _sizes(tree, ROOT)]

@@ -242,7 +242,7 @@ def _with(document: dict[str, Any], **configuration: Any) -> dict[str, Any]:
             "dimensions should have at least one axis",
         ),
         ({**SEED, "storage_transformers": [transformer((3, 2)), {"a": 1}]}, "other storage transformers"),
-        ({**SEED, "storage_transformers": [{**transformer((3, 2)), "type": "x"}]}, "type should be indexed"),
+        ({**SEED, "storage_transformers": [{**transformer((3, 2)), "type": "x"}]}, "type of shards should be indexed"),
         ({**SEED, "storage_transformers": [transformer((3, 2, 1))]}, "chunks_per_shard has 3 axes, the array 2"),
         ({**SEED, "storage_transformers": [transformer((3, 0))]}, "chunks_per_shard should hold integers"),
     ],

@@ -117,9 +117,9 @@ def test_keys_that_are_no_path_in_the_volume(key: Any) -> None:
 @pytest.mark.parametrize(
     ("member", "value", "why"),
     [
-        ("minishard_bits", 25, r"\[0, 24\]"),
-        ("minishard_bits", 60, r"\[0, 24\]"),
-        ("minishard_bits", -1, r"\[0, 24\]"),
+        ("minishard_bits", 22, r"\[0, 21\]"),
+        ("minishard_bits", 60, r"\[0, 21\]"),
+        ("minishard_bits", -1, r"\[0, 21\]"),
         ("minishard_bits", True, "should be an integer"),
         ("minishard_bits", 1.0, "should be an integer"),
         ("shard_bits", 64, r"\[0, 62\]"),

@@ -226,7 +226,7 @@ def test_sharding_that_is_not_understood_is_told(document: dict[str, Any]) -> No
     assert found.collections == ()
     assert found.documents == {}
     assert [(p.path, p.why) for p in found.problems] == [
-        ("d", "info: minishard_bits should be an integer in [0, 24], not 33")
+        ("d", "info: minishard_bits should be an integer in [0, 21], not 33")
     ]
 
 

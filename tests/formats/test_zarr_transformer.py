@@ -153,7 +153,7 @@ def test_keys(shape: Coords, separator: str, coords: Coords, key: str) -> None:
         (array_document((7, 10), (2, 3), sharding(2, 2, extension=URL[:-1] + "1")), "a version that is unknown"),
         (array_document((7, 10), (2, 3), sharding(2, 2, extension=7)), "should be a URL"),
         (array_document((7, 10), (2, 3), {"type": "indexed"}), "no member 'extension'"),
-        (array_document((7, 10), (2, 3), sharding(2, 2, type="other")), "unknown type of shards"),
+        (array_document((7, 10), (2, 3), sharding(2, 2, type="other")), "type of shards should be indexed"),
         (array_document((7, 10), (2, 3), {"extension": URL, "type": "indexed"}), "no member 'configuration'"),
         (array_document((7, 10), (2, 3), sharding(2, 2, 1)), "chunks_per_shard has 3 axes, the array 2"),
         (array_document((7, 10), (2, 3), sharding(-1, 2)), "at least 1, not -1"),

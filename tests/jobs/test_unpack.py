@@ -29,7 +29,7 @@ from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.jobs.unpack import UnpackRun
 from shardfs.jobs.unpack_job import UnpackJob
-from shardfs.model.errors import BusyError, NotADatasetError, UnfinishedJobError, UnsupportedError
+from shardfs.model.errors import BusyError, NotADatasetError, OptionError, UnfinishedJobError, UnsupportedError
 from shardfs.storage import syscalls
 from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.write.journal.places import Lock
@@ -215,6 +215,16 @@ def test_options_of_a_mount_hold(sharded: Path, tmp_path: Path) -> None:
     run = UnpackRun(UnpackJob(*places, "n5", "raw", skip_unsupported=True))
     assert [p.path for report in run.run() for p in report.problems if p.skipped] == ["times"]
     assert files(tmp_path / "target") == shown(sharded, "n5", chunk_codec="raw", unsupported="skip")
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("layout", "codec"), [("bcolz", "raw"), ("precomputed", "gzip"), ("zarr3", "zlib"), ("native", "raw")]
+)
+def test_codecs_that_a_layout_lacks(layout: str, codec: str, sharded: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=f"chunk_codec={codec}: the layout {layout} shows chunks only"):
+        shardfs.unpack(sharded, tmp_path / "target", layout=layout, chunk_codec=codec)
+    assert not (tmp_path / "target").exists()
 
 
 # ---- pack, then unpack

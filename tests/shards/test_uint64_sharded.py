@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import tracemalloc
 from typing import TYPE_CHECKING
 
 import mmh3
@@ -13,21 +12,16 @@ import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.model.blobs import ByteRange, Stat
 from shardfs.model.grid import MortonCode
-from shardfs.model.shard_format import Usage
 from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
 from shardfs.shards.byte_layouts.uint64_spec import Ids, ShardingSpec, murmurhash3_x86_128, murmurhash3_x86_128_many
-from shardfs.shards.index_reader import ShardIndexReader
 from tests import handmade
 from tests.strategies import U64, sharding_specs, spec_json, uint64_sharded_samples
 from tests.suites import Sample, ShardFormatSuite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    from shardfs.model.blobs import ByteRequest
     from shardfs.model.values import Coords
 
 
@@ -169,47 +163,6 @@ def test_damaged_minishard_indices(raw: bytes, why: str) -> None:
         Uint64Sharded(ShardingSpec(0, "identity", 0, 0, "gzip"), Ids()).decode_page(0, 0, raw)
 
 
-def test_absurd_bits_allocate_nothing() -> None:
-    shards = Uint64Sharded(ShardingSpec(0, "identity", 32, 32), Ids())
-    where = shards.root_request(shards.block_of(2**32 - 1))
-    assert where.stop - where.start == 1 << 20
-    assert where.stop == 16 << 32
-
-
-class SparseBlob:
-    """A shard of 2**22 minishards, of which the last one has a chunk of 10 bytes at the end of the shard index."""
-
-    fd, base = -1, 0
-    header = 16 << 22
-    tail = bytes(10) + np.array([7, 0, 10], "<u8").tobytes()
-
-    def stat(self) -> Stat:
-        return Stat(self.header + len(self.tail) + 5, 0, None)
-
-    def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        return [self._part(request) for request in requests if isinstance(request, ByteRange)]
-
-    def _part(self, where: ByteRange) -> bytes:
-        if where.stop <= self.header - 16:
-            return bytes(where.stop - where.start)
-        if where.stop == self.header:
-            last = np.array([10, len(self.tail)], "<u8").tobytes()
-            return bytes(where.stop - where.start - 16) + last
-        return self.tail[where.start - self.header : where.stop - self.header]
-
-
-def test_the_usage_of_very_many_minishards_takes_little_memory() -> None:
-    shards = Uint64Sharded(ShardingSpec(0, "identity", 22, 0), Ids())
-    tracemalloc.start()
-    try:
-        usage = shards.usage(ShardIndexReader(shards, 0, SparseBlob()))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert usage == Usage(SparseBlob().stat().size, SparseBlob.header + 24, 10, 5)
-    assert peak < SparseBlob.header // 8
-
-
 @pytest.mark.interop
 @given(
     sharding_specs().filter(lambda s: s.preshift_bits < 64),
@@ -224,7 +177,7 @@ def test_reads_what_tensorstore_writes(
     for chunk_id, data in values.items():
         shard, page, slot = shards.place((chunk_id,))
         stored = (path / shards.key(shard)).read_bytes()
-        where = shards.root_request(shards.block_of(page))
+        where = shards.root_request()
         request = shards.page_request(shard, page, stored[where.start : where.stop])
         assert request is not None
         index = shards.decode_page(shard, page, stored[request.start : request.stop])

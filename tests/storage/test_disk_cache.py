@@ -18,10 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.model.blobs import ByteRange, Stat, Suffix
+from shardfs.model.blobs import ByteRange, Stat, Suffix, absolute
 from shardfs.model.errors import StaleShardError
 from shardfs.storage import cached_store, disk_cache, syscalls
-from shardfs.storage.blob_views import absolute
 from shardfs.storage.cached_store import CachedStore
 from shardfs.storage.disk_cache import DiskCache
 from shardfs.storage.open_store import open_store

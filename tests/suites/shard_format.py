@@ -11,9 +11,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
+from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix, absolute
 from shardfs.model.values import Coords
-from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +61,7 @@ def read_index(sample: Sample, coords: Coords, stored: bytes) -> Index | None:
     shard, page, _ = fmt.place(coords)
     if fmt.walk is not None:
         return fmt.walk(MemoryBlob(stored)).checked(len(stored))
-    where = fmt.root_request(fmt.block_of(page))
+    where = fmt.root_request()
     root = None if where is None else stored[where.start : where.stop]
     request = fmt.page_request(shard, page, root)
     if request is None:
@@ -152,8 +151,8 @@ class ShardFormatSuite:
         if not extents:
             return
         stored, shard = sample.shard(extents), fmt.place(next(iter(extents)))[0]
-        where = fmt.root_request(0)
-        pages = fmt.nonempty_pages(0, None if where is None else stored[where.start : where.stop])
+        where = fmt.root_request()
+        pages = fmt.nonempty_pages(None if where is None else stored[where.start : where.stop])
         found = []
         for page in pages.tolist():
             if fmt.walk is not None:
@@ -207,7 +206,7 @@ class ShardFormatSuite:
     def test_a_request_stays_below_the_limit_and_is_not_negative(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         shard, page, _ = sample.format.place(data.draw(sample.cells))
-        where = sample.format.root_request(sample.format.block_of(page))
+        where = sample.format.root_request()
         root = None if where is None else data.draw(_bytes_of(where.stop - where.start))
         try:
             request = sample.format.page_request(shard, page, root)

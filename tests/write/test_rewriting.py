@@ -166,8 +166,6 @@ def test_what_cannot_be_written_says_why(tmp_path: Path) -> None:
     assert rewriting.unwritable(collection) is None
     frames = Collection(**{**vars(collection), "layers": (Layer(Frames(3, even=False)),)})
     assert "Blosc2" in (rewriting.unwritable(frames) or "")
-    many = precomputed({**handmade_ids.SKELETONS, "sharding": handmade.sharding(minishard=24)})
-    assert "minishards" in (rewriting.unwritable(many) or "")
     handmade.CASES["zarr_sound"](tmp_path / "z")
     (other,) = open_tree(str(tmp_path / "z"), layout="n5").collections()
     assert rewriting.unwritable(other.collection) is None

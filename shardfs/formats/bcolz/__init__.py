@@ -16,7 +16,7 @@ from shardfs.formats.bcolz.values import parsed
 from shardfs.formats.bcolz.view import shown_as_bcolz
 from shardfs.formats.create_rules import Rule
 from shardfs.formats.documents import UNFIT, reason
-from shardfs.formats.format import Format, View
+from shardfs.formats.format import NUMBER, Format, View
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.superchunk import Beginning, is_superchunk, read_head
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 COMPRESSED = "cbytes"
 """The member for the total compressed size of all chunks."""
 
-_CHUNK = re.compile(r"(?:.*/)?data/__(?:0|[1-9][0-9]{0,18})\.blp", re.DOTALL)
-
 
 class Bcolz(Format, View):
     """The format and the layout `bcolz`.
@@ -43,10 +41,8 @@ class Bcolz(Format, View):
     """
 
     name = "bcolz"
-    dataset_formats = (
-        "bcolz",
-        "bloscpack",
-    )
+    dataset_formats = ("bcolz", "bloscpack")
+    chunk_names = re.compile(rf"(?:.*/)?data/__{NUMBER}\.blp", re.DOTALL)
 
     def __init__(self, *documents: str) -> None:
         self.documents = documents
@@ -85,9 +81,6 @@ class Bcolz(Format, View):
 
     def differences(self, old: bytes, new: bytes) -> Mapping[Path, Any]:
         return {at: value for at, value in super().differences(old, new).items() if at != (COMPRESSED,)}
-
-    def chunk_like(self, name: str) -> bool:
-        return _CHUNK.fullmatch(name) is not None
 
     def show(self, path: str, dataset: Dataset | None, around: Surroundings) -> Dataset:
         if dataset is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import parse_json, print_strict
-from shardfs.formats.format import Format, View
+from shardfs.formats.format import NUMBER, Format, View
 from shardfs.formats.n5.edits import DATASETS
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.dataset import Surroundings
 
-_BLOCK = re.compile(r"(?:0|[1-9][0-9]{0,18})(?:/(?:0|[1-9][0-9]{0,18}))*")
-
 
 class N5Format(Format, View):
     """The format and the layout `n5`."""
@@ -32,6 +30,7 @@ class N5Format(Format, View):
     documents = (DOCUMENT,)
     edits = DATASETS
     dataset_formats = ("n5",)
+    chunk_names = re.compile(rf"{NUMBER}(?:/{NUMBER})*")
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)
@@ -48,9 +47,6 @@ class N5Format(Format, View):
             return None  # another format's documents are better evidence than this name
         attributes = {name: value for name, value in doc.items() if name != "n5" or path}
         return Dataset("n5", format_names=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
-
-    def chunk_like(self, name: str) -> bool:
-        return _BLOCK.fullmatch(name) is not None
 
     def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
         image = None if dataset.format == self.name else image_of(dataset, names)

@@ -8,7 +8,7 @@ from shardfs.formats.documents import require_same
 from shardfs.formats.edit_base import ArrayEdits, index_parameters
 from shardfs.formats.json_text import REMOVED
 from shardfs.formats.n5.stored import is_dataset, is_sharding, shape_and_block, unshard
-from shardfs.formats.n5.words import ITEM_SIZES
+from shardfs.formats.n5.words import ITEM_SIZES, compression_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
     require_same(len(doc["dimensions"]), len(shown_doc["dimensions"]), "the number of axes")
     for member in ("blockSize", "dataType"):
         require_same(doc[member], shown_doc[member], member)
-    new, old = _compression(doc), _compression(shown_doc)
+    new, old = compression_in(doc), compression_in(shown_doc)
     require_same(_needed(new), _needed(old), "compression")
     if TRANSFORMERS in source:
         return {(TRANSFORMERS,): source[TRANSFORMERS]}
@@ -45,13 +45,6 @@ def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
         ("compressionType",): source.get("compressionType", REMOVED),
         ("codecs",): source["codecs"] if new == old else _with_compression(source["codecs"], new),
     }
-
-
-def _compression(doc: Mapping[str, Any]) -> dict[str, Any]:
-    compression = doc["compression"] if "compression" in doc else {"type": doc.get("compressionType")}
-    if not isinstance(compression, dict) or not isinstance(compression.get("type"), str):
-        raise ValueError(f"compression should be an object with a type, not {compression!r:.80}")
-    return compression
 
 
 def _needed(compression: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +81,7 @@ def _shard(doc: Document, per_shard: Coords, words: Mapping[str, str], like: Doc
     index = {"index_codecs": INDEX_CODECS, "index_location": "end", **words}
     if like is not None:
         index = index_parameters(like["codecs"])
-    block, compression = doc["blockSize"], _compression(doc)
+    block, compression = doc["blockSize"], compression_in(doc)
     codecs: list[Any] = [{"name": "n5bytes"}]
     if compression["type"] != "raw":
         codecs.append({"name": compression["type"], "configuration": _parameters(compression)})

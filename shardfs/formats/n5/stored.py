@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -24,19 +24,18 @@ from shardfs.formats.documents import (
     choice,
     form_of,
     integers,
-    mapping,
-    mapping_or_empty,
     print_json,
     reason,
     require_rank,
 )
 from shardfs.formats.n5 import words
 from shardfs.formats.n5.words import DOCUMENT, FIRST_CODECS, ITEM_SIZES, chain_of, endian_of, has_header
+from shardfs.formats.zarr_arrays import MAX_NESTING, chunks_per_shard
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.model.collection import Collection, Facts, Layer, Transform
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.grid import NestedNames, ceil_div, cell_of
-from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
+from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed, sharding_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.collection import ChunkCheck
     from shardfs.model.values import U64, Coords, Sizes
-
-MAX_NESTING = 16
 
 CRC32C = Codec("crc32c")
 
@@ -134,10 +131,7 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
             document["compression"] = compression
         elif name != "codecs":
             document[name] = value
-    sharding = [f"sharding_indexed, index at {cast('ShardingIndexed', layers[0].format).index.location}"]
-    if len(layers) > 1:
-        sharding.append(f"nested {len(layers)} deep")
-    facts = Facts(shape, outer, shard, str(doc["dataType"]), ", ".join(sharding))
+    facts = Facts(shape, outer, shard, str(doc["dataType"]), sharding_of(layers))
     form = form_of("n5", doc["dataType"], shard, _form(doc["codecs"]))
     return _collection(layers, compression["type"], facts, transform, form), document, chain
 
@@ -296,21 +290,15 @@ def is_sharding(transformer: dict[str, Any]) -> bool:
 def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transformers: list[Any]) -> _Unsharded:
     if len(transformers) > 1:
         raise ValueError("other storage transformers may store shards elsewhere")
-    choice(transformers[0].get("type"), "storage transformer: type", "indexed")
-    numbers = integers(transformers[0]["configuration"]["chunks_per_shard"], "chunks_per_shard", 1)
-    if len(numbers) > len(shape):
-        raise ValueError(f"chunks_per_shard has {len(numbers)} axes, the array {len(shape)}")
-    per = (*numbers, *(1,) * (len(shape) - len(numbers)))  # as zarr-python interprets the draft
+    per = chunks_per_shard(transformers[0], len(shape))
     shard = tuple(b * n for b, n in zip(block, per, strict=True))
     # In the draft the last axis varies fastest in the index, in N5 4.x the first.
     layer = _layer(shape, shard, block, IndexEncoding("little", crc32c=False), fastest_first=False)
-    compression = doc.get("compression")
-    kind = compression.get("type") if isinstance(compression, dict) else doc.get("compressionType", "raw")
+    compression = words.compression_in(doc)
     document = {name: value for name, value in doc.items() if name != "storage_transformers"}
     facts = Facts(shape, block, shard, str(doc["dataType"]), "storage transformer of 2022, index at end")
-    zlib = mapping_or_empty(compression).get("useZlib", False)
-    form = form_of("n5 of 2022", doc["dataType"], block, per, kind, zlib)
-    return _collection([layer], str(kind), facts, None, form), document, None
+    form = form_of("n5 of 2022", doc["dataType"], block, per, compression["type"], compression.get("useZlib", False))
+    return _collection([layer], compression["type"], facts, None, form), document, None
 
 
 def _form(codecs: Any) -> list[Any]:
@@ -397,8 +385,8 @@ def _chain_of_blocks(doc: Mapping[str, Any]) -> _Chain:
     """The codecs of an unsharded dataset: `codecs` of N5 4.x, `compression`, or `compressionType` before N5 1.0."""
     if isinstance(doc.get("codecs"), list):
         return chain_of(doc["codecs"])
-    compression = mapping(doc.get("compression", {"type": doc.get("compressionType")}), "compression")
-    kind = Codec(str(compression["type"]), {name: value for name, value in compression.items() if name != "type"})
+    compression = words.compression_in(doc)
+    kind = Codec(compression["type"], {name: value for name, value in compression.items() if name != "type"})
     return Codec("n5bytes"), [] if kind.name == "raw" else [kind]
 
 

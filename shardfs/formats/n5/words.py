@@ -76,6 +76,14 @@ def compression_as(name: str, configuration: Mapping[str, Any]) -> dict[str, Any
     return out
 
 
+def compression_in(doc: Mapping[str, Any]) -> dict[str, Any]:
+    """The member `compression`, or `compressionType` of N5 before 1.0 in its form. Raise ValueError without a type."""
+    compression = mapping(doc.get("compression", {"type": doc.get("compressionType")}), "compression")
+    if not isinstance(compression.get("type"), str):
+        raise ValueError(f"compression should have a type, not {compression!r:.80}")
+    return compression
+
+
 def compression_of(codec: Codec) -> dict[str, Any]:
     """The member `compression` for a codec with its name in Zarr v3: the inverse of `as_in_zarr`.
 

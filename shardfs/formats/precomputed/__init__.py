@@ -33,7 +33,7 @@ _SEGMENT_PROPERTIES = re.compile(rb'\s*\{\s*"@type"\s*:\s*"neuroglancer_segment_
 
 _BOX = r"-?[0-9]{1,19}--?[0-9]{1,19}"
 _ID = r"[0-9]{1,20}(?:\.index|(?:_[0-9]{1,20})*)"
-_CHUNK = re.compile(rf"(?:{_BOX}_{_BOX}_{_BOX}|{_ID})(?:\.(?:gz|br|zstd|xz|bz2))?")
+_CHUNK = re.compile(rf"(?:.*/)?(?:{_BOX}_{_BOX}_{_BOX}|{_ID})(?:\.(?:gz|br|zstd|xz|bz2))?", re.DOTALL)
 """The names of chunks: boxes of voxels, ids, mesh manifests and cells of annotations.
 
 cloud-volume adds the suffixes of compressed files.
@@ -55,6 +55,7 @@ class Precomputed(Format, View):
     renames = True
     documents = ("info",)
     dataset_formats = ("precomputed",)
+    chunk_names = _CHUNK
 
     def __init__(self) -> None:
         self.edits = InfoEdits(lambda raw: self.open("", {INFO: raw}))
@@ -75,9 +76,6 @@ class Precomputed(Format, View):
         with suppress(CorruptShardError):
             return str(parse_json("", INFO, raw).get("@type")) in _OF_IDS
         return False
-
-    def chunk_like(self, name: str) -> bool:
-        return _CHUNK.fullmatch(name.rpartition("/")[2]) is not None
 
     def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
         return () if dataset.format == self.name else levels_below(dataset)

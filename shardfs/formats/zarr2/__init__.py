@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from shardfs.formats.format import Format, View
+from shardfs.formats.format import NUMBER, Format, View
 from shardfs.formats.layouts import levels_below
 from shardfs.formats.zarr2.stored import open_node
 from shardfs.formats.zarr2.view import CONSOLIDATION, group_documents, shown_as_zarr2
@@ -18,12 +18,7 @@ from shardfs.model.dataset import Dataset
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Set
 
-    from shardfs.formats.create_rules import Rule
     from shardfs.model.dataset import Surroundings
-
-
-_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
-_CHUNK = re.compile(rf"{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
 
 
 class Zarr2(Format, View):
@@ -32,19 +27,12 @@ class Zarr2(Format, View):
     name = FORMAT
     consolidation = CONSOLIDATION
     dataset_formats = (FORMAT,)
+    chunk_names = re.compile(rf"{NUMBER}(?:(?:/{NUMBER})*|(?:\.{NUMBER})*)")
     documents = DOCUMENTS
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         node_documents = {name: raw for name, raw in documents.items() if name in self.documents}
         return open_node(path, node_documents) if ARRAY in node_documents or GROUP in node_documents else None
-
-    def edit(
-        self, path: str, documents: Mapping[str, bytes], name: str, new: bytes, rule: Rule | None = None
-    ) -> Mapping[str, bytes]:
-        return {name: new}
-
-    def chunk_like(self, name: str) -> bool:
-        return _CHUNK.fullmatch(name) is not None
 
     def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
         return levels_below(dataset) if dataset.format != self.name else ()

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json
-from shardfs.formats.format import Format
+from shardfs.formats.format import NUMBER, Format
 from shardfs.formats.zarr3.edits import ARRAYS, edited, references, with_copy
 from shardfs.formats.zarr3.stored import DOCUMENT, MAX_EDGES, open_array, open_group
 
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ("MAX_EDGES", "ZARR3", "Zarr3")
 
-_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
-_CHUNK = re.compile(rf"c|(?:c/|){_NUMBER}(?:/{_NUMBER})*|(?:c\.|){_NUMBER}(?:\.{_NUMBER})*")
-"""Chunk keys in all encodings that `stored.chunk_keys` supports."""
-
 
 class Zarr3(Format):
     """The format of Zarr v3 datasets."""
@@ -32,6 +28,7 @@ class Zarr3(Format):
     documents = (DOCUMENT,)
     edits = ARRAYS
     dataset_formats = ("zarr3",)
+    chunk_names = re.compile(rf"c|(?:c/|){NUMBER}(?:/{NUMBER})*|(?:c\.|){NUMBER}(?:\.{NUMBER})*")
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)
@@ -52,9 +49,6 @@ class Zarr3(Format):
 
     def with_copy(self, raw: bytes, below: str, source: bytes | None) -> bytes:
         return with_copy(raw, below, source)
-
-    def chunk_like(self, name: str) -> bool:
-        return _CHUNK.fullmatch(name) is not None
 
 
 ZARR3 = Zarr3()

@@ -16,6 +16,7 @@ from shardfs.formats.zarr3.stored import (
     decoding,
     item_size,
     named,
+    regular_chunk,
     rewritten,
     unshard,
 )
@@ -67,7 +68,7 @@ def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
     rank = len(shown_doc["shape"])
     require_same(doc.get("zarr_format"), shown_doc.get("zarr_format"), "zarr_format")
     require_same(len(doc["shape"]), rank, "the number of axes")
-    require_same(_chunk_shape(doc), shown_doc["chunk_grid"]["configuration"]["chunk_shape"], "the chunk shape")
+    require_same(regular_chunk(doc["chunk_grid"]), regular_chunk(shown_doc["chunk_grid"]), "the chunk shape")
     require_same(named(doc["data_type"]), named(shown_doc["data_type"]), "the data type")
     keys = [chunk_keys(d.get("chunk_key_encoding"), rank).key((1,) * rank) for d in (doc, shown_doc)]
     require_same(keys[0], keys[1], "the key of a chunk")
@@ -77,13 +78,6 @@ def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
     new, old = ([decoding(c, rank, size) for c in chain] for chain in (codecs, shown_doc["codecs"]))
     require_same(new, old, "the list of codecs")
     return {("chunk_grid",): source["chunk_grid"], ("codecs",): _with_shards(source["codecs"], iter(codecs))}
-
-
-def _chunk_shape(doc: Mapping[str, Any]) -> Any:
-    name, configuration = named(doc["chunk_grid"])
-    if name != "regular":
-        raise ValueError(f"the chunk grid should be regular, not {name!r:.80}")
-    return configuration["chunk_shape"]
 
 
 def _with_shards(source: Any, chain: Iterator[dict[str, Any]]) -> list[Any]:
@@ -99,7 +93,7 @@ def _with_shards(source: Any, chain: Iterator[dict[str, Any]]) -> list[Any]:
 
 def _sizes(doc: Document) -> tuple[Coords, Coords, int]:
     _require_zarr3(doc)
-    shape, chunk = integers(doc["shape"], "shape", 0), integers(_chunk_shape(doc), "chunk_shape", 1)
+    shape, chunk = integers(doc["shape"], "shape", 0), integers(regular_chunk(doc["chunk_grid"]), "chunk_shape", 1)
     return shape, chunk, item_size(doc["data_type"]) or 1
 
 
@@ -107,7 +101,7 @@ def _shard(doc: Document, per_shard: Coords, words: Mapping[str, str], like: Doc
     index = {"index_codecs": INDEX_CODECS, "index_location": "end", **words}
     if like is not None:
         index = index_parameters(codec_list(like["codecs"]))
-    chunk = _chunk_shape(doc)
+    chunk = regular_chunk(doc["chunk_grid"])
     codec = {"name": SHARDING, "configuration": {"chunk_shape": chunk, "codecs": doc["codecs"], **index}}
     shard = [n * per for n, per in zip(chunk, per_shard, strict=True)]
     return {("chunk_grid", "configuration", "chunk_shape"): shard, ("codecs",): [codec]}

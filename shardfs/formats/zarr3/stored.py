@@ -6,12 +6,21 @@ import itertools
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardfs.codecs.checks import Chain
 from shardfs.codecs.decoders import can_decode
 from shardfs.formats import ome, zarr_values
-from shardfs.formats.documents import form_of, integer, integers, listed, print_json, require_rank, shown_document
+from shardfs.formats.documents import (
+    choice,
+    form_of,
+    integer,
+    integers,
+    listed,
+    print_json,
+    require_rank,
+    shown_document,
+)
 from shardfs.formats.zarr_arrays import (
     MAX_NESTING,
     ChunkKeys,
@@ -25,7 +34,7 @@ from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.grid import ceil_div
-from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
+from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed, sharding_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,11 +92,8 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
             raise ValueError(f"member {name!r:.80} is an extension that must be understood; shardfs does not know it")
     if doc.get("storage_transformers"):
         raise ValueError(TRANSFORMED)
-    name, configuration = named(doc["chunk_grid"])
-    if name != "regular":
-        raise ValueError(f"chunk grid {name!r:.80} is not regular")
     rank = len(integers(doc["shape"], "shape", 0))
-    chunk = integers(configuration["chunk_shape"], "chunk_shape", 1)
+    chunk = integers(regular_chunk(doc["chunk_grid"]), "chunk_shape", 1)
     require_rank(chunk, rank, "chunk_grid")
     codecs = [Codec(*named(c)) for c in codec_list(doc["codecs"])]
     names = zarr_values.axis_names(doc.get("dimension_names"), rank, str | None)
@@ -137,11 +143,18 @@ def unshard(doc: Mapping[str, Any]) -> tuple[Collection, dict[str, Any]] | None:
         names=keys.names(layers[-1].format.grid),
         layers=layers,
         codecs=tuple(c["name"] for c in chain),
-        facts=Facts(shape, chunk, shard_shape, _data_type(doc.get("data_type")), _describe(layers)),
+        facts=Facts(shape, chunk, shard_shape, _data_type(doc.get("data_type")), sharding_of(layers)),
         check=_check(chain, chunk, doc.get("data_type")),
         form=_form(doc, codecs, keys.key((1,) * len(shape)), len(shape)),
     )
     return collection, {**doc, "chunk_grid": grid, "codecs": chain}
+
+
+def regular_chunk(grid: Any) -> Any:
+    """The member `chunk_shape` of a regular chunk grid. Raise one of `UNFIT` for another grid."""
+    name, configuration = named(grid)
+    choice(name, "chunk_grid", "regular")
+    return configuration["chunk_shape"]
 
 
 Bounds: TypeAlias = "Sequence[tuple[int, ...]]"
@@ -230,17 +243,14 @@ def _layer(shards: ShardingIndexed, after: list[dict[str, Any]]) -> Layer:
 
 
 def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
-    location = configuration.get("index_location", "end")
-    if location not in ("start", "end"):
-        raise ValueError(f"index_location should be start or end, not {location!r:.80}")
+    location = choice(configuration.get("index_location", "end"), "index_location", "start", "end")
     codecs = codec_list(configuration["index_codecs"])
     names = [c["name"] for c in codecs]
     if names[:1] not in (["bytes"], ["endian"]) or names[1:] not in ([], ["crc32c"]):
         raise ValueError(f"index_codecs {names} are none that shardfs knows")
     endian = codecs[0].get("configuration", {}).get("endian", "little")
-    if endian not in ("little", "big"):
-        raise ValueError(f"index_codecs: endian should be little or big, not {endian!r}")
-    return IndexEncoding(endian, len(names) == 2, cast("Literal['start', 'end']", location))
+    endian = choice(endian, "index_codecs: endian", "little", "big")
+    return IndexEncoding(endian, len(names) == 2, location)
 
 
 def decoding(codec: Mapping[str, Any], rank: int, itemsize: int | None) -> tuple[str, Any]:
@@ -274,15 +284,6 @@ def _form(doc: Mapping[str, Any], codecs: list[dict[str, Any]], key: str, rank: 
     return form_of("zarr3", doc.get("data_type"), grid, key, stored(codecs))
 
 
-def _describe(layers: Sequence[Layer]) -> str:
-    words = [f"sharding_indexed, index at {cast('ShardingIndexed', layers[0].format).index.location}"]
-    if len(layers) > 1:
-        words.append(f"nested {len(layers)} deep")
-    if layers[0].codecs:
-        words.append("inside " + ", ".join(c.name for c in layers[0].codecs))
-    return ", ".join(words)
-
-
 def _check(chain: Sequence[Mapping[str, Any]], chunk: Sequence[int], data_type: Any) -> Chain:
     """The check of stored chunks. Chunks have their full size also at the edges of the array."""
     tail = list(itertools.dropwhile(lambda c: c["name"] in KEEP_SIZE, chain))
@@ -301,14 +302,10 @@ def item_size(data_type: Any) -> int | None:
 def chunk_keys(encoding: Any, rank: int) -> ChunkKeys:
     """The names of chunks and shards by the member `chunk_key_encoding`. Raise one of `UNFIT` if it is invalid."""
     name, configuration = named(encoding)
-    if name not in ("default", "v2"):
-        raise ValueError(f"chunk_key_encoding should be default or v2, not {name!r:.80}")
-    separator = configuration.get("separator", "/" if name == "default" else ".")
-    if separator not in ("/", "."):
-        raise ValueError(f"chunk_key_encoding: separator should be / or ., not {separator!r:.80}")
-    return (
-        ChunkKeys(f"c{separator}", separator, "c", rank) if name == "default" else ChunkKeys("", separator, "0", rank)
-    )
+    is_default = choice(name, "chunk_key_encoding", "default", "v2") == "default"
+    separator = configuration.get("separator", "/" if is_default else ".")
+    choice(separator, "chunk_key_encoding: separator", "/", ".")
+    return ChunkKeys(f"c{separator}", separator, "c", rank) if is_default else ChunkKeys("", separator, "0", rank)
 
 
 # ---- members ----

@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import parse_json, parse_written
-from shardfs.formats.format import Format
+from shardfs.formats.format import NUMBER, Format
 from shardfs.formats.zarr_transformer.edits import ARRAYS, copies, edited_copies
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
@@ -38,9 +38,6 @@ __all__ = ("META", "ZARR_TRANSFORMER", "ArrayDocuments", "Hierarchy", "ZarrTrans
 _ARRAY = re.compile(r"(?:.*/)?[^/]+\.array(?:\.[^/]*)?", re.DOTALL)
 """The names of the documents of arrays. The suffix after `.array` is the same in a whole hierarchy."""
 
-_NUMBER = r"(?:0|[1-9][0-9]{0,18})"
-_CHUNK = re.compile(rf"c{_NUMBER}(?:(?:/{_NUMBER})*|(?:\.{_NUMBER})*)")
-
 
 class ZarrTransformer(Format):
     """The format of hierarchies of the Zarr v3 draft of 2022."""
@@ -48,6 +45,7 @@ class ZarrTransformer(Format):
     documents = (DOCUMENT,)
     edits = ARRAYS
     dataset_formats = (FORMAT,)
+    chunk_names = re.compile(rf"c{NUMBER}(?:(?:/{NUMBER})*|(?:\.{NUMBER})*)")
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         raw = documents.get(DOCUMENT)
@@ -96,9 +94,6 @@ class ZarrTransformer(Format):
             return {name: ARRAYS.edited(name, documents.get(name), new, rule)}
         arrays = {key: documents.get(document) for key, document in _arrays_in(path, new).items()}
         return {name: edited_copies(documents.get(name), new, arrays)}
-
-    def chunk_like(self, name: str) -> bool:
-        return _CHUNK.fullmatch(name) is not None
 
 
 def _is_array(name: str) -> bool:

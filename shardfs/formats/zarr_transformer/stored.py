@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardfs.formats import ome, zarr_values
 from shardfs.formats.documents import (
+    choice,
     form_of,
     integers,
     listed,
@@ -20,6 +20,7 @@ from shardfs.formats.documents import (
 from shardfs.formats.zarr_arrays import (
     MAX_NESTING,
     ChunkKeys,
+    chunks_per_shard,
     described_array,
     full_chunks,
     object_member,
@@ -33,7 +34,6 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ceil_div
 from shardfs.model.kinds import is_in
 from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed
-from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -155,7 +155,7 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
     grid = tuple(ceil_div(n, c) for n, c in zip(shape, chunk, strict=True)) or (1,)
     keys = ChunkKeys("c", separator, "", len(grid))
     layers, shard = [], chunk
-    for per_shard in (_chunks_per_shard(s, len(grid)) for s in shardings):
+    for per_shard in (chunks_per_shard(s, len(grid)) for s in shardings):
         layers.append(Layer(_shards(grid, per_shard, keys)))
         grid = tuple(ceil_div(n, per) for n, per in zip(grid, per_shard, strict=True))
         shard = tuple(n * per for n, per in zip(shard, per_shard, strict=False))
@@ -215,22 +215,7 @@ def chunk_grid(grid: Any, rank: int) -> tuple[Coords, str]:
         raise ValueError(f"unknown chunk grid {grid['type']!r:.80}")
     chunk, separator = integers(grid["chunk_shape"], "chunk_shape", 1), grid.get("separator", "/")
     require_rank(chunk, rank, "chunk_shape")
-    if separator not in ("/", "."):
-        raise ValueError(f"separator should be / or ., not {separator!r:.80}")
-    return chunk, separator
-
-
-def _chunks_per_shard(transformer: Mapping[str, Any], rank: int) -> Coords:
-    if transformer["type"] != "indexed":
-        raise ValueError(f"unknown type of shards {transformer['type']!r:.80}")
-    per_shard = transformer["configuration"]["chunks_per_shard"]
-    # As in zarr-python, a bare number is allowed, and shards are one chunk long along axes without a number.
-    numbers = integers(per_shard if isinstance(per_shard, list) else [per_shard], "chunks_per_shard", 1)
-    if len(numbers) > rank:
-        raise ValueError(f"chunks_per_shard has {len(numbers)} axes, the array {rank}")
-    if 16 * math.prod(numbers) > MAX_INDEX_BYTES:
-        raise ValueError(f"chunks_per_shard {list(numbers)} needs an index above the limit of {MAX_INDEX_BYTES} bytes")
-    return numbers + (1,) * (rank - len(numbers))
+    return chunk, choice(separator, "separator", "/", ".")
 
 
 def _shards(grid: Coords, per_shard: Coords, keys: ChunkKeys) -> ShardingIndexed:
@@ -273,10 +258,8 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
     rank = len(integers(doc["shape"], "shape", 0))
     chunk, separator = chunk_grid(doc["chunk_grid"], rank)
     dtype, layout = zarr_values.number_type(_data_type(doc["data_type"])), doc.get("chunk_memory_layout", "C")
-    if layout not in ("C", "F"):
-        raise ValueError(f"chunk_memory_layout should be C or F, not {layout!r:.80}")
     chain: list[zarr_values.Named] = [
-        ("transpose", {"order": layout}),
+        ("transpose", {"order": choice(layout, "chunk_memory_layout", "C", "F")}),
         ("bytes", {"endian": "big" if dtype.str[0] == ">" else "little"}),
     ]
     if (compressor := doc.get("compressor")) is not None:

@@ -80,16 +80,16 @@ def parse_header(head: bytes) -> FrameHeader:
     length, frame_length, nbytes, cbytes, typesize, chunk_bytes = FIELDS.unpack_from(head, 0x0B)
     if head[0x19] >> 4 & 3 != 1:
         raise ValueError("its chunk offsets do not have 64 bits")
-    found = FrameHeader(length, frame_length, nbytes, cbytes, typesize, chunk_bytes)
+    header = FrameHeader(length, frame_length, nbytes, cbytes, typesize, chunk_bytes)
     if length < LEAST_HEADER or min(nbytes, cbytes, chunk_bytes) < 0 or typesize < 1:
-        raise ValueError(f"its header has impossible sizes: {found}")
+        raise ValueError(f"its header has impossible sizes: {header}")
     if length + cbytes + LEAST_TRAILER > frame_length:
         raise ValueError(f"a header of {length} bytes and {cbytes} bytes of chunks in a frame of {frame_length}")
-    return found
+    return header
 
 
 def read_head(blob: Blob) -> bytes:
-    """Return the bytes of the first read."""
+    """Return the first `HEAD` bytes of a file, fewer if it is shorter: enough for most headers."""
     return blob.read([ByteRange(0, HEAD)])[0]
 
 
@@ -106,7 +106,8 @@ class Frame:
         if self.header.length > len(head):
             head = read_exactly(blob, ByteRange(0, self.header.length))
         self.head = head[: self.header.length]
-        self.offsets, self.trailer = self._read_end()
+        offsets, self.trailer = self._read_end()
+        self.offsets = offsets
 
     def _read_end(self) -> tuple[Sizes, bytes]:
         """Return the offsets of the chunks, counted from the end of the header, and the trailer after their table."""
@@ -116,15 +117,10 @@ class Frame:
         end = read_exactly(self._blob, ByteRange(start, stop))
         if self.header.chunks == 0:
             return np.zeros(0, np.int64), end
-        size, nbytes = blosc_size(end[:BLOSC_HEADER]), int.from_bytes(end[4:8], "little")
-        if not CHUNK_HEADER <= size <= len(end) - LEAST_TRAILER:
-            raise ValueError("no Blosc2 chunk where its index should be")
-        if nbytes > 8 * MAX_BLOSC_CHUNKS or self.header.chunks not in (-1, nbytes // 8) or nbytes % 8:
-            raise ValueError(f"an index of {nbytes} bytes for {self.header.chunks} chunks")
-        table = blosc2_index(end[:size])
-        if len(table) != nbytes:
-            raise ValueError(f"an index of {nbytes} bytes expected, {len(table)} found")
-        return np.frombuffer(table, "<i8").astype(np.int64), end[size:]
+        offsets, trailer = _table(end)
+        if len(trailer) < LEAST_TRAILER or self.header.chunks not in (-1, len(offsets)):
+            raise ValueError(f"an index of {len(offsets)} chunks for {self.header.chunks} chunks")
+        return offsets, trailer
 
     def index(self) -> ShardIndex:
         """Return the index of all chunks. Chunks of special values have no bytes, so they are absent."""
@@ -153,10 +149,10 @@ class Frame:
         """
         return self.offsets.copy(), [ByteRange(self.header.length, self.header.frame_length)]
 
-    def packed(self, kept: ShardIndex) -> tuple[Sizes, Plan]:
+    def packed(self, index: ShardIndex) -> tuple[Sizes, Plan]:
         """Return the offsets and the plan of the chunks that remain, without the bytes between them."""
         offsets = self.offsets.copy()
-        slots, starts, sizes = kept.columns()
+        slots, starts, sizes = index.columns()
         offsets[slots] = np.cumsum(sizes) - sizes
         stops = starts + sizes
         return offsets, [ByteRange(*extent) for extent in zip(starts.tolist(), stops.tolist(), strict=True)]
@@ -171,14 +167,14 @@ class Frame:
             raise UnsupportedError(f"chunk {slot} would have {decoded} bytes when decoded, and should have {wanted}")
 
     def head_of(self, chunks: int, table: int) -> bytes:
-        """Return the header of a frame with this many bytes of chunks and of their table."""
+        """Return the header of a frame with this many bytes of chunks, and with a table of offsets of `table` bytes."""
         head = bytearray(self.head)
         struct.pack_into(">Q", head, FRAME_LENGTH, len(head) + chunks + table + len(self.trailer))
         struct.pack_into(">q", head, CHUNK_BYTES, chunks)
         return bytes(head)
 
     def metalayer(self, name: bytes) -> bytes | None:
-        """Return the content of a fixed metalayer; None if there is none of this name."""
+        """Return the bytes of a fixed metalayer, which are msgpack; None if there is none of this name."""
         head = self.head
         try:
             count, position = struct.unpack_from(">H", head, META + 5)[0], META + 7
@@ -195,14 +191,14 @@ class Frame:
         return None
 
 
-def is_same_sparse(shown: bytes, new: bytes) -> bool:
+def is_same_sparse(old: bytes, new: bytes) -> bool:
     """Return whether two index files of sparse frames differ at most in sizes, and in chunks that are zeros in `new`.
 
     True also for a file that is not complete yet: c-blosc2 writes table, header and trailer one after the other, and
     closes the file in between.
     """
     try:
-        (head, offsets, trailer), (new_head, new_offsets, new_trailer) = map(_sparse_parts, (shown, new))
+        (head, offsets, trailer), (new_head, new_offsets, new_trailer) = map(_sparse_parts, (old, new))
         if len(new) != FIELDS.unpack_from(new, 0x0B)[1] and head == new_head:
             return True
     except (ValueError, struct.error):
@@ -220,10 +216,22 @@ def _sparse_parts(data: bytes) -> tuple[bytes, Sizes, bytes]:
     head, end = bytearray(data[:length]), data[length:frame_length]
     for start in (FRAME_LENGTH, CHUNK_BYTES):
         head[start : start + 8] = bytes(8)
-    size = max(blosc_size(end[:BLOSC_HEADER]), 0) if nbytes else 0
-    if int.from_bytes(end[4:8], "little") > 8 * MAX_BLOSC_CHUNKS:
-        raise ValueError("its index is too large")
-    return bytes(head), np.frombuffer(blosc2_index(end[:size]) if size else b"", "<i8"), end[size:]
+    numbers, trailer = _table(end) if nbytes else (np.zeros(0, np.int64), end)
+    return bytes(head), numbers, trailer
+
+
+def _table(data: bytes) -> tuple[Sizes, bytes]:
+    """Return the numbers in the Blosc2 chunk with which these bytes begin, and the bytes after it.
+
+    Raise ValueError, with the reason, if no chunk of 64-bit numbers is there, or one of too many.
+    """
+    size, nbytes = blosc_size(data[:BLOSC_HEADER]), int.from_bytes(data[4:8], "little")
+    if not CHUNK_HEADER <= size <= len(data):
+        raise ValueError("no Blosc2 chunk where its index should be")
+    table = b"" if nbytes > 8 * MAX_BLOSC_CHUNKS or nbytes % 8 else blosc2_index(data[:size])
+    if len(table) != nbytes:
+        raise ValueError(f"an index of {nbytes} bytes expected, {len(table)} found")
+    return np.frombuffer(table, "<i8").astype(np.int64), data[size:]
 
 
 def _stored(data: bytes) -> bytes:
@@ -256,9 +264,9 @@ class Frames(Numbered):
             raise UnsupportedError("only a program of Blosc2 can make a frame, whose header describes the array")
         frame = Frame(old.blob)
         if change.pack:
-            kept = old.page(0).without([slot for _, slot in (*change.puts, *change.drops)])
-            require_sound(self, shard, 0, kept)
-            offsets, plan = frame.packed(kept)
+            remaining = old.page(0).without([slot for _, slot in (*change.puts, *change.drops)])
+            require_sound(self, shard, 0, remaining)
+            offsets, plan = frame.packed(remaining)
         else:
             offsets, plan = frame.kept()
         offsets[[slot for _, slot in change.drops]] = ZEROS

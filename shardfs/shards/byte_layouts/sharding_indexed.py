@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardfs.model.blobs import Plan
+    from shardfs.model.collection import Layer
     from shardfs.model.shard_format import Leads, ShardChange, StoredIndex
     from shardfs.model.values import U64, Bool, Coords
 
@@ -56,10 +57,11 @@ class IndexEncoding:
 
     @property
     def dtype(self) -> str:
+        """The numpy type of the two numbers of an entry."""
         return "<u8" if self.endian == "little" else ">u8"
 
     def present(self, rows: U64) -> Bool:
-        """Which rows of (offset, nbytes) are not empty. Two all-ones numbers are an empty row."""
+        """Return which rows (n, 2) of offset and nbytes are not empty. Two all-ones numbers are an empty row."""
         missing = rows == np.uint64(MISSING)
         return ~np.asarray(missing.any(axis=1) if self.either_is_empty else missing.all(axis=1))
 
@@ -80,16 +82,18 @@ class ShardedAxis:
 
     @property
     def shards(self) -> int:
+        """The number of shards along the axis."""
         return len(self.bounds) - 1 if self.bounds else ceil_div(self.chunks, self.per_shard)
 
     def split(self, c: int) -> tuple[int, int]:
-        """Convert a chunk number to (shard number, number inside the shard)."""
+        """Return the number of a chunk's shard, and the chunk's number inside the shard."""
         if not self.bounds:
             return divmod(c, self.per_shard)
         g = bisect_right(self.bounds, c) - 1
         return g, c - self.bounds[g]
 
     def split_many(self, c: U64) -> tuple[U64, U64]:
+        """Return `split` of many chunks (n), as two arrays (n)."""
         if not self.bounds:
             per = np.uint64(self.per_shard)
             return c // per, c % per
@@ -98,9 +102,11 @@ class ShardedAxis:
         return g, c - bounds[g]
 
     def begin(self, g: int) -> int:
+        """Return the number of the first chunk of shard `g`."""
         return self.bounds[g] if self.bounds else g * self.per_shard
 
     def slots(self, g: int) -> int:
+        """Return the number of slots along the axis of shard `g`."""
         return self.bounds[g + 1] - self.bounds[g] if self.bounds else self.per_shard
 
     @property
@@ -112,6 +118,16 @@ class ShardedAxis:
         """Return the chunks of these shards that are in the array."""
         stop = self.begin(shards.stop - 1) + self.slots(shards.stop - 1) if shards else 0
         return range(self.begin(shards.start) if shards else 0, min(stop, self.chunks))
+
+
+def sharding_of(layers: Sequence[Layer]) -> str:
+    """Describe layers of `ShardingIndexed`, outermost first, for `info`."""
+    outer = layers[0]
+    location = outer.format.index.location if isinstance(outer.format, ShardingIndexed) else ""
+    words = [f"sharding_indexed, index at {location}"]
+    words += [f"nested {len(layers)} deep"] if len(layers) > 1 else []
+    words += ["inside " + ", ".join(codec.name for codec in outer.codecs)] if outer.codecs else []
+    return ", ".join(words)
 
 
 class ShardingIndexed(GridShards):
@@ -132,7 +148,9 @@ class ShardingIndexed(GridShards):
         key: Callable[[Coords], str],
         coords_of_key: Callable[[str], Coords | None],
     ) -> None:
-        self.axes, self.order, self.index = tuple(axes), tuple(order), index
+        self.axes = tuple(axes)
+        self.order = tuple(order)
+        self.index = index
         super().__init__(tuple(a.shards for a in axes), key, coords_of_key)
         self.grid = tuple(a.chunks for a in axes)
         if math.prod(self.shard_grid) >= 2**63:
@@ -156,10 +174,10 @@ class ShardingIndexed(GridShards):
 
     def _slot_strides(self, g: Coords) -> tuple[int, ...]:
         """Return, in array axis order, the slot distance between neighbors along each axis."""
-        own = strides(self._slots_per_axis(g)) if self._exists(g) else (0,) * len(g)
+        steps = strides(self._slots_per_axis(g)) if self._exists(g) else (0,) * len(g)
         out = [0] * len(self.axes)
         for i, a in enumerate(self.order):
-            out[a] = own[i]
+            out[a] = steps[i]
         return tuple(out)
 
     def _exists(self, g: Coords) -> bool:
@@ -202,16 +220,16 @@ class ShardingIndexed(GridShards):
 
     def coords(self, shard: int, page: int, slots: U64) -> tuple[U64, Bool]:
         g = unravel(shard, self.shard_grid)
-        own = unravel_many(slots, self._slots_per_axis(g))
-        out = np.empty_like(own)
+        positions = unravel_many(slots, self._slots_per_axis(g))
+        out = np.empty_like(positions)
         valid = np.ones(len(slots), np.bool_)
         for i, a in enumerate(self.order):
-            out[:, a] = own[:, i] + np.uint64(self.axes[a].begin(g[a]))
+            out[:, a] = positions[:, i] + np.uint64(self.axes[a].begin(g[a]))
             valid &= out[:, a] < np.uint64(self.axes[a].chunks)
         return out, valid
 
     def slots_per_shard(self, shard: int) -> int:
-        """Return the number of slots of a shard."""
+        """Return the number of slots of a shard, which its index has entries for."""
         if self._regular:
             return self._slots
         return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
@@ -237,10 +255,10 @@ class ShardingIndexed(GridShards):
             raise ValueError(f"its index should begin with {header.hex()}, not {raw[: len(header)].hex()}")
         raw = raw[len(header) :]
         if self.index.crc32c:
-            raw, stored = raw[:-4], int.from_bytes(raw[-4:], "little")
-            found = google_crc32c.value(raw)
-            if found != stored:
-                raise ValueError(f"its index has crc32c {found:08x}, but says {stored:08x}")
+            raw, checksum = raw[:-4], int.from_bytes(raw[-4:], "little")
+            computed = google_crc32c.value(raw)
+            if computed != checksum:
+                raise ValueError(f"its index has crc32c {computed:08x}, but says {checksum:08x}")
         rows = _Rows(raw, self.index)
         return rows if rows.nbytes <= SMALL else rows.arrays()
 
@@ -251,7 +269,7 @@ class ShardingIndexed(GridShards):
     # ---- writing ----
 
     def inside(self, shards: Sequence[range]) -> list[range]:
-        """Return the chunks along each axis that are in these shards and in the array."""
+        """Return, for each axis of the array, the numbers of the chunks in these shards. None is beyond the array."""
         return [axis.inside(along) for axis, along in zip(self.axes, shards, strict=True)]
 
     def capacity(self, shard: int) -> int:
@@ -265,22 +283,22 @@ class ShardingIndexed(GridShards):
         nbytes, size = self._index_bytes(shard), 0 if old is None else old.size
         begin = nbytes if self.index.location == "start" else 0
         index = ShardIndex.empty() if old is None else old.page(0)
-        kept = index.without([slot for _, slot in (*change.puts, *change.drops)])
-        if not change.puts and not len(kept):
+        remaining = index.without([slot for _, slot in (*change.puts, *change.drops)])
+        if not change.puts and not len(remaining):
             return None
         if change.strict:
-            require_sound(self, shard, 0, kept)
-        slots, starts, sizes = kept.columns()
+            require_sound(self, shard, 0, remaining)
+        slots, starts, sizes = remaining.columns()
         rows = np.full((self.slots_per_shard(shard), 2), MISSING, np.uint64)
         moved: dict[int, Plan] = {}
-        if change.pack and not len(kept.broken):
+        if change.pack and not len(remaining.broken):
             pieces, new_starts = packed(starts, starts + sizes, begin)
             rows[slots] = np.stack((new_starts, sizes), axis=1)
         else:
             pieces = [ByteRange(begin, size)] if size > begin else []
             rows[slots] = np.stack((starts, sizes), axis=1)
             # chunks that overlap an index at the start, which is about to change
-            at = np.setdiff1d(np.flatnonzero((starts < np.uint64(begin)) & (sizes > 0)), kept.broken)
+            at = np.setdiff1d(np.flatnonzero((starts < np.uint64(begin)) & (sizes > 0)), remaining.broken)
             ends = starts[at] + sizes[at]
             moved = {
                 slot: [ByteRange(start, stop)]
@@ -311,7 +329,9 @@ class _Rows:
     __slots__ = ("_encoding", "_end", "_raw", "_row")
 
     def __init__(self, raw: bytes, encoding: IndexEncoding, end: int = MISSING - 1) -> None:
-        self._raw, self._encoding, self._end = raw, encoding, end
+        self._raw = raw
+        self._encoding = encoding
+        self._end = end
         self._row = _LITTLE if encoding.endian == "little" else _BIG
 
     @property
@@ -331,9 +351,9 @@ class _Rows:
         rows = np.frombuffer(self._raw, self._encoding.dtype).astype(np.uint64, copy=False).reshape(-1, 2)
         present = self._encoding.present(rows)
         slots = None if present.all() else np.flatnonzero(present).astype(np.uint64)
-        kept = rows if slots is None else rows[present]
-        index = ShardIndex(slots, kept[:, 0].copy(), kept[:, 1].copy())
-        index = index.with_broken((kept == np.uint64(MISSING)).any(axis=1), HALF_EMPTY)
+        entries = rows if slots is None else rows[present]
+        index = ShardIndex(slots, entries[:, 0].copy(), entries[:, 1].copy())
+        index = index.with_broken((entries == np.uint64(MISSING)).any(axis=1), HALF_EMPTY)
         return index if self._end >= MISSING - 1 else index.checked(self._end)
 
 

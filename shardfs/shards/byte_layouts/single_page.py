@@ -30,16 +30,13 @@ class SinglePage:
     Shards whose index `walk` reads have no page to request.
     """
 
-    page_bits, blocks, in_place = 0, 1, 0
+    page_bits, in_place = 0, 0
     unwritable = ""
 
-    def block_of(self, page: int) -> int:
-        return 0
-
-    def root_request(self, block: int) -> None:
+    def root_request(self) -> None:
         return None
 
-    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
+    def nonempty_pages(self, root: bytes | None) -> U64:
         return np.zeros(1, np.uint64)
 
     def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRequest | None:
@@ -61,7 +58,8 @@ class GridShards(SinglePage):
         self, shard_grid: Coords, key: Callable[[Coords], str], coords_of_key: Callable[[str], Coords | None]
     ) -> None:
         self.grid = self.shard_grid = shard_grid  # a subclass with several chunks in a shard sets another `grid`
-        self._key, self._coords_of_key = key, coords_of_key
+        self._key = key
+        self._coords_of_key = coords_of_key
 
     def key(self, shard: int) -> str:
         return self._key(unravel(shard, self.shard_grid))
@@ -80,7 +78,8 @@ class Numbered(SinglePage):
     """
 
     def __init__(self, chunks: int, per_file: int) -> None:
-        self.grid, self.per_file = (chunks,), per_file
+        self.grid = (chunks,)
+        self.per_file = per_file
 
     def place(self, coords: Coords) -> Placement:
         shard, slot = divmod(coords[0], self.per_file)

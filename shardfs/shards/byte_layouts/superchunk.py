@@ -104,7 +104,7 @@ def parse_header(head: bytes) -> SuperchunkHeader:
 
 
 def read_head(blob: Blob) -> bytes:
-    """Return the bytes of the first read."""
+    """Return the first `HEAD` bytes of a file, fewer if it is shorter."""
     return blob.read([ByteRange(0, HEAD)])[0]
 
 
@@ -118,7 +118,8 @@ class Beginning:
         """`head` is the result of `read_head`, if the caller has it already."""
         self._head = read_head(blob) if head is None else head
         self.header = parse_header(self._head)
-        self.blob, self.size = blob, blob.stat().size
+        self.blob = blob
+        self.size = blob.stat().size
 
     def _part(self, start: int, size: int) -> bytes:
         if start + size <= len(self._head):
@@ -126,19 +127,19 @@ class Beginning:
         return read_exactly(self.blob, ByteRange(start, start + size))
 
     def data_start(self) -> int:
-        """Return the first position where a chunk may begin."""
+        """Return the first position, in bytes, where a chunk may begin."""
         offsets = 8 * (self.header.chunks + self.header.room) if self.header.has_offsets else 0
         return self.metadata_end() + offsets
 
     def _metadata_header(self) -> tuple[bytes, Checksum, int, int, int, int]:
         """Return magic, checksum, codec, decoded size, reserved size and stored size of the metadata section."""
-        magic, _, checksum, codec, _, size, room, stored, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
+        magic, _, checksum, codec, _, size, room, length, _ = METADATA.unpack(self._part(HEADER.size, METADATA.size))
         if checksum >= len(CHECKSUMS):
             raise ValueError(f"checksum {checksum} of its metadata is not known")
-        return magic, CHECKSUMS[checksum], codec, size, room, stored
+        return magic, CHECKSUMS[checksum], codec, size, room, length
 
     def metadata_end(self) -> int:
-        """Return the end of the metadata section; the end of the header if there is no such section."""
+        """Return the end of the metadata section in bytes; the end of the header if there is no such section."""
         if not self.header.has_metadata:
             return HEADER.size
         _, checksum, _, _, room, _ = self._metadata_header()
@@ -148,55 +149,54 @@ class Beginning:
         """Return the metadata section, verified; None if there is none."""
         if not self.header.has_metadata:
             return None
-        magic, checksum, codec, size, room, stored = self._metadata_header()
-        if stored > room or max(size, room) > MAX_METADATA:
-            raise ValueError(f"{stored} bytes of metadata, {size} when decoded, in a section of {room}")
+        magic, checksum, codec, size, room, length = self._metadata_header()
+        if length > room or max(size, room) > MAX_METADATA:
+            raise ValueError(f"{length} bytes of metadata, {size} when decoded, in a section of {room}")
         section = self._part(HEADER.size + METADATA.size, room + checksum.size)
-        checksum.verify(section[:stored], section[room:])
-        return Metadata(magic.rstrip(b"\0 "), codec, size, section[:stored])
+        checksum.verify(section[:length], section[room:])
+        return Metadata(magic.rstrip(b"\0 "), codec, size, section[:length])
 
     def most(self) -> int:
         """Return the maximum number of chunks that the file may contain."""
         return min(MAX_BLOSC_CHUNKS, self.size // BLOSC_HEADER)
 
-    def index(self, most: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
+    def index(self, limit: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
         """Return the index of all chunks; chunks that cannot be found are broken.
 
-        Raise ValueError for more than `most` chunks.
+        Raise ValueError for more than `limit` chunks.
         """
-        header, end, most = self.header, self.metadata_end(), min(most, self.most())
-        if header.chunks > most:
-            raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {most} is the limit")
-        if header.has_offsets:
+        header, end, limit = self.header, self.metadata_end(), min(limit, self.most())
+        if header.chunks > limit:
+            raise ValueError(f"{header.chunks} chunks in {self.size} bytes; {limit} is the limit")
+        if header.chunks < 0:
+            places = list(itertools.islice(self._walk(end), limit + 1))
+            if len(places) > limit:
+                raise ValueError(f"more than {limit} chunks")
+            starts, sizes = np.array(places, np.int64).reshape(-1, 2).T
+        elif header.has_offsets:
             offsets = np.frombuffer(self._part(end, 8 * header.chunks), "<i8").astype(np.int64)
-            starts, sizes = self._by_offsets(offsets, end + 8 * header.chunks)
+            starts, sizes = self._places(offsets, end + 8 * header.chunks)
         else:
-            starts, sizes = self._by_walking(end, most)
+            starts, sizes = self._places(np.full(header.chunks, -1, np.int64), end)
         bad = (sizes < 0) | (starts + sizes > self.size - header.checksum.size)
         return blosc_index(None, starts, sizes, bad, "Blosc chunk", header.checksum)
 
-    def _by_offsets(self, starts: Sizes, begin: int) -> tuple[Sizes, Sizes]:
+    def _places(self, starts: Sizes, begin: int) -> tuple[Sizes, Sizes]:
+        """Return starts and sizes of the chunks: -1 for a chunk that cannot be found.
+
+        A start of -1 was not stored: the chunk follows the one before it. No chunk is before `begin`.
+        """
         sizes = blosc_sizes(self.blob, starts, (starts >= begin) & (starts <= self.size - BLOSC_HEADER))
-        # the writer did not store these offsets; the chunks follow the previous ones
         unknown = np.flatnonzero(starts == -1)
         for run in np.split(unknown, np.flatnonzero(np.diff(unknown) != 1) + 1) if len(unknown) else ():
-            before, position = int(run[0]) - 1, begin + 8 * self.header.room
+            before, position = int(run[0]) - 1, self.data_start()
             if before >= 0 and sizes[before] < BLOSC_HEADER:
                 continue
             if before >= 0:
                 position = int(starts[before] + sizes[before]) + self.header.checksum.size
-            for i, found in zip(run.tolist(), self._walk(position), strict=False):
-                starts[i], sizes[i] = found
+            for i, place in zip(run.tolist(), self._walk(position), strict=False):
+                starts[i], sizes[i] = place
         return starts, sizes
-
-    def _by_walking(self, begin: int, most: int) -> tuple[Sizes, Sizes]:
-        chunks = self.header.chunks
-        found = list(itertools.islice(self._walk(begin), chunks if chunks >= 0 else most + 1))
-        if len(found) > most:
-            raise ValueError(f"more than {most} chunks")
-        rows = np.full((max(len(found), chunks), 2), -1, np.int64)
-        rows[: len(found)] = np.array(found, np.int64).reshape(-1, 2)
-        return rows[:, 0], rows[:, 1]
 
     def _walk(self, position: int) -> Iterator[tuple[int, int]]:
         """Yield start and size of consecutive chunks from `position` on, each followed by a checksum.
@@ -212,12 +212,12 @@ class Beginning:
                 head = window[:BLOSC_HEADER]
             if not head:
                 return
-            stored = blosc_size(head)
-            yield position, stored
-            if stored < 0:
+            size = blosc_size(head)
+            yield position, size
+            if size < 0:
                 return
-            position += stored + self.header.checksum.size
-            length = WINDOW if stored <= SMALL else BLOSC_HEADER
+            position += size + self.header.checksum.size
+            length = WINDOW if size <= SMALL else BLOSC_HEADER
 
 
 class Pack(Numbered):
@@ -227,7 +227,11 @@ class Pack(Numbered):
         return Beginning(blob).index(self.per_file)
 
     def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
-        """Return the plan of a new file in chunk order. Readers step from chunk to chunk and ignore the offsets."""
+        """Return the plan of a new file in chunk order; None if no chunk is left.
+
+        Readers step from chunk to chunk and ignore the offsets. Raise UnsupportedError if a chunk before another one
+        would be missing, or have another decoded size.
+        """
         work = _PackRewriting(old)
         puts = {slot: put for (_, slot), put in change.puts.items()}
         require_sound(self, shard, 0, work.index.without(puts))
@@ -235,9 +239,9 @@ class Pack(Numbered):
 
     def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
         beginning, size = Beginning(old.blob), old.size
-        own = min(beginning.data_start(), size)
+        start = min(beginning.data_start(), size)
         live = old.page(0).live_bytes(beginning.header.checksum.size)
-        return Usage(size, own, live, max(size - own - live, 0))
+        return Usage(size, start, live, max(size - start - live, 0))
 
 
 class _PackRewriting:

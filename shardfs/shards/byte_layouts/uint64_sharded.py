@@ -22,7 +22,6 @@ from shardfs.model.shard_format import Placement, Placements, Put, ShardIndex, U
 from shardfs.model.write_plan import joined, packed, pieces_of, size_of
 from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
 from shardfs.shards.byte_layouts.uint64_spec import (
-    BLOCK_BITS,
     ENTRY,
     ChunkIds,
     Ids,
@@ -47,11 +46,13 @@ class Uint64Sharded:
     """A `ShardFormat`: page = minishard, slot = chunk id."""
 
     in_place = ENTRY  # the shard index has no checksum, and its entries are independent of each other
+    unwritable = ""
+    walk = None
 
     def __init__(self, spec: ShardingSpec, ids: ChunkIds, *, suffix: str = ".shard") -> None:
-        self.spec, self.ids = spec, ids
+        self.spec = spec
+        self.ids = ids
         self.page_bits = spec.minishard_bits
-        self.blocks = max(1, (1 << spec.minishard_bits) >> BLOCK_BITS)
         self._digits = max(1, -(-spec.shard_bits // 4))
         self._suffix = suffix
         self._header = ENTRY << spec.minishard_bits  # stored offsets count from the end of the shard index
@@ -63,8 +64,6 @@ class Uint64Sharded:
     @property
     def grid(self) -> Coords:
         return self.ids.grid
-
-    walk = None
 
     def place(self, coords: Coords) -> Placement:
         chunk_id = self.ids.encode(coords)
@@ -93,26 +92,20 @@ class Uint64Sharded:
         shards, pages = self._homes(slots)
         return cells, inside & (shards == np.uint64(shard)) & (pages == np.uint64(page))
 
-    def block_of(self, page: int) -> int:
-        return page >> BLOCK_BITS
+    def root_request(self) -> ByteRange:
+        return ByteRange(0, self._header)
 
-    def root_request(self, block: int) -> ByteRange:
-        start = block * (ENTRY << BLOCK_BITS)
-        return ByteRange(start, min(start + (ENTRY << BLOCK_BITS), self._header))
-
-    def _entries(self, block: int, root: bytes | None) -> U64:
-        wanted = self.root_request(block)
-        if root is None or len(root) != wanted.stop - wanted.start:
+    def _entries(self, root: bytes | None) -> U64:
+        if root is None or len(root) != self._header:
             raise ValueError(f"its shard index should have {self._header} bytes, but the shard is shorter")
         return np.frombuffer(root, "<u8").astype(np.uint64, copy=False).reshape(-1, 2)
 
-    def nonempty_pages(self, block: int, root: bytes | None) -> U64:
-        entries = self._entries(block, root)
-        return np.flatnonzero(entries[:, 0] != entries[:, 1]).astype(np.uint64) + np.uint64(block << BLOCK_BITS)
+    def nonempty_pages(self, root: bytes | None) -> U64:
+        entries = self._entries(root)
+        return np.flatnonzero(entries[:, 0] != entries[:, 1]).astype(np.uint64)
 
     def page_request(self, shard: int, page: int, root: bytes | None) -> ByteRange | None:
-        entry = self._entries(page >> BLOCK_BITS, root)[page & ((1 << BLOCK_BITS) - 1)]
-        start, end = int(entry[0]), int(entry[1])
+        start, end = self._entries(root)[page].tolist()
         if start == end:
             return None
         if start > end or end >= 2**62:
@@ -161,19 +154,14 @@ class Uint64Sharded:
 
     # ---- writing ----
 
-    @property
-    def unwritable(self) -> str:
-        most = MAX_INDEX_BYTES // ENTRY
-        return f"shards of more than {most} minishards are shown only" if self._header > MAX_INDEX_BYTES else ""
-
     def capacity(self, shard: int) -> int | None:
         return self._capacity(shard)
 
     def _count(self, shard: int) -> int | None:
         if self._murmur or isinstance(self.ids, Ids):
             return None  # to count the chunks of a hashed shard, every chunk id would have to be hashed
-        low, used = self.spec.preshift_bits + self.page_bits, sum((n - 1).bit_length() for n in self.grid if n)
-        high = max(used - low - self.spec.shard_bits, 0)
+        low, bits = self.spec.preshift_bits + self.page_bits, sum((n - 1).bit_length() for n in self.grid if n)
+        high = max(bits - low - self.spec.shard_bits, 0)
         if low + high > CAPACITY_BITS or not all(self.grid):
             return None if all(self.grid) else 0
         runs = np.arange(1 << high, dtype=np.uint64) << np.uint64(low + self.spec.shard_bits if high else 0)
@@ -192,13 +180,13 @@ class Uint64Sharded:
             changed.setdefault(page, []).append(slot)
         sound = work.sound(strict=change.strict) if change.pack else None
         indices = work.indices(list(changed)) if sound is None else dict.fromkeys(changed, ShardIndex.empty()) | sound
-        kept = {page: index.without(changed.get(page, ())).columns() for page, index in indices.items()}
-        pieces = work.append(kept) if sound is None else work.pack(kept)
-        for page, entries in sorted(kept.items()):
+        entries = {page: index.without(changed.get(page, ())).columns() for page, index in indices.items()}
+        pieces = work.append(entries) if sound is None else work.pack(entries)
+        for page, columns in sorted(entries.items()):
             puts = {
                 slot: change.puts[page, slot] for slot in sorted(changed.get(page, ())) if (page, slot) in change.puts
             }
-            pieces += work.write(page, entries, puts)
+            pieces += work.write(page, columns, puts)
         return work.framed(joined(pieces))
 
     def usage(self, old: StoredIndex, leads: Leads | None = None) -> Usage:
@@ -223,10 +211,8 @@ class _Minishards:
         self._leads = leads or (lambda starts, sizes: np.zeros_like(starts))
         self._header = format._header
         self._size = 0 if old is None else old.size
-        self._root = np.zeros((1 << format.page_bits, 2), np.uint64)
-        if old is not None:
-            self._root = np.concatenate([format._entries(n, old.root(n)) for n in range(format.blocks)])
-        self._before = self._root.copy()
+        self._before = np.zeros((1 << format.page_bits, 2), np.uint64) if old is None else format._entries(old.root())
+        self._root = self._before.copy()
         self._end = self._header  # the end of the new object so far
         self._kept = _NONE, _NONE  # starts and sizes of entries that do not change
         # Fragments of a mesh precede its manifest. Entries sorted by start keep this order for readers of the
@@ -256,14 +242,14 @@ class _Minishards:
             return None
         return indices
 
-    def append(self, kept: Mapping[int, Columns]) -> Plan:
+    def append(self, entries: Mapping[int, Columns]) -> Plan:
         """Return all bytes after the shard index."""
         self._end = max(self._size, self._header)
-        others = np.flatnonzero(self._before[:, 0] != self._before[:, 1])
-        others = np.setdiff1d(others, list(kept), assume_unique=True).astype(np.intp)
-        starts, stops = self._before[others].T + np.uint64(self._header)
+        untouched = np.flatnonzero(self._before[:, 0] != self._before[:, 1])
+        untouched = np.setdiff1d(untouched, list(entries), assume_unique=True).astype(np.intp)
+        starts, stops = self._before[untouched].T + np.uint64(self._header)
         unchanged = [(starts, stops - starts)]
-        for page, (_, starts, sizes) in kept.items():
+        for page, (_, starts, sizes) in entries.items():
             if ((starts < self._header) & (sizes > 0)).any():
                 raise ValueError(f"a chunk of minishard {page} begins in the shard index, which is about to change")
             unchanged.append((starts, sizes))
@@ -271,17 +257,17 @@ class _Minishards:
         self._kept = starts, sizes
         return [ByteRange(self._header, self._size)] if self._size > self._header else []
 
-    def pack(self, kept: dict[int, Columns]) -> Plan:
-        """Return the bytes of all chunks and of their leads without gaps, and update the starts in `kept`."""
+    def pack(self, entries: dict[int, Columns]) -> Plan:
+        """Return the bytes of all chunks and of their leads without gaps, and update the starts in `entries`."""
         self._root[:] = 0
-        starts, sizes = (np.concatenate([_NONE, *(columns[i] for columns in kept.values())]) for i in (1, 2))
+        starts, sizes = (np.concatenate([_NONE, *(columns[i] for columns in entries.values())]) for i in (1, 2))
         before = self._leads(starts, sizes)
         pieces, moved = packed(starts - before, starts + sizes, self._header)
         moved += before
-        done = 0
-        for page, (ids, _, own_sizes) in kept.items():
-            kept[page] = ids, moved[done : done + len(ids)], own_sizes
-            done += len(ids)
+        position = 0
+        for page, (ids, _, own_sizes) in entries.items():
+            entries[page] = ids, moved[position : position + len(ids)], own_sizes
+            position += len(ids)
         self._end += size_of(pieces)
         return pieces
 

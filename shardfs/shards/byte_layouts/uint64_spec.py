@@ -18,14 +18,8 @@ TYPE = "neuroglancer_uint64_sharded_v1"
 
 ENTRY = 16
 
-BLOCK_BITS = 16
-"""The shard index is read in blocks of 2**16 entries (1 MiB).
-
-In practice one block is the whole index; the block size limits the read if `minishard_bits` is absurd.
-"""
-
-MAX_MINISHARD_BITS = 24
-"""Limit of this reader: an index of 256 MiB in each shard. A sparse file could claim any number in no space."""
+MAX_MINISHARD_BITS = 21
+"""Limit of this reader: a shard index of 32 MiB, which is read as a whole. A sparse file could claim any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +57,10 @@ class ShardingSpec:
         )
 
 
-def integer(value: Any, name: str, least: int, most: int = 2**63 - 1) -> int:
-    """Return an integer from a document.
-
-    Raise ValueError, with the reason, if it has another type or is out of range.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name} should be an integer in [{least}, {most}], not {value!r}")
+def integer(value: Any, name: str, minimum: int, maximum: int = 2**63 - 1) -> int:
+    """Return the value of a member if it is an integer in this range; raise ValueError, with the reason, if not."""
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise ValueError(f"{name} should be an integer in [{minimum}, {maximum}], not {value!r}")
     return value
 
 
@@ -86,9 +77,14 @@ class ChunkIds(Protocol):
 
     grid: Coords
 
-    def encode(self, cell: Coords) -> int: ...
-    def encode_many(self, cells: U64) -> U64: ...
-    def decode_many(self, codes: U64) -> tuple[U64, Bool]: ...
+    def encode(self, cell: Coords) -> int:
+        """Return the id of the chunk at these coordinates, which are inside the grid."""
+
+    def encode_many(self, cells: U64) -> U64:
+        """Return the ids (n) of chunks at coordinates (n, d)."""
+
+    def decode_many(self, codes: U64) -> tuple[U64, Bool]:
+        """Return the coordinates (n, d) of chunks with these ids (n), and which ids are those of chunks in the grid."""
 
 
 class Ids:

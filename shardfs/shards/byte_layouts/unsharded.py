@@ -51,7 +51,7 @@ class Unsharded(GridShards):
         return 1
 
     def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
-        """Return the plan of the object, which is the new chunk and nothing else."""
+        """Return the plan of the object, which is the new chunk and nothing else; None if the chunk is dropped."""
         for put in change.puts.values():
             return pieces_of(put.data)
         return None if change.drops or old is None else unchanged(old.size)

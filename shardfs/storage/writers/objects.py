@@ -15,11 +15,10 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from shardfs.model.blobs import ByteRange, Suffix
+from shardfs.model.blobs import ByteRange, Suffix, absolute
 from shardfs.model.changes import FIRST, UNREAD, Begun, Removal
 from shardfs.model.write_plan import is_same
 from shardfs.storage import syscalls
-from shardfs.storage.blob_views import absolute
 from shardfs.storage.byte_budget import ByteBudget
 from shardfs.storage.cache import nothing
 from shardfs.storage.remote import store_errors, tagged

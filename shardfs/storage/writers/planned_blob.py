@@ -7,9 +7,8 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from shardfs.model.blobs import ByteRange, FilePart, Stat, read_file
+from shardfs.model.blobs import ByteRange, FilePart, Stat, absolute, read_file
 from shardfs.model.write_plan import piece_size
-from shardfs.storage.blob_views import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
