@@ -223,25 +223,20 @@ class StoredShard:
         shard.
         """
         with _naming_shard(self._collection, self._shard):
-            return self._plan(puts, drops, pack, unfit)
-
-    def _plan(
-        self, puts: Mapping[Coords, Put], drops: Set[Coords], pack: bool, unfit: dict[Coords, str] | None
-    ) -> Plan | None:
-        self._puts = {}
-        members: dict[Coords, set[Coords]] = {}
-        for c in (*puts, *drops):  # both files of a chunk are grouped under the coordinates of the first
-            members.setdefault(c if self._lead is None else (*c[:-1], 0), set()).add(c)
-        self._homes = _homes(self._collection, list(members))
-        for coords, files in list(members.items()):
-            try:
-                self._join(coords, {c: puts[c] for c in files if c in puts}, files & drops)
-            except UnfitChunkError as e:
-                if unfit is None:
-                    raise
-                unfit |= dict.fromkeys(files, str(e))
-                del members[coords]
-        return self._rewritten(0, self._shard, self.blob, list(members), pack)
+            self._puts = {}
+            members: dict[Coords, set[Coords]] = {}
+            for c in (*puts, *drops):  # both files of a chunk are grouped under the coordinates of the first
+                members.setdefault(c if self._lead is None else (*c[:-1], 0), set()).add(c)
+            self._homes = _homes(self._collection, list(members))
+            for coords, files in list(members.items()):
+                try:
+                    self._join(coords, {c: puts[c] for c in files if c in puts}, files & drops)
+                except UnfitChunkError as e:
+                    if unfit is None:
+                        raise
+                    unfit |= dict.fromkeys(files, str(e))
+                    del members[coords]
+            return self._rewritten(0, self._shard, self.blob, list(members), pack)
 
     def _join(self, coords: Coords, puts: Mapping[Coords, Put], drops: Set[Coords]) -> None:
         """Determine the new bytes of one chunk. Raise UnfitChunkError."""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shardfs.formats.edit_base import Changes, Document
-    from shardfs.model.collection import Collection
     from shardfs.model.values import Coords
 
 SHARDING, TRANSFORMERS = "sharding_indexed", "storage_transformers"
@@ -23,11 +22,6 @@ NEEDED = frozenset(("type", "useZlib"))
 """The members of `compression` that decoding needs. Clients may change the others while blocks are stored."""
 
 INDEX_CODECS = ({"name": "raw-bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"})
-
-
-def _unshard(doc: Document) -> tuple[Collection, Document] | None:
-    unsharded = unshard(doc)
-    return None if unsharded is None else unsharded[:2]
 
 
 def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
@@ -98,7 +92,7 @@ DATASETS = ArrayEdits(
     "n5",
     ("blockSize", "codecs", TRANSFORMERS),
     is_dataset,
-    _unshard,
+    unshard,
     _restore,
     _sizes,
     _shard,

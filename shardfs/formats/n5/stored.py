@@ -15,26 +15,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from shardfs.codecs import n5_blocks
-from shardfs.codecs.checks import Blocks, Chain
+from shardfs.codecs.checks import Blocks
 from shardfs.codecs.decoders import decode
 from shardfs.codecs.encoders import encode
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import (
-    UNFIT,
     choice,
     form_of,
     integers,
-    print_json,
-    reason,
     require_rank,
 )
 from shardfs.formats.n5 import words
 from shardfs.formats.n5.words import DOCUMENT, FIRST_CODECS, ITEM_SIZES, chain_of, endian_of, has_header
-from shardfs.formats.zarr_arrays import MAX_NESTING, chunks_per_shard
+from shardfs.formats.zarr_arrays import MAX_NESTING, ChunkKeys, chunks_per_shard, full_chunks, opened
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.model.collection import Collection, Facts, Layer, Transform
-from shardfs.model.dataset import Dataset, Problem
-from shardfs.model.grid import NestedNames, ceil_div, cell_of
+from shardfs.model.dataset import Dataset
+from shardfs.model.grid import NestedNames
 from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed, sharding_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 
@@ -53,15 +50,9 @@ SEED_SHARDING = "/sharding/1.0"
 def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
     """The dataset for its document, sharded or not; with a problem if the dataset cannot be unsharded."""
     dataset = Dataset("n5", closed=True, format_names=words.FORM)
-    try:
-        unsharded = unshard(doc)
-        if unsharded is None:
-            return _described(dataset, doc, None)
-        collection, document, chain = unsharded
-        dataset = replace(dataset, collections=(collection,), documents={DOCUMENT: print_json(document)})
-        return _described(dataset, document, chain)
-    except UNFIT as e:
-        return replace(dataset, problems=(Problem(path, f"{DOCUMENT}: {reason(e)}"),))
+    dataset = opened(dataset, path, DOCUMENT, doc, unshard, partial(_unsharded, doc))
+    collections = (c if c.array is None else replace(c, check=_check(c.array)) for c in dataset.collections)
+    return replace(dataset, collections=tuple(collections))
 
 
 def is_dataset(doc: Mapping[str, Any]) -> bool:
@@ -70,16 +61,12 @@ def is_dataset(doc: Mapping[str, Any]) -> bool:
     return encoded and all(name in doc for name in ("dimensions", "blockSize", "dataType"))
 
 
-_Chain: TypeAlias = "tuple[Codec, Sequence[Codec]]"
-"""The first codec of stored blocks, and the others."""
-
-_Unsharded: TypeAlias = "tuple[Collection, dict[str, Any], _Chain | None]"
+_Unsharded: TypeAlias = "tuple[Collection, dict[str, Any]]"
 
 
 def unshard(doc: Mapping[str, Any]) -> _Unsharded | None:
-    """The collection that a dataset's document describes, the document of the unsharded dataset, and a codec chain.
+    """The collection that a dataset's document describes, and the document of the unsharded dataset.
 
-    The chain has the codecs of a stored chunk; it is None if these are the codecs in the unsharded document. Return
     None if the dataset is not sharded. Raise one of `UNFIT`, with the reason, if it cannot be shown unsharded.
     """
     transformers = doc.get("storage_transformers") or []
@@ -133,25 +120,18 @@ def _unshard_codecs(doc: Mapping[str, Any], shape: Coords, shard: Coords) -> _Un
             document[name] = value
     facts = Facts(shape, outer, shard, str(doc["dataType"]), sharding_of(layers))
     form = form_of("n5", doc["dataType"], shard, _form(doc["codecs"]))
-    return _collection(layers, compression["type"], facts, transform, form), document, chain
+    return _collection(layers, compression["type"], facts, transform, form), document
 
 
 def _layer(shape: Coords, shard: Coords, chunk: Coords, index: IndexEncoding, fastest_first: bool = True) -> Layer:
-    axes = []
-    for a, (extent, outer, inner) in enumerate(zip(shape, shard, chunk, strict=True)):
-        if outer % inner:
-            raise ValueError(f"a shard of {outer} elements along axis {a} does not consist of chunks of {inner}")
-        axes.append(ShardedAxis(ceil_div(extent, inner), outer // inner))
+    axes = [ShardedAxis.cut(a, *sizes) for a, sizes in enumerate(zip(shape, shard, chunk, strict=True))]
     order = range(len(shape))
-    return Layer(ShardingIndexed(axes, order[::-1] if fastest_first else order, index, _key, _coords_of(len(shape))))
+    keys = _keys(len(shape))
+    return Layer(ShardingIndexed(axes, order[::-1] if fastest_first else order, index, keys.key, keys.coords))
 
 
-def _key(coords: Coords) -> str:
-    return "/".join(map(str, coords))
-
-
-def _coords_of(rank: int) -> Callable[[str], Coords | None]:
-    return partial(cell_of, separator="/", rank=rank)
+def _keys(rank: int) -> ChunkKeys:
+    return ChunkKeys("", "/", "", rank)
 
 
 def _index_encoding(configuration: Mapping[str, Any], per_shard: Sequence[int]) -> IndexEncoding:
@@ -298,7 +278,7 @@ def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transfor
     document = {name: value for name, value in doc.items() if name != "storage_transformers"}
     facts = Facts(shape, block, shard, str(doc["dataType"]), "storage transformer of 2022, index at end")
     form = form_of("n5 of 2022", doc["dataType"], block, per, compression["type"], compression.get("useZlib", False))
-    return _collection([layer], compression["type"], facts, None, form), document, None
+    return _collection([layer], compression["type"], facts, None, form), document
 
 
 def _form(codecs: Any) -> list[Any]:
@@ -328,21 +308,6 @@ def _collection(
         transform=transform,
         form=form,
     )
-
-
-def _described(dataset: Dataset, doc: Mapping[str, Any], chain: _Chain | None) -> Dataset:
-    """The dataset with the description of its array, from the unsharded document `doc`, or with `indescribable`.
-
-    `chain` has the codecs of stored chunks, unless they are the codecs in the document.
-    """
-    try:
-        array = _array(doc, *(_chain_of_blocks(doc) if chain is None else chain))
-        if dataset.collections:
-            collections = (replace(c, array=array, check=_check(array)) for c in dataset.collections)
-            return replace(dataset, collections=tuple(collections))
-        return replace(dataset, unsharded=(_stored_plainly(doc, array),))
-    except UNFIT as e:
-        return replace(dataset, indescribable=f"{DOCUMENT}: {reason(e)}")
 
 
 def _array(doc: Mapping[str, Any], first: Codec, tail: Sequence[Codec]) -> Array:
@@ -377,25 +342,27 @@ def _check(array: Array) -> ChunkCheck:
     encoding, itemsize = array.encoding, np.dtype(array.data_type).itemsize
     if encoding.frame == "n5":
         return Blocks(encoding.codecs, array.chunk[::-1], itemsize)
-    size = math.prod(array.chunk) * itemsize
-    return Chain(encoding.codecs, lambda coords: np.full(len(coords), size, np.uint64))
+    return full_chunks(encoding.codecs, array.chunk, itemsize)
 
 
-def _chain_of_blocks(doc: Mapping[str, Any]) -> _Chain:
-    """The codecs of an unsharded dataset: `codecs` of N5 4.x, `compression`, or `compressionType` before N5 1.0."""
-    if isinstance(doc.get("codecs"), list):
-        return chain_of(doc["codecs"])
+def _chain_of_blocks(doc: Mapping[str, Any]) -> tuple[Codec, Sequence[Codec]]:
+    """The first codec of stored blocks, and the others: `codecs` of N5 4.x, or `compression` in its older forms."""
+    if isinstance(codecs := doc.get("codecs"), list):
+        while (chain := chain_of(codecs))[0].name == "sharding_indexed":
+            codecs = chain[0].configuration["codecs"]
+        return chain
     compression = words.compression_in(doc)
     kind = Codec(compression["type"], {name: value for name, value in compression.items() if name != "type"})
     return Codec("n5bytes"), [] if kind.name == "raw" else [kind]
 
 
-def _stored_plainly(doc: Mapping[str, Any], array: Array) -> Collection:
-    """The collection of an unsharded dataset, with an object for each block."""
-    if doc.get("storage_transformers"):
+def _unsharded(doc: Mapping[str, Any], shown_doc: Mapping[str, Any]) -> Collection:
+    """The collection of the unsharded dataset that `shown_doc` describes. Its blocks have the codecs in `doc`."""
+    array = _array(shown_doc, *_chain_of_blocks(doc))
+    if shown_doc.get("storage_transformers"):
         raise ValueError("storage transformers may store blocks elsewhere")
-    grid, rank = array.grid[::-1], len(array.shape)
+    grid, keys = array.grid[::-1], _keys(len(array.shape))
     facts = Facts(array.shape[::-1], array.chunk[::-1], None, str(doc["dataType"]), "none")
     codecs = ("n5bytes", *_names(array.encoding.codecs))
-    layer = Layer(Unsharded(grid, _key, _coords_of(rank)))
-    return Collection("n5", "", NestedNames(grid), (layer,), codecs, facts, array=array)
+    layer = Layer(Unsharded(grid, keys.key, keys.coords))
+    return Collection("n5", "", keys.names(grid), (layer,), codecs, facts, array=array)

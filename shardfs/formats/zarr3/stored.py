@@ -33,7 +33,6 @@ from shardfs.formats.zarr_arrays import (
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
 from shardfs.model.dataset import Dataset, Problem
-from shardfs.model.grid import ceil_div
 from shardfs.shards.byte_layouts.sharding_indexed import IndexEncoding, ShardedAxis, ShardingIndexed, sharding_of
 
 if TYPE_CHECKING:
@@ -217,18 +216,11 @@ def _layers(
         chunk_shape = integers(configuration["chunk_shape"], "chunk_shape", 1)
         require_rank(chunk_shape, len(shape), "sharding_indexed chunk_shape")
         inner = tuple(chunk_shape[order.index(axis)] for axis in range(len(shape)))
-        axes = [_axis(axis, *sizes) for axis, sizes in enumerate(zip(shape, chunk, bounds, inner, strict=True))]
+        axes = [ShardedAxis.cut(a, *sizes) for a, sizes in enumerate(zip(shape, chunk, inner, bounds, strict=True))]
         shards = ShardingIndexed(axes, order, _index_encoding(configuration), keys.key, keys.coords)
         layers.append(_layer(shards, codecs[at + 1 :]))
         chunk, bounds, codecs = inner, [() for _ in shape], codec_list(configuration["codecs"])
     return tuple(layers), chunk, [*before, *codecs]
-
-
-def _axis(axis: int, extent: int, shard: int, bounds: tuple[int, ...], chunk: int) -> ShardedAxis:
-    for size in {b - a for a, b in itertools.pairwise(bounds)} if bounds else (shard,):
-        if size % chunk:
-            raise ValueError(f"a shard of {size} elements along axis {axis} does not consist of chunks of {chunk}")
-    return ShardedAxis(ceil_div(extent, chunk), shard // chunk, tuple(b // chunk for b in bounds))
 
 
 def _layer(shards: ShardingIndexed, after: list[dict[str, Any]]) -> Layer:

@@ -198,26 +198,33 @@ def is_same_sparse(old: bytes, new: bytes) -> bool:
     closes the file in between.
     """
     try:
-        (head, offsets, trailer), (new_head, new_offsets, new_trailer) = map(_sparse_parts, (old, new))
-        if len(new) != FIELDS.unpack_from(new, 0x0B)[1] and head == new_head:
+        if _sparse_head(old) != _sparse_head(new):
+            return False
+        if len(new) != FIELDS.unpack_from(new, 0x0B)[1]:
             return True
+        offsets, trailer = _sparse_table(old)
+        new_offsets, new_trailer = _sparse_table(new)
     except (ValueError, struct.error):
         return False
-    if (head, len(offsets)) != (new_head, len(new_offsets)):
+    if len(offsets) != len(new_offsets):
         return False
     alike = (new_offsets == offsets) | (new_offsets == ZEROS) | (new_offsets == np.arange(len(offsets)))
     # A table of another size reaches into the old trailer, or ends before it, until the new trailer is written.
     return bool(alike.all()) and (new_trailer.endswith(trailer) or trailer.endswith(new_trailer))
 
 
-def _sparse_parts(data: bytes) -> tuple[bytes, Sizes, bytes]:
-    """Return the header without sizes of stored bytes, the numbers of the chunks' files, and the trailer."""
-    length, frame_length, nbytes, _, _, _ = FIELDS.unpack_from(data, 0x0B)
-    head, end = bytearray(data[:length]), data[length:frame_length]
+def _sparse_head(data: bytes) -> bytes:
+    """Return the header of a sparse frame without the sizes of stored bytes. Raise struct.error if it is cut off."""
+    head = bytearray(data[: FIELDS.unpack_from(data, 0x0B)[0]])
     for start in (FRAME_LENGTH, CHUNK_BYTES):
         head[start : start + 8] = bytes(8)
-    numbers, trailer = _table(end) if nbytes else (np.zeros(0, np.int64), end)
-    return bytes(head), numbers, trailer
+    return bytes(head)
+
+
+def _sparse_table(data: bytes) -> tuple[Sizes, bytes]:
+    """Return the numbers of the files of the chunks of a sparse frame, and its trailer. Raise ValueError."""
+    length, frame_length, nbytes, *_ = FIELDS.unpack_from(data, 0x0B)
+    return _table(data[length:frame_length]) if nbytes else (np.zeros(0, np.int64), data[length:frame_length])
 
 
 def _table(data: bytes) -> tuple[Sizes, bytes]:

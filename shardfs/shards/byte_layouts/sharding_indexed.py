@@ -7,11 +7,10 @@ N5 4.x has the same shards with reversed axes (`shard/ShardIndex.java` of https:
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import google_crc32c
 import numpy as np
@@ -80,20 +79,24 @@ class ShardedAxis:
     per_shard: int
     bounds: tuple[int, ...] = ()
 
+    @classmethod
+    def cut(cls, axis: int, extent: int, shard: int, chunk: int, bounds: tuple[int, ...] = ()) -> Self:
+        """Return an axis of `extent` elements in shards of `shard` elements, or with these bounds, and their chunks.
+
+        Raise ValueError, which names the number `axis`, if a shard does not consist of chunks of `chunk` elements.
+        """
+        for size in {b - a for a, b in pairwise(bounds)} if bounds else (shard,):
+            if size % chunk:
+                raise ValueError(f"a shard of {size} elements along axis {axis} does not consist of chunks of {chunk}")
+        return cls(ceil_div(extent, chunk), shard // chunk, tuple(b // chunk for b in bounds))
+
     @property
     def shards(self) -> int:
         """The number of shards along the axis."""
         return len(self.bounds) - 1 if self.bounds else ceil_div(self.chunks, self.per_shard)
 
-    def split(self, c: int) -> tuple[int, int]:
-        """Return the number of a chunk's shard, and the chunk's number inside the shard."""
-        if not self.bounds:
-            return divmod(c, self.per_shard)
-        g = bisect_right(self.bounds, c) - 1
-        return g, c - self.bounds[g]
-
-    def split_many(self, c: U64) -> tuple[U64, U64]:
-        """Return `split` of many chunks (n), as two arrays (n)."""
+    def split(self, c: U64) -> tuple[U64, U64]:
+        """Return the numbers of the shards of chunks (n), and the numbers of the chunks inside of their shards."""
         if not self.bounds:
             per = np.uint64(self.per_shard)
             return c // per, c % per
@@ -160,7 +163,6 @@ class ShardingIndexed(GridShards):
         self._shard_strides = strides(self.shard_grid)
         self._regular = not any(a.bounds for a in axes)
         self._steps = self._slot_strides((0,) * len(self.axes)) if self._regular else ()
-        self._slots = math.prod(a.per_shard for a in self.axes)
         self._hot = tuple(
             (a.per_shard, shard, slot)
             for a, shard, slot in zip(self.axes, self._shard_strides, self._steps, strict=False)
@@ -190,10 +192,8 @@ class ShardingIndexed(GridShards):
                 shard += c // per * shard_stride
                 slot += c % per * slot_stride
             return shard, 0, slot
-        split = [a.split(c) for a, c in zip(self.axes, coords, strict=True)]
-        steps = self._slot_strides(tuple(g for g, _ in split))
-        shard = sum(g * s for (g, _), s in zip(split, self._shard_strides, strict=True))
-        return shard, 0, sum(i * s for (_, i), s in zip(split, steps, strict=True))
+        shards, _, slots = self.place_many(np.array([coords], np.uint64))
+        return shards.item(), 0, slots.item()
 
     def row(self, above: Coords) -> Callable[[int], Placement]:
         if not self._regular:
@@ -205,7 +205,7 @@ class ShardingIndexed(GridShards):
     def place_many(self, coords: U64) -> Placements:
         n = len(coords)
         shard, slot = np.zeros(n, np.uint64), np.zeros(n, np.uint64)
-        split = [a.split_many(coords[:, i]) for i, a in enumerate(self.axes)]
+        split = [a.split(coords[:, i]) for i, a in enumerate(self.axes)]
         for (g, _), stride in zip(split, self._shard_strides, strict=True):
             shard += g * np.uint64(stride)
         if self._regular:
@@ -230,8 +230,6 @@ class ShardingIndexed(GridShards):
 
     def slots_per_shard(self, shard: int) -> int:
         """Return the number of slots of a shard, which its index has entries for."""
-        if self._regular:
-            return self._slots
         return math.prod(self._slots_per_axis(unravel(shard, self.shard_grid)))
 
     def _index_bytes(self, shard: int) -> int:
