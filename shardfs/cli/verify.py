@@ -57,10 +57,9 @@ def verify(
     job_source = source_of_job(source, options)
     with opening(source):
         plans = list(work.plan(job_source, part))
-        problems = job_source.tree().problems() if part.number == 1 else []
+        unreadable = work.unreadable(job_source) if part.number == 1 else []
     with ExitStack() as stack:
         executor, workers = executor_of(dask, jobs, stack)
-        unreadable = map(work.unreadable, problems)
         reports = work.verify(job_source, plans, deep=deep, executor=executor, workers=workers, regions=regions)
         if regions:
             findings = chain(unreadable, (finding for report in reports for finding in report.findings))

@@ -27,11 +27,13 @@ from itertools import islice
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
+from shardfs.formats.layouts import join
 from shardfs.jobs.findings import Affected, Damage, Report, ShardPart, ShardTally
 from shardfs.jobs.verify import ShardVerifier
 from shardfs.model import redact
 from shardfs.model.errors import message
 from shardfs.storage.load_ahead import load_ahead
+from shardfs.storage.local import LocalStore
 from shardfs.storage.open_store import open_store
 from shardfs.storage.retry import RETRIES, TIMEOUT_S, RetryPolicy
 from shardfs.vfs.tree import open_tree
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.model.collection import ShardSource
-    from shardfs.model.dataset import Problem
     from shardfs.model.errors import CorruptShardError
     from shardfs.model.values import U64
     from shardfs.storage.store import Store
@@ -53,6 +54,9 @@ MOST_SHARDS = 64
 
 MOST_SHARDS_REGIONS = 4
 """The same for tasks whose reports name all affected chunks."""
+
+ANNEXED = "/annex/objects/"
+"""Part of each link of git-annex."""
 
 MOST_CHUNKS = 1 << 20
 """Chunks whose index entries may be verified at the same time."""
@@ -321,9 +325,29 @@ def _lost(error: Exception) -> OSError:
     return OSError(errno.ECONNABORTED, f"{why} ({message(error).rstrip(': ')})")
 
 
-def unreadable(problem: Problem) -> Damage:
-    """The finding for a part of the source that shardfs could not open and so cannot verify."""
-    return Damage(problem.path, "", "metadata", problem.why)
+def unreadable(source: JobSource) -> list[Damage]:
+    """Return a finding for each part of the source that cannot be opened, and so cannot be verified."""
+    tree = source.tree()
+    reasons = dict(_lost_links(tree, tree.store)) if isinstance(tree.store, LocalStore) else {}
+    reasons |= {problem.path: problem.why for problem in tree.problems()}
+    return [Damage(path, "", "metadata", why) for path, why in reasons.items()]
+
+
+def _lost_links(tree: Tree, store: LocalStore) -> Iterator[tuple[str, str]]:
+    """Yield each link that may stand for an array but leads to no directory of the source, and the reason."""
+    for directory in tree.directories.walk():
+        content = directory.content
+        if content is None or content.chunks is not None or (content.dataset is not None and content.dataset.closed):
+            continue
+        for name, _ in store.names(directory.inside):
+            path = join(directory.inside, name)
+            place = store.path(path)
+            # git-annex links files only. A link to a file stands for no array.
+            if os.path.islink(place) and not os.path.isfile(place) and ANNEXED not in os.readlink(place):
+                try:
+                    store.entry(path)
+                except OSError as e:
+                    yield path, message(e)
 
 
 # ---- executors

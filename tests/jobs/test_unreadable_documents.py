@@ -94,6 +94,18 @@ def linked_directory(document: Path) -> None:
     document.parent.symlink_to("../elsewhere")
 
 
+def linked_outside(document: Path) -> None:
+    """The whole array is outside of the source, where shardfs does not read without `symlinks=follow`."""
+    place = document.parents[2] / "outside"
+    document.parent.rename(place)
+    document.parent.symlink_to(place)
+
+
+def linked_loop(document: Path) -> None:
+    shutil.rmtree(document.parent)
+    document.parent.symlink_to(document.parent.name)
+
+
 BROKEN = [dangling, loop, directory]
 
 
@@ -130,12 +142,39 @@ def test_unpack_names_it_and_does_not_copy_shards(layout: str, broken: Callable[
     assert not any(Path(name).name.startswith((".z", "zarr")) for name in files(tmp_path / "target"))
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", [*BROKEN, linked_directory, linked_outside, linked_loop])
 def test_verify_reports_it(broken: Callable[[Path], None], tmp_path: Path) -> None:
     broken(tmp_path / "source" / "b" / zarr3(tmp_path / "source", sharded=True))
     code, text = run("verify", tmp_path / "source")
     assert code == 7
     assert any(line.startswith("b") and "metadata" in line for line in text.splitlines())
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("target", ["../README", ".git/annex/objects/KEY", "lost"])
+@pytest.mark.parametrize("place", ["README", "a/README"])
+def test_verify_accepts_links_that_stand_for_no_array(target: str, place: str, tmp_path: Path) -> None:
+    """Only a link beside arrays that leads nowhere may be an array. Those of git-annex are files."""
+    zarr3(tmp_path / "source", sharded=True)
+    (tmp_path / "README").write_text("outside")
+    (tmp_path / "source" / place).symlink_to(target)
+    assert run("verify", tmp_path / "source")[0] == (7 if (target, place) == ("lost", "README") else 0)
+
+
+def test_verify_reports_a_scale_of_a_volume_that_is_a_dangling_link(tmp_path: Path) -> None:
+    spec = {"driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": str(tmp_path / "source")}}
+    sharding = {"@type": "neuroglancer_uint64_sharded_v1", "preshift_bits": 0, "hash": "identity"}
+    sharding |= {"minishard_bits": 0, "shard_bits": 1}
+    scale = {"size": [20, 20, 1], "chunk_size": [10, 10, 1], "encoding": "raw", "resolution": [1, 1, 1], "key": "s0"}
+    metadata = {"type": "image", "data_type": "uint16", "num_channels": 1}
+    how = {"multiscale_metadata": metadata, "scale_metadata": scale | {"sharding": sharding}}
+    ts.open(spec | how, create=True).result()[...] = DATA[:, :, None, None]
+    assert run("verify", tmp_path / "source")[0] == 0
+    (tmp_path / "source" / "s0").rename(tmp_path / "elsewhere")
+    (tmp_path / "source" / "s0").symlink_to("nowhere")
+    code, text = run("verify", tmp_path / "source")
+    assert code == 7
+    assert "s0" in text
 
 
 @pytest.mark.parametrize("broken", BROKEN)
