@@ -98,7 +98,6 @@ def pack(
     arrays: Sequence[str] = (),
     format: str = "",
     transcode: bool = False,
-    regions: str | os.PathLike[str] | None = None,
     in_place: bool = False,
     abort: bool = False,
     **options: Unpack[JobOptions],
@@ -110,7 +109,6 @@ def pack(
         chunks_per_shard: in the axis order of shapes in documents. Otherwise, a shard has at most `shard_size` bytes.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
         format: the format of `dest`, if not the source's. Chunks that it cannot have are refused without `transcode`.
-        regions: replace only the chunks that this file names, in an existing `dest`.
         in_place: replace the chunk files of a local source, instead of writing to `dest`; `abort` goes back.
         options: see `shardfs.jobs.calling.JobOptions`.
 
@@ -124,20 +122,16 @@ def pack(
         >>> shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2)).shards
         4
     """
-    from shardfs.jobs import calling, pack, pack_job, pack_regions
+    from shardfs.jobs import calling, pack, pack_job
 
     how: dict[str, Any] = {"chunks_per_shard": tuple(chunks_per_shard), "shard_bytes": shard_size}
     how["arrays"] = calling.stripped(arrays)
     if in_place:
-        if dest is not None or format or transcode or regions is not None:
-            raise TypeError("dest, format, transcode and regions do not go with in_place=True")
+        if dest is not None or format or transcode:
+            raise TypeError("dest, format and transcode do not go with in_place=True")
         return calling.in_place(source, "pack", options, how, abort=abort)
     places = calling.places(source, dest, options, abort=abort)
     job = pack_job.PackJob(*places, **how, format=format, transcode=transcode)
-    if regions is not None:
-        if chunks_per_shard or shard_size is not None or calling.part_of(options) != (1, 1):
-            raise TypeError("chunks_per_shard, shard_size and part do not go with regions")
-        return calling.complete(pack_regions.Repacking(job, regions), options)
     return calling.complete(pack.PackRun(job, calling.part_of(options)), options)
 
 

@@ -17,7 +17,8 @@ from shardfs.storage.source_errors import opening
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.jobs.compact import CompactProblem, Work
+    from shardfs.jobs.compact import Work
+    from shardfs.model.dataset import Problem
 
 
 @click.command()
@@ -33,6 +34,7 @@ def compact(source: str, dry_run: bool, as_json: bool, command_options: CommandO
     bytes afterwards. Exit code 3 if some shards cannot be packed; 4 if another writer uses SOURCE.
     """
     from shardfs.jobs import compact
+    from shardfs.model.dataset import Problem
 
     options = command_options.options()
     tree = opened(source, options)
@@ -43,11 +45,11 @@ def compact(source: str, dry_run: bool, as_json: bool, command_options: CommandO
         totals = _Totals(stack.enter_context(waiting("packing" if packer else "reading")), as_json=as_json)
         with opening(source):
             for work in compact.survey(tree):
-                if isinstance(work, compact.CompactProblem):
+                if isinstance(work, Problem):
                     totals.problem(work)
                     continue
                 outcome = packer.pack(work) if packer else 0
-                if isinstance(outcome, compact.CompactProblem):
+                if isinstance(outcome, Problem):
                     totals.problem(outcome)
                     outcome = 0
                 totals.shard(work, outcome)
@@ -63,12 +65,12 @@ class _Totals:
         self._as_json = as_json
         self.shards = self.dead = self.saved = self.faults = 0
 
-    def problem(self, problem: CompactProblem) -> None:
+    def problem(self, problem: Problem) -> None:
         self.faults += not problem.skipped
         if self._as_json:
-            write_json({"type": "fault", **problem._asdict()})
+            write_json({"type": "fault", "where": problem.path, "why": problem.why, "skipped": problem.skipped})
         else:
-            echo(f"{problem.where or '/'}: {problem.why}", err=True)
+            echo(f"{problem.path or '/'}: {problem.why}", err=True)
 
     def shard(self, work: Work, saved: int) -> None:
         size = work.usage.size

@@ -66,7 +66,6 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 @click.option("--shard-size", metavar="SIZE", callback=_size, help="Size of a shard before compression, such as 512M.")
 @click.option("--format", type=click.Choice(("zarr3", "n5", "precomputed", "bcolz")), help="Format of DEST.")
 @click.option("--transcode", is_flag=True, help="Decode and encode chunks that DEST cannot store unchanged.")
-@click.option("--regions", metavar="FILE", help="Replace only the chunks in FILE, of verify --regions, in DEST.")
 @_job_options
 def pack(
     source: str,
@@ -77,7 +76,6 @@ def pack(
     shard_size: int | None,
     format: str | None,
     transcode: bool,
-    regions: str | None,
     arrays: tuple[str, ...],
     jobs: int,
     dask: str | None,
@@ -100,17 +98,11 @@ def pack(
     if options.chunk_codec is not None or options.unsupported == "skip":
         raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with pack; see --transcode")
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
-        if format is not None or transcode or regions is not None:
-            raise click.UsageError("--format, --transcode and --regions do not go with --in-place; give DEST")
+        if format is not None or transcode:
+            raise click.UsageError("--format and --transcode do not go with --in-place; give DEST")
         how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": _stripped(arrays)}
         return _run(source, _in_place(source, "pack", options, how, abort=abort), jobs, dask, as_json=as_json)
     job = PackJob(*_places(source, dest, options), per_shard, shard_size, _stripped(arrays), format or "", transcode)
-    if regions is not None:
-        if per_shard or shard_size is not None or jobs > 1 or dask is not None or part.of > 1:
-            raise click.UsageError(
-                "--regions needs none of --chunks-per-shard, --shard-size, --jobs, --dask and --part"
-            )
-        return _repack(job, regions, options, as_json=as_json)
     return _run(source, lambda: PackRun(job, part, options.journal), jobs, dask, as_json=as_json)
 
 
@@ -207,40 +199,6 @@ def _run(source: str, prepare: Callable[[], Run], jobs: int, dask: str | None, *
     return output.print_counts()
 
 
-def _repack(job: PackJob, file: str, options: Options, *, as_json: bool) -> int:
-    """Replace the chunks that a file of regions names in existing shards; return the exit code."""
-    from shardfs.jobs.pack_regions import Repacking
-    from shardfs.jobs.regions import ExpectedError
-    from shardfs.jobs.runs import PackReport
-
-    try:
-        work = Repacking(job, file, options)
-    except ExpectedError as e:
-        raise click.UsageError(f"--regions {file}: {e}") from e
-    total, problems = PackReport(), 0
-    for report in work.run():
-        total.shards += report.shards
-        total.files += report.files
-        total.nbytes += report.nbytes
-        problems += _print_problems(report, as_json=as_json)
-    if as_json:
-        counts = {"chunks": total.files, "shards": total.shards, "bytes": total.nbytes}
-        write_json({"type": "end", **counts, "problems": problems})
-    else:
-        echo(f"{total.files:,} chunks replaced in {total.shards:,} shards ({human_bytes(total.nbytes)})")
-    return ExitCode.LEFT if problems else ExitCode.OK
-
-
-def _print_problems(report: PackReport, *, as_json: bool) -> int:
-    """Print the problems of a report; return the number of those that leave the job unfinished."""
-    for problem in report.problems:
-        if as_json:
-            write_json({"type": "problem", "path": problem.path, "why": problem.why, "failed": problem.damaged})
-        else:
-            echo(f"{problem.path or '/'}: {problem.why}", err=True)
-    return sum(problem.damaged for problem in report.problems)
-
-
 class _JobOutput:
     """Prints problems as they arrive, and counts at the end, as JSON or text. Text comes with progress."""
 
@@ -255,7 +213,12 @@ class _JobOutput:
         self._nbytes += report.nbytes
         if report.files:
             self.progress.advance(report.files, report.nbytes)
-        self._problems += _print_problems(report, as_json=self._as_json)
+        for problem in report.problems:
+            self._problems += problem.damaged
+            if self._as_json:
+                write_json({"type": "problem", "path": problem.path, "why": problem.why, "failed": problem.damaged})
+            else:
+                echo(f"{problem.path or '/'}: {problem.why}", err=True)
 
     def print_counts(self) -> int:
         """Print the counts; return the exit code."""

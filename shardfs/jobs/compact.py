@@ -7,29 +7,37 @@ that packed the shard.
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 from shardfs.jobs.chunk_checks import reason
-from shardfs.jobs.shard_replacer import ShardReplacer
 from shardfs.model.changes import Change
+from shardfs.model.dataset import Problem
 from shardfs.model.errors import ShardfsError
 from shardfs.shards import rewriting
 from shardfs.shards.open_chunks import open_chunks
 from shardfs.shards.rewriting import StoredShard
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.store import DirEntry
+from shardfs.storage.writers import open_writer
+from shardfs.write.open_rw import open_journal
+from shardfs.write.pending import Backlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from shardfs.config.options import Options
     from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.changes import Begun
     from shardfs.model.collection import Collection
     from shardfs.model.shard_format import Usage
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.store import Store
+    from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.vfs.tree import Tree
+    from shardfs.write.journal import Journal
 
 CACHE = 64 << 20
 
@@ -43,23 +51,16 @@ class Work(NamedTuple):
     usage: Usage
 
 
-class CompactProblem(NamedTuple):
-    """A shard or collection that cannot be packed, and why.
+def survey(tree: Tree) -> Iterator[Work | Problem]:
+    """Yield all shards of a source with dead bytes, and problems. Reads every index.
 
-    `skipped`: shardfs cannot rewrite shards of this kind of collection, so this is no error.
+    A problem is the path of a shard that is `damaged`, or of a collection that is `skipped`, because shardfs rewrites
+    no shards of this kind.
     """
-
-    where: str
-    why: str
-    skipped: bool = False
-
-
-def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
-    """All shards of a source with dead bytes, and those that cannot be packed. Reads every index."""
     for collection in tree.collections():
         why = rewriting.unwritable(collection.collection)
         if why is not None:
-            yield CompactProblem(collection.path, why, skipped=True)
+            yield Problem(collection.path, why, skipped=True)
             continue
         outermost = collection.shards.outermost
         for shard in outermost.existing_shards().tolist():
@@ -67,7 +68,7 @@ def survey(tree: Tree) -> Iterator[Work | CompactProblem]:
             try:
                 usage = StoredShard(collection.collection, shard, outermost.source.stored(shard)).usage()
             except (OSError, ShardfsError, ValueError) as e:
-                yield CompactProblem(key, reason(e))
+                yield Problem(key, reason(e), damaged=True)
                 continue
             if usage.dead:
                 yield Work(collection, shard, key, usage)
@@ -78,6 +79,7 @@ class _Packing(Change):
     """Replace a shard by one without dead bytes. `old`: the shard that was replaced; None if there was none."""
 
     work: Work
+    backlog: Backlog
     old: Blob | None = None
 
     def plan(self, old: Blob | None) -> Plan | None:
@@ -88,17 +90,50 @@ class _Packing(Change):
         if self.old is not None:
             compare(self.work, self.old, new)
 
+    def begun(self, note: Begun) -> None:
+        self.backlog.begin(note)
 
-class Packer(ShardReplacer):
-    """Packs shards, one at a time."""
 
-    def pack(self, work: Work) -> int | CompactProblem:
-        """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem."""
-        packing = _Packing(work)
+class Packer:
+    """Packs shards, one at a time, in this process, because it holds the lock of the journal.
+
+    `journal` must be the locked journal of the source, which excludes other writers. Raise OSError (EBUSY) if it
+    contains unpublished files, because these refer to positions of chunks.
+    """
+
+    def __init__(self, writer: Writer, journal: Journal) -> None:
+        self._writer = writer
+        self._backlog = Backlog(journal)
+        if n := len(self._backlog.versions):
+            why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
+            raise OSError(errno.EBUSY, why, str(journal.directory))
+        self._backlog.finish_begun(writer)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, tree: Tree, source: str, options: Options) -> Iterator[Self]:
+        """Lock the source and its journal. Raise the errors of `open_journal`, `open_writer` and `Packer`."""
+        with ExitStack() as stack:
+            journal, clean = open_journal(source, options), False
+            stack.callback(lambda: journal.close(clean=clean))
+            links = options.linked_shards == "replace"
+            writer = open_writer(tree.store, replace_links=links, journal=journal.directory)
+            stack.callback(writer.close)
+            packer = cls(writer, journal)
+            clean = True  # otherwise the journal contains unpublished files
+            yield packer
+
+    def pack(self, work: Work) -> int | Problem:
+        """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem.
+
+        After a crash, the next writer of the source cleans up.
+        """
+        packing = _Packing(work, self._backlog)
         try:
-            after = self.update(work.key, packing)
+            after = self._writer.update(work.key, packing)
         except (OSError, ShardfsError, ValueError) as e:
-            return CompactProblem(work.key, reason(e))
+            return Problem(work.key, reason(e), damaged=True)
+        self._backlog.done(work.key)
         return 0 if packing.old is None else packing.old.stat().size - (0 if after is None else after.size)
 
 
@@ -128,7 +163,8 @@ class _Single:
     read_ahead = None
 
     def __init__(self, key: str, blob: Blob) -> None:
-        self._key, self._blob = key, blob
+        self._key = key
+        self._blob = blob
         self.remote = self.blind = blob.fd < 0
 
     def open(self, key: str) -> Blob:

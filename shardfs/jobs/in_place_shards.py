@@ -20,7 +20,6 @@ from shardfs.jobs.pack_arrays import PackedArray
 from shardfs.jobs.pack_job import Packing, PackJob
 from shardfs.jobs.pack_plan import PackPlan
 from shardfs.jobs.runs import PackReport
-from shardfs.jobs.shard_replacer import ChunksPut
 from shardfs.jobs.shared_work import CACHE, JobSource
 from shardfs.jobs.target import JobTarget
 from shardfs.model.blobs import ByteRange
@@ -28,6 +27,7 @@ from shardfs.model.changes import Change
 from shardfs.model.errors import BusyError
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of, unchanged
+from shardfs.shards.rewriting import StoredShard
 from shardfs.shards.shard_sources import StoreShards
 from shardfs.storage import syscalls
 from shardfs.storage.cache import ByteLRU, nothing
@@ -76,6 +76,18 @@ class _ChunkFile(Change):
             why = "differs from its shard: delete it to get back the packed chunk, or pack it with pack --in-place"
             raise FileExistsError(errno.EEXIST, why, self.key)
         return unchanged(len(self.data))
+
+
+@dataclass
+class _ShardChunks(Change):
+    """Put chunks, by their coordinates, into a shard."""
+
+    array: PackedArray
+    shard: int
+    puts: Mapping[Coords, Put]
+
+    def plan(self, old: Blob | None) -> Plan | None:
+        return StoredShard(self.array.target, self.shard, old).plan(self.puts, set())
 
 
 class _BothForms(PackPlan):
@@ -185,7 +197,7 @@ class MixedDataset(Packing):
             puts[cells[key]] = Put(_stored(array, cells[key], file.content))
             if array.target.transform is None:
                 open_files.append(file)  # open until the shard is written
-        self.target.writer.update(array.shard_key(shard), ChunksPut(array.target, shard, puts))
+        self.target.writer.update(array.shard_key(shard), _ShardChunks(array, shard, puts))
         return nbytes
 
     def _stored_chunks(self, array: PackedArray, shard: int) -> ChunkStore:

@@ -282,21 +282,18 @@ def _batches(expected: Iterable[tuple[ChunkRegions, Box]], part: JobPart) -> Ite
         yield of, tiles
 
 
-def read_expected(
-    collections: Mapping[str, ChunkRegions], lines: Iterable[str], *, exact: bool = False
-) -> Iterator[tuple[ChunkRegions, Box]]:
+def read_expected(collections: Mapping[str, ChunkRegions], lines: Iterable[str]) -> Iterator[tuple[ChunkRegions, Box]]:
     """The chunks that a file names: CSV with a header, or JSON lines, with `chunk`, or `start` and `stop`.
 
-    Rows without both are ignored. Raise ExpectedError, with the reason, for other text; also, with `exact`, for a
-    region that is not that of whole chunks, as in a file about an array with another grid.
+    Rows without both are ignored. Raise ExpectedError, with the reason, for other text.
     """
     for number, row in enumerate(_rows(iter(lines)), 1):
         try:
-            found = _expected(collections, row, exact=exact)
+            region = _expected(collections, row)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
             raise ExpectedError(f"row {number}: {e}") from e
-        if found is not None:
-            yield found
+        if region is not None:
+            yield region
 
 
 def _rows(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
@@ -317,24 +314,16 @@ def _rows(lines: Iterator[str]) -> Iterator[Mapping[str, Any]]:
         raise ExpectedError(f"line {reader.line_num}: {e}") from e
 
 
-def _expected(
-    collections: Mapping[str, ChunkRegions], row: Mapping[str, Any], *, exact: bool
-) -> tuple[ChunkRegions, Box] | None:
+def _expected(collections: Mapping[str, ChunkRegions], row: Mapping[str, Any]) -> tuple[ChunkRegions, Box] | None:
     start, stop = (_numbers(row[name]) if row.get(name) else () for name in ("start", "stop"))
     if row.get("chunk"):
-        regions, box = _named(collections, row["chunk"])
-    elif start:
-        path = row.get("collection") or ("" if "" in collections or len(collections) != 1 else next(iter(collections)))
-        if path not in collections:
-            raise ValueError(f"the source has no collection {path!r:.80}")
-        regions = collections[path]
-        box = regions.touching(start, stop)
-    else:
+        return _named(collections, row["chunk"])
+    if not start:
         return None
-    own = regions.box_row(box, "", "") if exact and start else None
-    if own is not None and (own.start, own.stop) != (start, stop):
-        raise ValueError(f"the region from {start} to {stop} is not that of whole chunks: the grid is another one")
-    return regions, box
+    path = row.get("collection") or ("" if "" in collections or len(collections) != 1 else next(iter(collections)))
+    if path not in collections:
+        raise ValueError(f"the source has no collection {path!r:.80}")
+    return collections[path], collections[path].touching(start, stop)
 
 
 def _named(collections: Mapping[str, ChunkRegions], chunk: str) -> tuple[ChunkRegions, Box]:

@@ -8,11 +8,14 @@ import json
 import subprocess
 import sys
 import tracemalloc
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import zarr
 
+from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.jobs import regions, shared_work
 from shardfs.jobs.regions import Box, ChunkRegions, DamagedRegions, ExpectedError, Region
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
@@ -65,6 +68,29 @@ def write_array(path: Path, shape: tuple[int, ...], shards: dict[str, bytes], pe
 
 
 # ---- damaged
+
+
+def test_damaged_chunks_are_written_again_through_a_writable_mount(tmp_path: Path) -> None:
+    """Those of a damaged index after their shard was removed."""
+    values = np.arange(64, dtype="u2").reshape(8, 8)
+    for name, shards in (("plain", None), ("sharded", (4, 4))):
+        codecs: Any = {"compressors": zarr.codecs.Crc32cCodec(), "shards": shards}
+        zarr.create_array(tmp_path / name, shape=(8, 8), chunks=(2, 2), dtype="u2", **codecs)[:] = values
+    for shard, at in (("c/0/0", 0), ("c/1/1", -1)):
+        raw = bytearray((tmp_path / "sharded" / shard).read_bytes())
+        raw[at] ^= 1
+        (tmp_path / "sharded" / shard).write_bytes(raw)
+    rows = damaged(tmp_path / "sharded", deep=True)
+    (tmp_path / "sharded" / "c/1/1").unlink()
+    options = {"journal": str(tmp_path / "journals")}
+    fs = ShardFileSystem(str(tmp_path / "sharded"), rw=True, write_options=options, skip_instance_cache=True)
+    for start, stop in ((row.start, row.stop) for row in rows):
+        for i, j in product(*(range(a // 2, b // 2) for a, b in zip(start, stop, strict=True))):
+            fs.pipe_file(f"c/{i}/{j}", (tmp_path / "plain" / f"c/{i}/{j}").read_bytes())
+    assert fs.close() == []
+    assert len(rows) == 2
+    assert damaged(tmp_path / "sharded", deep=True) == []
+    assert np.array_equal(zarr.open_array(tmp_path / "sharded", mode="r")[:], values)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

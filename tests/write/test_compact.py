@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardfs.jobs import compact
-from shardfs.jobs.compact import CompactProblem, Packer, Work
+from shardfs.jobs.compact import Packer, Work
 from shardfs.jobs.verify import ShardVerifier
+from shardfs.model.dataset import Problem
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of
 from shardfs.shards import rewriting
@@ -153,7 +154,7 @@ def test_what_is_not_the_same_is_not_put_in_place(
 
     monkeypatch.setattr(StoredShard, "repack", wrong)
     fault = Packer(open_writer(opened(path).store), journal).pack(work)
-    assert isinstance(fault, CompactProblem)
+    assert isinstance(fault, Problem)
     assert (path / work.key).read_bytes() == before
     assert not [name for name in os.listdir((path / work.key).parent) if name.startswith(".shardfs")]
 
