@@ -105,7 +105,7 @@ def pack(
     """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
 
     Args:
-        source: a path or an fsspec URL, as `dest`, which is new, empty, left by an interrupted call, or a zip file.
+        source: a path or an fsspec URL, as `dest`, which is new, empty, or left by an interrupted call.
         chunks_per_shard: in the axis order of shapes in documents. Otherwise, a shard has at most `shard_size` bytes.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
         format: the format of `dest`, if not the source's. Chunks that it cannot have are refused without `transcode`.

@@ -85,9 +85,9 @@ def pack(
 ) -> int:
     """Turn chunk files into shards, in DEST or --in-place.
 
-    DEST is a directory, a URL, or a zip file (.zip, .ozx). Zarr v2 becomes Zarr v3; Zarr v3, N5, precomputed and bcolz
-    keep their format unless you give --format. Copies the bytes of chunks without decoding. Repeat an interrupted
-    command to continue. Exit code 3 if some files could not be packed; see docs/pack.md.
+    DEST is a directory or a URL. Zarr v2 becomes Zarr v3; Zarr v3, N5, precomputed and bcolz keep their format unless
+    you give --format. Copies the bytes of chunks without decoding. Repeat an interrupted command to continue. Exit
+    code 3 if some files could not be packed; see docs/pack.md.
     """
     from shardfs.jobs.pack import PackRun
     from shardfs.jobs.pack_job import PackJob

@@ -41,13 +41,6 @@ def as_05(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"ome": {"version": "0.5", **members}, **user_attributes}
 
 
-def version_05(attributes: Mapping[str, Any]) -> str | None:
-    """The version of OME-Zarr metadata, 0.5 or later; None if there is none."""
-    ome = attributes.get("ome")
-    version = ome.get("version") if isinstance(ome, dict) else None
-    return version if isinstance(version, str) else None
-
-
 def _is_04(name: str, value: Any) -> bool:
     """Whether this attribute is OME-Zarr metadata. Other conventions have an attribute `multiscales`, too."""
     if name == "multiscales":

@@ -9,57 +9,104 @@ from __future__ import annotations
 
 import errno
 import os
-from abc import abstractmethod
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from shardfs.jobs.opened_files import OpenedFile
-from shardfs.jobs.runs import PackReport, Run, reason
+from shardfs.jobs.runs import PackReport, Run
 from shardfs.jobs.shared_work import WHOLE, Job, JobPart, JobSource, Task, Unit
-from shardfs.jobs.target import JobTarget, is_of, is_zip, require_room
+from shardfs.jobs.target import JobTarget, is_of, require_room
 from shardfs.model import redact
 from shardfs.model.changes import Change
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, UnsupportedError
+from shardfs.model.errors import BusyError, message
 from shardfs.model.kinds import is_in
 from shardfs.model.write_plan import size_of, unchanged
+from shardfs.storage.source_errors import opening
 from shardfs.storage.source_locks import LOCK, SOURCE_LOCK, busy, canonical, journal_directory, read_owner
 from shardfs.write.journal import Journal
 from shardfs.write.journal.places import is_locked
 from shardfs.write.pending import Pending
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from shardfs.jobs.target import JobState
-    from shardfs.jobs.zip_target import ZipTarget
     from shardfs.model.blobs import Blob, Plan
+    from shardfs.model.values import U64
 
 BATCH = 64
 """Other files that one task copies."""
 
-J_contra = TypeVar("J_contra", bound="CopyJob", contravariant=True)
 
-
-class OpenedJob(Protocol):
-    """An opened job. `target` is set by `begin`."""
+class ShardsPlan(Protocol):
+    """The shards of one array or collection. `files`: the number of files of the source of which they are made."""
 
     @property
-    def target(self) -> JobTarget | ZipTarget: ...
+    def shards(self) -> U64: ...
 
-    def begin(self, *, new: bool) -> None:
-        """Open the target for writing: see `JobTarget.begin`."""
+    @property
+    def files(self) -> int: ...
 
+
+P = TypeVar("P", bound=ShardsPlan)
+
+
+@dataclass
+class Survey(Generic[P]):
+    """What a job finds in its source.
+
+    Args:
+        files: the number of other files, which are copied.
+        problems: files that are left out; `damaged` ones prevent that the job is finished.
+    """
+
+    plans: list[P] = field(default_factory=list)
+    files: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+class OpenedJob(ABC):
+    """The opened source of a job, and its target, which is open for writing as soon as it is needed."""
+
+    def __init__(self, job: CopyJob) -> None:
+        self.job = job
+        self._target: JobTarget | None = None
+
+    @property
+    def target(self) -> JobTarget:
+        """The target. A worker continues the job there that the main process has begun: see `JobTarget.begin`."""
+        return self._target or self.begin(new=False)
+
+    def begin(self, *, new: bool) -> JobTarget:
+        """Open the target for writing, and return it: see `JobTarget.begin`."""
+        with opening(self.job.target.url):
+            self._target = JobTarget.begin(self.job.target, self._state(), new=new)
+        return self._target
+
+    @abstractmethod
+    def _state(self) -> JobState:
+        """Return what the job makes, as far as it is known."""
+
+    @abstractmethod
+    def survey(self) -> Survey[Any]:
+        """List the source. Raise UnsupportedError if nothing can be made of it."""
+
+    @abstractmethod
+    def documents(self) -> Iterable[tuple[str, Callable[[], bytes]]]:
+        """Yield the path in the target of each document, and what returns its bytes. Needs the `survey`."""
+
+    @abstractmethod
+    def other_files(self) -> Iterator[str]:
+        """Yield the paths of the other files, which are copied. Needs the `survey`."""
+
+    @abstractmethod
     def blob(self, key: str) -> Blob:
-        """Open the file of the source that is copied to this key."""
-
-    def finish(self) -> None:
-        """Write all documents, and end the job."""
+        """Open a file of the source. It does not stay open in the store. Raise OSError if it cannot be read."""
 
 
 class CopyJob(Job, Protocol):
@@ -68,23 +115,31 @@ class CopyJob(Job, Protocol):
     @property
     def target(self) -> JobSource: ...
 
-    def opened(self) -> OpenedJob:
-        """The opened source, once per process. Raises the errors of the job's kind."""
+    def opened(self) -> Any:
+        """Return the `OpenedJob`, opened once per process. Raise the errors of the job's kind."""
 
-    def state(self) -> JobState:
-        """What to make, and how, without the plan."""
+
+J_contra = TypeVar("J_contra", bound=CopyJob, contravariant=True)
 
 
 class CopyUnit(Unit[J_contra, PackReport], Protocol[J_contra]):
     """A unit of packing or unpacking to another place."""
 
     def problem(self, error: BaseException) -> Problem:
-        """The problem of a unit that failed with `error`."""
+        """Return the problem of a unit that failed with `error`."""
 
     def failed(self, job: J_contra, error: BaseException) -> PackReport:
-        """The report of a failed unit. Raises the error of a full disk."""
+        """Return the report of a failed unit. Raise the error of a full disk."""
         require_room(error, redact.public_name(job.target.url))
         return PackReport(problems=[self.problem(error)])
+
+
+class ShardUnit(CopyUnit[J_contra], Protocol[J_contra]):
+    """A unit that makes a shard, or the files of shards."""
+
+    @property
+    def note(self) -> str:
+        """The key of the note in the target that the unit is finished: see `JobTarget.note_task`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +149,10 @@ class OtherFiles(CopyUnit[CopyJob]):
     keys: tuple[str, ...]
 
     def do(self, job: CopyJob) -> PackReport:
-        packing, report = opened_target(job), PackReport(files=len(self.keys), objects=len(self.keys))
+        opened, report = job.opened(), PackReport(files=len(self.keys), objects=len(self.keys))
         for key in self.keys:
             try:
-                report.nbytes += _copy(packing, key)
+                report.nbytes += _copy(opened, key)
             except OSError as e:
                 report.problems += OtherFiles((key,)).failed(job, e).problems
         return report
@@ -126,30 +181,22 @@ class _Copy(Change):
         return [self.file.content]
 
 
-def _copy(packing: OpenedJob, key: str) -> int:
+def _copy(opened: OpenedJob, key: str) -> int:
     """Copy one file unless the target has it; return its size."""
-    writer = packing.target.writer
-    if not writer.local and packing.target.is_stored(key):
+    writer = opened.target.writer
+    if not writer.local and opened.target.is_stored(key):
         return 0
-    copy = _Copy(packing, key)
+    copy = _Copy(opened, key)
     writer.update(key, copy)
     return 0 if copy.file is None else size_of(copy.file.content)
 
 
 def failure(path: str, error: BaseException) -> Problem:
-    """The problem of a file that could not be packed, unpacked or copied."""
-    why = reason(error).removeprefix(f"{path}: ")
+    """Return the problem of a file that could not be packed, unpacked or copied."""
+    why = message(error).removeprefix(f"{path}: ")
     if isinstance(error, IsADirectoryError):  # directories themselves are listed
         why = "is a symbolic link to a directory; put the directory in its place, or remove the link"
     return Problem(path, why, damaged=True)
-
-
-def opened_target(job: CopyJob, *, new: bool = False) -> Any:
-    """The opened job with its target open for writing, once per process: see `JobTarget.begin`."""
-    opened = job.opened()
-    if not hasattr(opened, "target"):
-        opened.begin(new=new)
-    return opened
 
 
 # ---- a whole job ----
@@ -158,70 +205,70 @@ def opened_target(job: CopyJob, *, new: bool = False) -> Any:
 class CopyRun(Run):
     """A run that makes a target.
 
-    Raise BusyError if a mount writes to the source, and the errors of `CopyJob.opened`, before anything is written.
+    Raise BusyError if a mount writes to the source, and the errors of `CopyJob.opened`, before anything is written;
+    FileExistsError if the target has other data.
     """
 
-    _opened: OpenedJob
+    survey: Survey[Any]
 
     def __init__(self, job: CopyJob, part: JobPart = WHOLE, journals: str | None = None) -> None:
         if not 1 <= part.number <= part.of:
             raise ValueError(f"part {part.number} of {part.of}: parts are counted from 1")
         _require_apart(job)
         require_idle(job.source.url, journal_directory(job.source.url, journals))
-        if is_zip(job.target.url) and part != WHOLE:
-            raise UnsupportedError("a part of a job cannot be written to a zip file; pack all, or to a directory")
-        self.job = job
         self.part = part
-        self.problems = self._begin()
-        self.repeated = self._opened.target.is_finished()
-        if self._opened.target.is_ended() and not self.repeated:
+        self._opened: OpenedJob = job.opened()
+        self.job = self._opened.job
+        self.survey = survey = self._opened.survey()
+        self.problems = survey.problems
+        self.shards = sum(len(plan.shards) for plan in survey.plans)
+        self.files = survey.files + sum(plan.files for plan in survey.plans)
+        self._target = self._opened.begin(new=True)
+        self.repeated = self._target.is_finished()
+        if self._target.is_ended() and not self.repeated:
             why = "is not empty, and has no unfinished job (another job may have completed it); give a new directory"
             raise FileExistsError(errno.EEXIST, why, redact.public_name(job.target.url))
 
     @abstractmethod
-    def _begin(self) -> list[Problem]:
-        """List the source, and begin or continue the job in the target.
+    def _units(self) -> Iterator[ShardUnit[Any]]:
+        """Yield the units of all parts, in the same order in every run while no shard is added or removed."""
 
-        Return files that are left out; `damaged` ones prevent that the job is finished.
-        """
-
-    @abstractmethod
-    def _units(self) -> Iterator[Unit[Any, PackReport]]:
-        """Yield the units of the part that make shards, or the files of shards."""
-
-    @abstractmethod
-    def _is_complete(self) -> bool:
-        """Whether all parts have made their objects."""
-
-    @abstractmethod
     def _other_files(self) -> Iterator[str]:
-        """Yield the keys in the target of the other files."""
-
-    def _running(self, executor: Executor | None, workers: int) -> AbstractContextManager[Executor | None]:
-        target = self._opened.target
-        if self.repeated or isinstance(target, JobTarget):
-            return nullcontext(executor)
-        return target.running(executor, workers)
+        return self._opened.other_files() if self.survey.files else iter(())  # without any, there is nothing to list
 
     def _tasks(self) -> Iterator[Task[PackReport]]:
-        starts_over = is_zip(self.job.target.url) and any(p.damaged for p in self.problems)
-        if not self.repeated and not starts_over:
-            yield from (Task(self.job, unit) for unit in chain(self._units(), self._copies()))
+        if not self.repeated:
+            units = (unit for unit in self._units() if is_of(self.part, unit.note))
+            yield from (Task(self.job, unit) for unit in chain(units, self._copies()))
 
     def _copies(self) -> Iterator[OtherFiles]:
         keys = (key for key in self._other_files() if is_of(self.part, key))
         while batch := tuple(islice(keys, BATCH)):
             yield OtherFiles(batch)
 
+    def _is_complete(self) -> bool:
+        """Return whether all parts have made their objects, and count these."""
+        self.objects = 0
+        for unit in self._units():
+            if (objects := self._target.noted(unit.note)) is None:
+                return False
+            self.objects += objects
+        for key in self._other_files():
+            if not self._target.is_stored(key):
+                return False
+            self.objects += 1
+        return True
+
     def _end(self) -> None:
-        ended = self._opened.target.is_ended()  # by another run; this one only removes what it has noted since
+        ended = self._target.is_ended()  # by another run; this one only removes what it has noted since
         self.finished = self.repeated or self.part == WHOLE or ended or self._is_complete()
         if self.finished and not (self.repeated and ended):
-            self._opened.finish()
+            self._target.finish(self._opened.documents(), (unit.note for unit in self._units()))
 
 
 def _require_apart(job: CopyJob) -> None:
-    source, target = canonical(job.source.url), canonical(job.target.url)
+    source = canonical(job.source.url)
+    target = canonical(job.target.url)
     if is_in(source, target) or is_in(target, source):
         why = "the source and the target must not be inside each other; give another target"
         raise OSError(errno.EINVAL, why, redact.public_name(job.target.url))

@@ -14,7 +14,7 @@ import errno
 import json
 import os
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,15 @@ import numpy as np
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.jobs import finished
-from shardfs.jobs.copying import require_idle
+from shardfs.jobs.copying import Survey, require_idle
 from shardfs.jobs.in_place_shards import LOCK, MixedDataset, is_litter, opened, require_plain, take_over, working
-from shardfs.jobs.pack_job import Packing, PackJob, SourceSurvey
-from shardfs.jobs.runs import PackReport, Run, reason
+from shardfs.jobs.pack_job import Packing, PackJob
+from shardfs.jobs.runs import PackReport, Run
 from shardfs.jobs.shared_work import JobSource, Task, Unit
 from shardfs.jobs.target import FULL
 from shardfs.jobs.unpack_job import Unpacking, UnpackJob
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, ShardfsError, UnsupportedError
+from shardfs.model.errors import BusyError, ShardfsError, UnsupportedError, message
 from shardfs.model.kinds import is_in
 from shardfs.model.redact import public_name
 from shardfs.shards import rewriting
@@ -49,8 +49,9 @@ from shardfs.write.journal.places import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Set
-    from concurrent.futures import Executor
     from typing import Any
+
+    from shardfs.jobs.pack_arrays import ArrayPlan
 
 
 NO_ARRAYS = "in place, only arrays of Zarr v3, N5 and precomputed can be unpacked"
@@ -76,7 +77,7 @@ class ShardInPlace(Unit[InPlaceJob, PackReport]):
 
     def do(self, job: InPlaceJob) -> PackReport:
         with working(job.root, job.run) as dataset:
-            array = dataset.arrays[self.array]
+            array = dataset.plan.arrays[self.array]
             if job.direction == PACK:
                 return dataset.pack(array, self.shard, np.frombuffer(self.chunks, np.uint64))
             return dataset.unpack(array, self.shard)
@@ -86,7 +87,7 @@ class ShardInPlace(Unit[InPlaceJob, PackReport]):
         if isinstance(error, OSError) and error.errno in FULL:
             why = "; nothing is lost: free some space and repeat the command, or go back with --abort"
             raise OSError(error.errno, f"{os.strerror(error.errno)}{why}", job.root) from error
-        return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {reason(error)}", damaged=True)])
+        return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {message(error)}", damaged=True)])
 
 
 class InPlaceRun(Run):
@@ -131,7 +132,7 @@ class InPlaceRun(Run):
             overlaps.refuse(source.url)
             self._writer = LocalWriter(LocalStore(self.root))
             self._writer.recovered()
-            self._survey: SourceSurvey | None = None
+            self._survey: Survey[ArrayPlan] | None = None
             self.direction = {PACK: UNPACK, UNPACK: PACK}[command] if abort else command
             self._state = self._begun(command, _as_json(options or {}), abort=abort)
             while self._state is not None and self._state.stage in ROUTES[self.direction][:2]:
@@ -149,13 +150,6 @@ class InPlaceRun(Run):
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.free()
-
-    @contextmanager
-    def _running(self, executor: Executor | None, workers: int) -> Iterator[Executor | None]:
-        try:
-            yield executor
-        finally:
-            self.close()
 
     def _end(self) -> None:
         state = self._state
@@ -229,8 +223,8 @@ class InPlaceRun(Run):
         self._survey = packing.survey()
         if any(p.damaged for p in self._survey.problems):
             return None
-        documents = {key: raw for key, raw in packing.documents.items() if not self._is_stored(key, raw)}
-        former = packing.document_names() - packing.documents.keys() | documents.keys()
+        documents = {key: raw for key, raw in packing.plan.documents.items() if not self._is_stored(key, raw)}
+        former = packing.document_names() - packing.plan.documents.keys() | documents.keys()
         plain = sorted(key for key in former if os.path.lexists(self._path(key)))
         self._start(PackState(PACK, PACK, Stage.BEGUN, plain, sorted(documents), dict(options)), plain)
         self._write(SHARDED, documents)
@@ -240,9 +234,8 @@ class InPlaceRun(Run):
         """Begin to unpack, unless something cannot be unpacked: write the documents of the plain dataset."""
         layout, arrays = options.get("layout", NATIVE), tuple(options.get("arrays", ()))
         unpacking = Unpacking(UnpackJob(self.source, JobSource.of(self._path(PLAIN)), layout, arrays=arrays))
-        unpacking.require_shown()
         found = unpacking.survey()
-        self._survey = SourceSurvey(problems=found.problems)
+        self._survey = Survey(problems=found.problems)
         if any(p.damaged for p in found.problems):
             return None
         made, own = {key: unpacking.document(key) for key in found.documents}, found.documents
@@ -317,7 +310,7 @@ class InPlaceRun(Run):
             case "unpack", Stage.SHARDED:
                 self._move(state.sharded, "", SHARDED)
                 dataset = opened(self.root, self.number)
-                for array in dataset.arrays.values():
+                for array in dataset.plan.arrays.values():
                     self._move(dataset.existing_shards(array, dataset.source), "", SHARDED)
         self._save(replace(state, stage=state.after()))
 
@@ -381,7 +374,7 @@ class InPlaceRun(Run):
     def _count(self) -> None:
         dataset = opened(self.root, self.number)
         if self.direction == UNPACK:
-            self.files = self.shards = sum(len(dataset.shard_numbers(array)) for array in dataset.arrays.values())
+            self.files = self.shards = sum(len(dataset.shard_numbers(array)) for array in dataset.plan.arrays.values())
             return
         self._survey = survey = self._survey or dataset.survey()
         self.files = survey.files + sum(len(plan.chunks) for plan in survey.plans)
@@ -398,7 +391,7 @@ class InPlaceRun(Run):
                     yield Task(job, ShardInPlace(plan.array.path, shard, chunks.tobytes()))
             return
         dataset = opened(self.root, self.number)
-        for path, array in dataset.arrays.items():
+        for path, array in dataset.plan.arrays.items():
             for shard in dataset.shard_numbers(array).tolist():
                 yield Task(job, ShardInPlace(path, shard))
 
@@ -409,7 +402,7 @@ class InPlaceRun(Run):
         dataset = opened(self.root, self.number)
         left = dataset.tidy()
         if self.direction == UNPACK:
-            left = [key for array in dataset.arrays.values() for key in dataset.existing_shards(array)]
+            left = [key for array in dataset.plan.arrays.values() for key in dataset.existing_shards(array)]
         why = "appeared while the job ran; repeat the command"
         return [Problem(key, why, damaged=True) for key in left]
 
@@ -426,9 +419,9 @@ def require_unpackable(root: str, collections: Set[str]) -> None:
         dataset = MixedDataset(root, at="")
     except UnsupportedError as e:
         raise UnsupportedError(f"nothing was unpacked: {NO_ARRAYS}") from e
-    if others := sorted(collections ^ dataset.arrays.keys()):
+    if others := sorted(collections ^ dataset.plan.arrays.keys()):
         raise UnsupportedError(f"nothing was unpacked: {others[0] or '/'}: {NO_ARRAYS}; choose some with --array")
-    for path, array in dataset.arrays.items():
+    for path, array in dataset.plan.arrays.items():
         if why := rewriting.unwritable(array.target) or (array.source.transform and "its chunks would be decoded"):
             raise UnsupportedError(f"nothing was unpacked: {path or '/'}: {why}, so --abort could not bring it back")
         for key in dataset.existing_shards(array):

@@ -18,10 +18,9 @@ from shardfs.jobs.copying import failure
 from shardfs.jobs.opened_files import OpenedFile
 from shardfs.jobs.pack_arrays import PackedArray
 from shardfs.jobs.pack_job import Packing, PackJob
-from shardfs.jobs.pack_plan import PackPlan
+from shardfs.jobs.pack_plan import Planner
 from shardfs.jobs.runs import PackReport
 from shardfs.jobs.shared_work import CACHE, JobSource
-from shardfs.jobs.target import JobTarget
 from shardfs.model.blobs import ByteRange
 from shardfs.model.changes import Change
 from shardfs.model.errors import BusyError
@@ -44,8 +43,7 @@ from shardfs.storage.writers.writer import AT_A_TIME
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardfs.formats.format import Format
-    from shardfs.jobs.pack_plan import FileForm, PlainChunks
+    from shardfs.jobs.pack_plan import PlainDataset
     from shardfs.model.blobs import Blob, Bytes, Plan
     from shardfs.model.dataset import Problem
     from shardfs.model.values import U64, Coords
@@ -90,31 +88,25 @@ class _ShardChunks(Change):
         return StoredShard(self.array.target, self.shard, old).plan(self.puts, set())
 
 
-class _BothForms(PackPlan):
-    """The arrays of which both forms are described."""
+class _BothForms(Planner):
+    """Plans the arrays of which both forms are described."""
 
     @cached_property
     def _shards(self) -> LocalStore:
         return LocalStore(self._job.target.url)
 
-    def _sharded(
-        self,
-        path: str,
-        format: Format,
-        documents: Mapping[str, bytes],
-        plain: Mapping[str, PlainChunks],
-        provisional: FileForm,
-    ) -> dict[str, bytes]:
-        """The stored documents with shards. Adds the arrays that have both forms."""
-        stored = self._shards.documents(path, format.documents, MAX_DOCUMENT_BYTES)
-        dataset = format.open(path, stored)
-        for target in () if dataset is None else dataset.collections:
-            shown = join(path, target.path)
-            self._described.add(shown)
-            if (chunks := plain.get(shown)) is not None:
+    def _sharded(self, dataset: PlainDataset) -> Mapping[str, bytes]:
+        """Return the stored documents with shards. Adds the arrays that have both forms."""
+        path, format = dataset.path, dataset.format
+        documents = self._shards.documents(path, format.documents, MAX_DOCUMENT_BYTES)
+        sharded = format.open(path, documents)
+        for target in () if sharded is None else sharded.collections:
+            place = join(path, target.path)
+            self._described.add(place)
+            if (chunks := dataset.chunks.get(place)) is not None:
                 home = join(path, target.stored_at)
-                self.arrays[chunks.path] = PackedArray(chunks.path, home, chunks.collection, target)
-        return stored
+                self.plan.arrays[chunks.path] = PackedArray(chunks.path, home, chunks.collection, target)
+        return documents
 
 
 class MixedDataset(Packing):
@@ -135,8 +127,8 @@ class MixedDataset(Packing):
         job = PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True)
         super().__init__(job, _BothForms)
         self.store = self.source = LocalStore(root)
-        self.target = JobTarget(sharded, self.shards, LocalWriter(self.shards), self.job.state())
-        self.target.writer.recovered()
+        self._shard_writer = LocalWriter(self.shards)
+        self._shard_writer.recovered()
         self._chunk_writer = LocalWriter(self.source)
 
     # ---- packing ----
@@ -197,7 +189,7 @@ class MixedDataset(Packing):
             puts[cells[key]] = Put(_stored(array, cells[key], file.content))
             if array.target.transform is None:
                 open_files.append(file)  # open until the shard is written
-        self.target.writer.update(array.shard_key(shard), _ShardChunks(array, shard, puts))
+        self._shard_writer.update(array.shard_key(shard), _ShardChunks(array, shard, puts))
         return nbytes
 
     def _stored_chunks(self, array: PackedArray, shard: int) -> ChunkStore:
@@ -289,7 +281,7 @@ class MixedDataset(Packing):
         Return the paths of some chunk files that exist.
         """
         left: list[str] = []
-        for array in self.arrays.values():
+        for array in self.plan.arrays.values():
             with suppress(FileNotFoundError):
                 self._tidy(array, "", left)
                 syscalls.fsync_directory(self.source.path(array.path))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.jobs.copying import CopyRun, CopyUnit, opened_target
+from shardfs.jobs.copying import CopyRun, ShardUnit, Survey
 from shardfs.jobs.opened_files import OpenedFile
-from shardfs.jobs.pack_job import note_of
-from shardfs.jobs.runs import PackReport, reason
-from shardfs.jobs.target import is_of
+from shardfs.jobs.runs import PackReport
+from shardfs.jobs.target import note_of
 from shardfs.model.changes import Removal, Whole
 from shardfs.model.dataset import Problem
+from shardfs.model.errors import message
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import size_of
 from shardfs.shards.rewriting import StoredShard
@@ -26,8 +26,8 @@ from shardfs.storage.load_ahead import load_ahead
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.jobs.pack_arrays import PackedArray
-    from shardfs.jobs.pack_job import Packing, PackJob, SourceSurvey
+    from shardfs.jobs.pack_arrays import ArrayPlan, PackedArray
+    from shardfs.jobs.pack_job import Packing, PackJob
     from shardfs.model.blobs import Bytes
     from shardfs.model.values import U64
 
@@ -36,20 +36,24 @@ FIRST_LOADS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class NewShard(CopyUnit["PackJob"]):
+class NewShard(ShardUnit["PackJob"]):
     """One shard to make. `chunks` are the numbers of its chunks in the source, 8 bytes each."""
 
     array: str
     shard: int
     chunks: bytes = field(repr=False)
 
+    @property
+    def note(self) -> str:
+        return note_of(self.array, f"shards-{self.shard}")
+
     def do(self, job: PackJob) -> PackReport:
         report = PackReport(1, len(self.chunks) // 8, 1)
-        packing: Packing = opened_target(job)
-        note = note_of(self.array, self.shard)
-        if packing.target.noted(note) is not None or packing.target.is_ended():
+        packing: Packing = job.opened()
+        target = packing.target
+        if target.noted(self.note) is not None or target.is_ended():
             return report
-        array = packing.arrays[self.array]
+        array = packing.plan.arrays[self.array]
         key = array.shard_key(self.shard)
         numbers = np.frombuffer(self.chunks, np.uint64)
         open_files: list[OpenedFile] = []
@@ -59,12 +63,12 @@ class NewShard(CopyUnit["PackJob"]):
         puts = {cell: Put(content) for cell, content in contents.items()}
         report.nbytes = sum(size_of(put.data) for put in puts.values())
         plan = StoredShard(array.target, self.shard, None).plan(puts, set())
-        packing.target.writer.update(key, Removal() if plan is None else Whole(plan, first=None))
-        packing.target.note_task(note, 1, key)
+        target.writer.update(key, Removal() if plan is None else Whole(plan, first=None))
+        target.note_task(self.note, 1, key)
         return report
 
     def problem(self, error: BaseException) -> Problem:
-        return Problem(self.array, f"shard {self.shard}: {reason(error)}", damaged=True)
+        return Problem(self.array, f"shard {self.shard}: {message(error)}", damaged=True)
 
 
 def _contents(packing: Packing, array: PackedArray, numbers: U64, open_files: list[OpenedFile]) -> Iterator[Bytes]:
@@ -77,34 +81,11 @@ def _contents(packing: Packing, array: PackedArray, numbers: U64, open_files: li
 
 
 class PackRun(CopyRun):
-    """Packing that is ready to run."""
+    """Packing that is ready to run. Raise the errors of `CopyRun`."""
 
-    job: PackJob
-    _opened: Packing
-    survey: SourceSurvey
-
-    def _begin(self) -> list[Problem]:
-        self._opened = opened_target(self.job, new=True)
-        self.job = self._opened.job
-        self.survey = self._opened.survey()
-        self.files = self.survey.files + sum(len(plan.chunks) for plan in self.survey.plans)
-        self.shards = sum(len(plan.shards) for plan in self.survey.plans)
-        self.objects = self.survey.files + self.shards
-        return self.survey.problems
-
-    def _add(self, report: PackReport) -> None:
-        """Count nothing: the number of objects is known."""
+    survey: Survey[ArrayPlan]
 
     def _units(self) -> Iterator[NewShard]:
         for plan in self.survey.plans:
             for shard, chunks in plan:
-                if is_of(self.part, plan.array.shard_key(shard)):
-                    yield NewShard(plan.array.path, shard, chunks.tobytes())
-
-    def _is_complete(self) -> bool:
-        target = self._opened.target
-        notes = (note_of(plan.array.path, shard) for plan in self.survey.plans for shard in plan.shards.tolist())
-        return all(target.noted(note) is not None for note in notes) and all(map(target.is_stored, self._other_files()))
-
-    def _other_files(self) -> Iterator[str]:
-        return self._opened.other_files()
+                yield NewShard(plan.array.path, shard, chunks.tobytes())

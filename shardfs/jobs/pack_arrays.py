@@ -252,6 +252,11 @@ class ArrayPlan:
     shards: U64
     starts: Sequence[int]
 
+    @property
+    def files(self) -> int:
+        """The number of files of the source."""
+        return len(self.chunks)
+
     @classmethod
     def of(cls, array: PackedArray, chunks: U64) -> ArrayPlan:
         """The plan for all these chunks. Sorts the array `chunks` in place, so that little more memory is needed."""

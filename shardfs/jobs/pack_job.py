@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from array import array as typed_array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -13,22 +13,20 @@ import numpy as np
 
 from shardfs.formats.layouts import PACKED, join
 from shardfs.formats.registry import creating_view
+from shardfs.jobs.copying import OpenedJob, Survey
 from shardfs.jobs.pack_arrays import ONLY_ONE, ArrayPlan, PackedArray, stray
-from shardfs.jobs.pack_plan import ZARR3, PackOptions, PackPlan, has_zarr2
-from shardfs.jobs.target import NOTES, JobState, JobTarget, is_zip
-from shardfs.jobs.zip_target import ZipTarget
+from shardfs.jobs.pack_plan import ZARR3, PackOptions, Planner, has_zarr2
+from shardfs.jobs.target import JobState
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.kinds import is_in
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import PACK, require_settled
-from shardfs.storage.source_errors import opening
-from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Set
+    from collections.abc import Callable, Iterable, Iterator, Set
 
     from shardfs.model.blobs import Blob
     from shardfs.model.values import U64
@@ -44,17 +42,6 @@ class PackJob(PackOptions):
         """The opened source, once per process. Raises the errors of `Packing`."""
         return _packing(self)
 
-    def state(self) -> JobState:
-        """What to pack, and how, without the plan."""
-        choices = {
-            "chunks_per_shard": self.chunks_per_shard,
-            "shard_size": self.shard_bytes,
-            "array": sorted(self.arrays),
-            "format": self.format,
-            "transcode": self.transcode,
-        }
-        return JobState.of(PACK, self.source, choices)
-
 
 @lru_cache(2)
 def _packing(job: PackJob) -> Packing:
@@ -69,71 +56,50 @@ def _tree(job: PackJob, layout: str) -> Tree:
     return tree
 
 
-@dataclass
-class SourceSurvey:
-    """All files of a source.
-
-    Args:
-        files: the number of other files, which are copied.
-        problems: files that are not packed; `damaged` ones prevent that the job is finished.
-        only_chunks: the arrays whose directories have no other files.
-    """
-
-    plans: list[ArrayPlan] = field(default_factory=list)
-    files: int = 0
-    problems: list[Problem] = field(default_factory=list)
-    only_chunks: Set[str] = frozenset()
-
-
-class Packing:
+class Packing(OpenedJob):
     """An opened job.
 
     Attributes:
-        arrays: the arrays to pack, by path.
-        documents: the documents of all datasets in the target, by path.
+        plan: the arrays to pack, and the documents of the target.
 
     Raise UnsupportedError, with all arrays and reasons, if an array cannot be packed; NotADatasetError if the source
     has no unsharded array.
     """
 
-    target: JobTarget | ZipTarget
-    """Set by `begin`."""
+    job: PackJob
 
-    def __init__(self, job: PackJob, plan_type: type[PackPlan] = PackPlan) -> None:
+    def __init__(self, job: PackJob, planner_type: type[Planner] = Planner) -> None:
         tree = _tree(job, NATIVE)
-        plan = plan_type(job, tree.store, translates=False)
-        is_zarr2 = not tree.datasets.source.documents("") and has_zarr2(tree.store, "")
-        if not is_zarr2:
-            plan.add_datasets(tree)
-        if plan.is_empty:
-            plan = plan_type(job, tree.store, plan.skipped, translates=True)
-            plan.add_translated(_tree(job, job.format or ZARR3))
-        plan.require_complete()
-        plan.correct_copies()
-        self.job = replace(job, forms=tuple(sorted(plan.forms.items())))
         self.store: Store = tree.store
-        self.arrays = plan.arrays
-        self.documents = plan.documents
-        self._hidden = plan.hidden
-        self._skipped = plan.skipped
+        planner = planner_type(job, self.store, translates=False)
+        if tree.datasets.source.documents("") or not has_zarr2(self.store, ""):
+            planner.add_datasets(tree)
+        if planner.is_empty:
+            planner = planner_type(job, self.store, planner.plan.skipped, translates=True)
+            planner.add_translated(_tree(job, job.format or ZARR3))
+        self.plan = planner.complete()
+        super().__init__(replace(job, forms=tuple(sorted(self.plan.forms.items()))))
         self._homes: dict[str, list[PackedArray]] = {}  # by the directories of their shards
-        for array in self.arrays.values():
+        for array in self.plan.arrays.values():
             self._homes.setdefault(array.home, []).append(array)
-        self._survey = SourceSurvey()
+        self._only_chunks: Set[str] = frozenset()  # the arrays whose directories have no other files
 
-    def begin(self, *, new: bool) -> None:
-        """Open the target for writing: see `JobTarget.begin` and `ZipTarget.begin`."""
-        target = self.job.target
-        documents = ((key, raw) for key, raw in self.documents.items() if not self._is_linked(key.rpartition("/")[0]))
-        state = self.job.state().planned((path for path in self.arrays if not self._is_linked(path)), documents)
-        if is_zip(target.url):
-            self.target = ZipTarget.begin(target.url, state, self.documents)
-        else:
-            with opening(target.url):
-                self.target = JobTarget.begin(target, state, new=new)
+    def _state(self) -> JobState:
+        """Return what the job makes, without what is behind symbolic links: it cannot end before these are removed."""
+        job, plan = self.job, self.plan
+        choices = {
+            "chunks_per_shard": job.chunks_per_shard,
+            "shard_size": job.shard_bytes,
+            "array": sorted(job.arrays),
+            "format": job.format,
+            "transcode": job.transcode,
+        }
+        documents = ((key, raw) for key, raw in plan.documents.items() if not self._is_linked(key.rpartition("/")[0]))
+        arrays = (path for path in plan.arrays if not self._is_linked(path))
+        return JobState.of(PACK, job.source, choices).planned(arrays, documents)
 
     def _is_linked(self, path: str) -> bool:
-        """Whether a directory is behind a symbolic link. The job cannot end before that link is removed."""
+        """Whether a directory is behind a symbolic link."""
         store = self.store
         return isinstance(store, LocalStore) and os.path.realpath(store.path(path)) != store.path(path)
 
@@ -141,12 +107,13 @@ class Packing:
 
     def document_names(self) -> set[str]:
         """The paths of documents in the source and in the target. A document need not exist in both."""
-        return self._hidden.union(self.documents)
+        return self.plan.hidden.union(self.plan.documents)
 
-    def survey(self) -> SourceSurvey:
-        """List the source."""
-        survey, chunks = SourceSurvey(), {path: typed_array("Q") for path in self.arrays}
-        for path, why in self._skipped.items():
+    def survey(self) -> Survey[ArrayPlan]:
+        """List the source. Raise UnsupportedError if the target cannot express missing chunks."""
+        arrays, survey = self.plan.arrays, Survey[ArrayPlan]()
+        numbers = {path: typed_array("Q") for path in arrays}
+        for path, why in self.plan.skipped.items():
             if not self.job.arrays or path in self.job.arrays:
                 survey.problems.append(Problem(path, f"was not packed, and keeps its chunk files: {why}"))
         with_others = set[str]()
@@ -155,23 +122,22 @@ class Packing:
                 why = "is a directory, but has the name of a chunk; move it out of the source"
                 survey.problems.append(Problem(key[:-1], why, damaged=True))
             elif array is not None and (number := array.number(name)) is not None:
-                chunks[array.path].append(number)
+                numbers[array.path].append(number)
             elif (problem := self._problem_of(array, name, key)) is None:
                 survey.files += 1
                 if array is not None:
                     with_others.add(array.path)
             else:
                 survey.problems.append(problem)
-        for path in self.arrays:
-            self._add_plan(survey, self.arrays[path], np.frombuffer(chunks.pop(path), np.uint64))
+        for path, array in arrays.items():
+            self._add_plan(survey, array, np.frombuffer(numbers[path], np.uint64))
             while path:
                 path = path.rpartition("/")[0]
                 with_others.add(path)
-        survey.only_chunks = self.arrays.keys() - with_others
-        self._survey = survey
+        self._only_chunks = arrays.keys() - with_others
         return survey
 
-    def _add_plan(self, survey: SourceSurvey, array: PackedArray, numbers: U64) -> None:
+    def _add_plan(self, survey: Survey[ArrayPlan], array: PackedArray, numbers: U64) -> None:
         missing = math.prod(array.source.layers[0].format.grid) - len(numbers)
         if array.source.filler is not None and missing:
             why = f"{missing} chunks are missing, and the format of the target cannot express their fill value"
@@ -182,7 +148,7 @@ class Packing:
 
     def other_files(self) -> Iterator[str]:
         """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""
-        for array, name, key in self._walk("", None, self._names(""), self._survey.only_chunks):
+        for array, name, key in self._walk("", None, self._names(""), self._only_chunks):
             is_chunk = array is not None and array.number(name) is not None
             if not is_chunk and not key.endswith("/") and self._problem_of(array, name, key) is None:
                 yield key
@@ -215,18 +181,18 @@ class Packing:
             return
         if array is None and isinstance(self.store, LocalStore):
             require_settled(self.store.root, path)
-        array = self.arrays.get(path, array)
+        array = self.plan.arrays.get(path, array)
         inside = path if array is None else path.removeprefix(array.path).lstrip("/")
         above, name_above = (f"{part}/" if part else "" for part in (path, inside))
         directories = []
         for name, directory in names:
             key = above + name
             if not directory:
-                if key not in self.documents and key not in self._hidden:
+                if key not in self.plan.documents and key not in self.plan.hidden:
                     yield array, name_above + name, key
             elif array is not None and array.number(name_above + name) is not None:
                 yield array, name_above + name, f"{key}/"
-            elif array is None and key in self._hidden and not any(is_in(path, key) for path in self.arrays):
+            elif array is None and key in self.plan.hidden and not any(is_in(path, key) for path in self.plan.arrays):
                 continue
             elif self.store.remote:
                 directories.append(key)
@@ -245,13 +211,5 @@ class Packing:
         """Open a file of the source. It does not stay open in the store."""
         return self.store.open_once(key) if isinstance(self.store, LocalStore) else self.store.open(key)
 
-    def finish(self) -> None:
-        """Write all documents, and end the job."""
-        documents = ((key, partial(self.documents.__getitem__, key)) for key in self.documents)
-        notes = (note_of(plan.array.path, shard) for plan in self._survey.plans for shard in plan.shards.tolist())
-        self.target.finish(documents, notes)
-
-
-def note_of(array: str, shard: int) -> str:
-    """The key of the note in the target that a shard is finished: see `JobTarget.note_task`."""
-    return join(NOTES, join(array, f"{OWN}-shards-{shard}"))
+    def documents(self) -> Iterable[tuple[str, Callable[[], bytes]]]:
+        return ((key, partial(self.plan.documents.__getitem__, key)) for key in self.plan.documents)

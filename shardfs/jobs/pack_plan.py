@@ -90,7 +90,7 @@ class PackOptions:
     forms: tuple[tuple[str, FileForm], ...] = field(default=(), compare=False)
 
     def rule(self, format: str, form: FileForm = PLAIN) -> Rule:
-        """How arrays of a format are sharded."""
+        """Return how arrays of a format are sharded, if their files have this form."""
         words, numbers, per_shard = {}, {}, self.chunks_per_shard
         if "data_encoding" in PARAMETERS.get(format, {}):
             words = {"data_encoding": "gzip" if form.suffix or form.gzipped else "raw"}
@@ -103,9 +103,9 @@ class PackOptions:
         return rule
 
 
-def _bits(count: int, most: int) -> int:
-    """The number of bits that divide `count` ids into parts of at most `most`, on average."""
-    return max(-(-count // most) - 1, 0).bit_length()
+def _bits(count: int, limit: int) -> int:
+    """Return the number of bits that divide `count` ids into parts of at most `limit`, on average."""
+    return max(-(-count // limit) - 1, 0).bit_length()
 
 
 class PlainChunks(NamedTuple):
@@ -125,15 +125,52 @@ class Part(NamedTuple):
     plain: PlainChunks | None
 
 
-class PackPlan:
-    """Collects arrays and documents, with `add_datasets` or `add_translated`; `require_complete` judges them.
+class PlainDataset(NamedTuple):
+    """A dataset that is to get shards.
 
-    Attributes:
+    Args:
+        path: the directory of its documents in the target.
+        format: the format of the target.
+        documents: the documents without shards in this format.
+        chunks: chunk files by the directories where the format shows them, also those of other datasets.
+        has_objects: whether it has files with ids as names, such as meshes.
+    """
+
+    path: str
+    format: Format
+    documents: Mapping[str, bytes]
+    chunks: Mapping[str, PlainChunks]
+    has_objects: bool = False
+
+
+class Sharding(NamedTuple):
+    """The documents that a dataset gets, and the collections that they describe."""
+
+    documents: Mapping[str, bytes]
+    targets: Sequence[Collection]
+
+
+@dataclass
+class PackPlan:
+    """What `pack` makes of a source.
+
+    Args:
         arrays: the arrays to pack, by path.
         documents: the documents of all datasets in the target, by path.
         hidden: the paths of documents of the source that another format replaces.
         forms: the form of the files of each dataset, unless it is `PLAIN`.
         skipped: arrays of the target's format that keep their chunk files, with reasons.
+    """
+
+    arrays: dict[str, PackedArray] = field(default_factory=dict)
+    documents: dict[str, bytes] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
+    forms: dict[str, FileForm] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+class Planner:
+    """Makes the `plan` from datasets, by `add_datasets` or `add_translated`. `complete` judges it.
 
     Args:
         translates: the target has another format than the source.
@@ -142,14 +179,10 @@ class PackPlan:
     def __init__(
         self, job: PackOptions, store: Store, skipped: Mapping[str, str] | None = None, *, translates: bool
     ) -> None:
+        self.plan = PackPlan(skipped=dict(skipped or {}))
         self._job = job
         self._store = store
         self._translates = translates
-        self.arrays: dict[str, PackedArray] = {}
-        self.documents: dict[str, bytes] = {}
-        self.hidden: set[str] = set()
-        self.forms: dict[str, FileForm] = {}
-        self.skipped: dict[str, str] = dict(skipped or {})
         self._described: set[str] = set()  # directories with a part of a dataset
         self._decoded: dict[str, str] = {}  # the codecs of arrays whose chunks have to be decoded
         self._refused: list[str] = []
@@ -159,7 +192,7 @@ class PackPlan:
 
     def add_datasets(self, tree: Tree) -> None:
         """Add the datasets of a source that keeps its format."""
-        others = []
+        foreign = []
         for directory in tree.directories.walk():
             dataset, path = (directory.content or Content()).dataset, directory.inside
             if dataset is None:
@@ -167,29 +200,29 @@ class PackPlan:
             if dataset.format in ((self._job.format,) if self._job.format else FORMATS):
                 self._add_dataset(tree, path, dataset)
                 if dataset.indescribable and dataset.format != PRECOMPUTED.name and not dataset.collections:
-                    self.skipped[path] = dataset.indescribable
+                    self.plan.skipped[path] = dataset.indescribable
             elif dataset.unsharded and self._job.format:
-                others.append(f"{path or '/'}: is {dataset.format}, not {self._job.format}; pack it alone")
+                foreign.append(f"{path or '/'}: is {dataset.format}, not {self._job.format}; pack it alone")
         self._refuse_problems(tree)
-        self._refused += others if self.arrays else []
+        self._refused += foreign if self.plan.arrays else []
 
     def _add_dataset(self, tree: Tree, path: str, dataset: Dataset) -> None:
-        format, stored = format_of(dataset.format), tree.datasets.source.documents(path)
-        documents = {name: stored[name] for name in format.documents if name in stored}
+        format = format_of(dataset.format)
+        documents = {name: raw for name, raw in tree.datasets.source.documents(path).items() if name in format.documents}
         has_objects = format is PRECOMPUTED and not dataset.collections and format.has_objects(documents[INFO])
         has_objects = has_objects and not self._job.verbatim
         if (dataset.unsharded or has_objects) and (not self._job.arrays or path in self._job.arrays):
             if has_zarr2(self._store, path):
                 self._refuse_two_formats(path)
-            plain = {join(path, c.path): PlainChunks(join(path, c.path), c) for c in dataset.unsharded}
-            self._add_documents(path, format, documents, plain, FileForm(ids=1) if has_objects else PLAIN)
+            chunks = {join(path, c.path): PlainChunks(join(path, c.path), c) for c in dataset.unsharded}
+            self._add(PlainDataset(path, format, documents, chunks, has_objects))
         else:
-            self.documents |= {join(path, name): raw for name, raw in documents.items()}
+            self.plan.documents |= {join(path, name): raw for name, raw in documents.items()}
 
     def add_translated(self, tree: Tree) -> None:
         """Add arrays and documents as the layout of the target's format shows them."""
         format = format_of(self._job.format or ZARR3)
-        plain: dict[str, PlainChunks] = {}
+        chunks: dict[str, PlainChunks] = {}
         documents: dict[str, dict[str, bytes]] = {}
         copied = set[str]()
         for directory in tree.directories.walk():
@@ -201,23 +234,23 @@ class PackPlan:
                 continue
             for c in dataset.collections:
                 if isinstance(c.layers[0].format, Unsharded):
-                    plain[join(directory.shown, c.path)] = PlainChunks(join(path, c.stored_at), c)
-            self.hidden |= {join(path, name) for name in dataset.hidden}
+                    chunks[join(directory.shown, c.path)] = PlainChunks(join(path, c.stored_at), c)
+            self.plan.hidden |= {join(path, name) for name in dataset.hidden}
             if content.is_omitted and PRECOMPUTED.has_objects(tree.datasets.source.documents(path).get(INFO, b"")):
                 copied.add(directory.shown)  # meshes, for instance, have no other format
-        self._hide_documents(tree, plain.values())
-        for home, stored in documents.items():
-            self._add_documents(home, format, stored, plain, PLAIN)
-        lacking = (path for path in plain if path not in self._described)
+        self._hide_documents(tree, chunks.values())
+        for home, shown_documents in documents.items():
+            self._add(PlainDataset(home, format, shown_documents, chunks))
+        lacking = (path for path in chunks if path not in self._described)
         self._refused += [f"{path or '/'}: {format.dataset_formats[0]} has no shards for it" for path in lacking]
-        self._refused += self._in_shards if self.arrays or self._job.format else []
+        self._refused += self._in_shards if self.plan.arrays or self._job.format else []
         self._refuse_problems(tree, copied)
 
     def _hide_documents(self, tree: Tree, arrays: Iterable[PlainChunks]) -> None:
         """Hide the documents beside chunk files. The walk does not visit all directories with levels of images."""
         for array in arrays:
             format = tree.datasets.source.format_of(array.collection.format)
-            self.hidden |= {join(array.path, name) for name in format.documents}
+            self.plan.hidden |= {join(array.path, name) for name in format.documents}
             if format is not ZARR2 and has_zarr2(self._store, array.path):
                 self._refuse_two_formats(array.path)
 
@@ -231,74 +264,59 @@ class PackPlan:
 
     # ---- one dataset
 
-    def _add_documents(
-        self,
-        path: str,
-        format: Format,
-        documents: Mapping[str, bytes],
-        plain: Mapping[str, PlainChunks],
-        provisional: FileForm,
-    ) -> None:
-        """Add the arrays of a dataset, and its documents with shards, or the reason why it cannot be packed.
-
-        Args:
-            plain: chunk files by the directories where the target's format shows them.
-            provisional: a form with which the documents can be sharded. Only the parts tell the form of their files.
-        """
+    def _add(self, dataset: PlainDataset) -> None:
+        """Add the arrays of a dataset, and its documents with shards, or the reason why it cannot be packed."""
         try:
-            sharded = self._sharded(path, format, documents, plain, provisional)
-            self.documents |= {join(path, name): raw for name, raw in sharded.items()}
+            documents = self._sharded(dataset)
+            self.plan.documents |= {join(dataset.path, name): raw for name, raw in documents.items()}
         except (ValueError, UnsupportedError) as e:
-            self._refused.append(f"{path or '/'}: {e}")
+            self._refused.append(f"{dataset.path or '/'}: {e}")
 
-    def _sharded(
-        self,
-        path: str,
-        format: Format,
-        documents: Mapping[str, bytes],
-        plain: Mapping[str, PlainChunks],
-        provisional: FileForm,
-    ) -> dict[str, bytes]:
+    def _sharded(self, dataset: PlainDataset) -> Mapping[str, bytes]:
         """Add the arrays of a dataset; return its documents with shards, or unchanged if it keeps its files."""
-        sharded, targets = self._with_shards(path, format, documents, provisional)
-        parts = [Part(target, plain.get(join(path, target.path))) for target in targets]
-        self._described |= {join(path, target.path) for target in targets}
+        path = dataset.path
+        parts = self._parts(dataset)
+        self._described |= {join(path, part.target.path) for part in parts}
         if any(part.plain is None and (self._translates or not has_ids(part.target)) for part in parts):
             self._in_shards.append(f"{path or '/'}: its chunks are in shards already, or cannot be described")
-            return dict(documents)  # if the format stays, the chunks are copied
-        form = self._form(path, format, parts)
-        if provisional.ids and not form.ids:
-            return dict(documents)  # there are no objects yet
+            return dataset.documents  # if the format stays, the chunks are copied
+        form = self._form(dataset, parts)
+        if dataset.has_objects and not form.ids:
+            return dataset.documents  # there are no objects yet
         if form != PLAIN:
-            self.forms[path] = form
+            self.plan.forms[path] = form
         if self._translates and parts and not any(self._is_named(part.plain) for part in parts):
-            sharded, targets = dict(documents), self._without_shards(path, format, documents)
-        elif form != provisional:
-            sharded, targets = self._with_shards(path, format, documents, form)
-        for target, part in zip(targets, parts, strict=True):
+            sharding = self._without_shards(dataset)
+        else:
+            sharding = self._with_shards(dataset, form)
+        for target, part in zip(sharding.targets, parts, strict=True):
             self._add_array(path, Part(target, part.plain), form)
-        return sharded
+        return sharding.documents
 
-    def _with_shards(
-        self, path: str, format: Format, documents: Mapping[str, bytes], form: FileForm
-    ) -> tuple[dict[str, bytes], Sequence[Collection]]:
-        """The documents with shards, and the arrays that they describe."""
-        sharded, rule = dict(documents), self._job.rule(format.dataset_formats[0], form)
-        for name, raw in documents.items():
-            sharded |= format.shard(path, name, raw, rule) or {}
-        dataset = format.open(path, sharded) if sharded != documents else None
-        return sharded, () if dataset is None else dataset.collections
+    def _parts(self, dataset: PlainDataset) -> list[Part]:
+        """Return the parts of a dataset with shards of any size. Only the parts tell the form of their files."""
+        targets = self._with_shards(dataset, FileForm(ids=1) if dataset.has_objects else PLAIN).targets
+        return [Part(target, dataset.chunks.get(join(dataset.path, target.path))) for target in targets]
+
+    def _with_shards(self, dataset: PlainDataset, form: FileForm) -> Sharding:
+        """Return the dataset with shards for files of this form. Raise ValueError, with the reason, if it has none."""
+        format, documents = dataset.format, dict(dataset.documents)
+        rule = self._job.rule(format.dataset_formats[0], form)
+        for name, raw in dataset.documents.items():
+            documents |= format.shard(dataset.path, name, raw, rule) or {}
+        opened = format.open(dataset.path, documents) if documents != dataset.documents else None
+        return Sharding(documents, () if opened is None else opened.collections)
 
     def _is_named(self, plain: PlainChunks | None) -> bool:
         """Whether `--array` asks for shards of these chunks."""
         return not self._job.arrays or any(plain is not None and is_in(plain.path, a) for a in self._job.arrays)
 
-    def _without_shards(self, path: str, format: Format, documents: Mapping[str, bytes]) -> Sequence[Collection]:
-        """The arrays of documents without shards, in which each chunk is a shard of its own."""
-        if format is PRECOMPUTED or self._job.verbatim:
+    def _without_shards(self, dataset: PlainDataset) -> Sharding:
+        """Return the dataset unchanged: each chunk is a shard of its own."""
+        if dataset.format is PRECOMPUTED or self._job.verbatim:
             raise ValueError("all arrays change their format together; omit --array")
-        dataset = format.open(path, documents)
-        return () if dataset is None else dataset.unsharded
+        opened = dataset.format.open(dataset.path, dataset.documents)
+        return Sharding(dataset.documents, () if opened is None else opened.unsharded)
 
     def _add_array(self, path: str, part: Part, form: FileForm) -> None:
         home = join(path, part.target.stored_at)
@@ -315,12 +333,13 @@ class PackPlan:
             raise ValueError(why)
         if self._job.verbatim and array.converts:
             raise ValueError("its chunk files would change, which a job in place does not do; give another directory")
-        if array.path in self.arrays:
+        if array.path in self.plan.arrays:
             raise ValueError(f"{array.path}: the same chunks are shown twice, by two images")
-        self.arrays[array.path] = array
+        self.plan.arrays[array.path] = array
 
-    def _form(self, path: str, format: Format, parts: Sequence[Part]) -> FileForm:
-        """The form of a dataset's files. Lists directories of ids, unless the job has the result."""
+    def _form(self, dataset: PlainDataset, parts: Sequence[Part]) -> FileForm:
+        """Return the form of a dataset's files. Lists directories of ids, unless the job knows the form."""
+        path, format = dataset.path, dataset.format
         if (form := dict(self._job.forms).get(path)) is not None:
             return form
         plain = [part.plain.collection for part in parts if part.plain is not None]
@@ -328,47 +347,54 @@ class PackPlan:
             return FileForm(chunk_bytes=math.prod(array.chunk) * np.dtype(array.data_type).itemsize)
         if format is not PRECOMPUTED or self._translates:
             return FileForm(gzipped=format is PRECOMPUTED and any("gzip" in c.codecs for c in plain))
-        suffixes, most = set(), 0
+        suffixes, ids = set(), 0
         for part in parts:
             entries = self._store.scan(join(path, part.target.stored_at))
             names = (e.name for e in entries if not e.directory and format.chunk_like(e.name))
             if first := next(names, ""):
                 require_packable(first, verbatim=self._job.verbatim)
                 suffixes.add(GZIP if first.endswith(GZIP) and part.target.lead is None else "")
-                most = max(most, 1 + sum(1 for _ in names)) if part.plain is None else most
-        return FileForm(GZIP if suffixes == {GZIP} else "", most)
+                ids = max(ids, 1 + sum(1 for _ in names)) if part.plain is None else ids
+        return FileForm(GZIP if suffixes == {GZIP} else "", ids)
 
     # ---- the whole source
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to pack and nothing to refuse."""
-        return not self.arrays and not self._refused
+        return not self.plan.arrays and not self._refused
 
-    def require_complete(self) -> None:
-        """Raise UnsupportedError, with all reasons, if an array cannot be packed; NotADatasetError if there is none."""
-        if self.is_empty and not self._job.arrays:
-            what = "no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed, bcolz)"
-            raise NotADatasetError("; ".join([what, *(f"{path or '/'}: {why}" for path, why in self.skipped.items())]))
+    def complete(self) -> PackPlan:
+        """Return the plan.
+
+        Raise UnsupportedError, with all reasons, if an array cannot be packed; NotADatasetError if there is none.
+        """
+        arrays, skipped = self._job.arrays, self.plan.skipped
+        if self.is_empty and not arrays:
+            reasons = [f"{path or '/'}: {why}" for path, why in skipped.items()]
+            looked_for = "no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed, bcolz)"
+            raise NotADatasetError("; ".join([looked_for, *reasons]))
         refused = list(self._refused)
         if not self._job.transcode:
             refused += [f"{path or '/'}: {which} would have to be decoded" for path, which in self._decoded.items()]
             refused += ["add --transcode to decode and encode chunks"] if self._decoded else []
-        missing = [a for a in self._job.arrays if not any(is_in(path, a) for path in self.arrays)]
-        refused += [f"{a or '/'}: {self.skipped.get(a, 'no unsharded array has its document there')}" for a in missing]
+        missing = [a for a in arrays if not any(is_in(path, a) for path in self.plan.arrays)]
+        refused += [f"{a or '/'}: {skipped.get(a, 'no unsharded array has its document there')}" for a in missing]
         if refused:
             raise UnsupportedError("nothing was packed: " + "; ".join(refused))
+        self._correct_copies()
+        return self.plan
 
-    def correct_copies(self) -> None:
+    def _correct_copies(self) -> None:
         """Let consolidated metadata of Zarr v3 groups describe the arrays with shards."""
-        format = format_of(ZARR3)
-        for key, raw in list(self.documents.items()):
+        format, documents = format_of(ZARR3), self.plan.documents
+        for key, raw in list(documents.items()):
             path, _, name = key.rpartition("/")
             if name in format.documents and (below := format.references(path, name, raw)):
-                copies = {at: copy for at in below if (copy := self.documents.get(join(path, at))) is not None}
-                self.documents[key] = format.edit(path, copies, name, raw)[name]
+                copies = {at: copy for at in below if (copy := documents.get(join(path, at))) is not None}
+                documents[key] = format.edit(path, copies, name, raw)[name]
 
 
 def has_zarr2(store: Store, path: str) -> bool:
-    """Whether a directory has documents of Zarr v2."""
+    """Return whether a directory of the store has documents of Zarr v2."""
     return ZARR2.open(path, store.documents(path, ZARR2.documents, MAX_DOCUMENT_BYTES)) is not None

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shardfs.jobs.shared_work import WHOLE, run
-from shardfs.model.errors import message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
 
     from shardfs.jobs.shared_work import JobPart, Task
     from shardfs.model.dataset import Problem
@@ -52,7 +50,8 @@ class Run(ABC):
         repeated: whether an earlier run of the same job has completed the target, so that nothing is left to do.
         files: the number of files of the source, apart from documents.
         shards: the number of shards of the sharded dataset.
-        objects: the number of files that the target will have, apart from documents, as far as it is known.
+        objects: the number of files, apart from documents, that the tasks have made so far, and of those that earlier
+            runs had made; of all parts as soon as the target is complete.
     """
 
     part: JobPart = WHOLE
@@ -63,9 +62,9 @@ class Run(ABC):
     shards = 0
     objects = 0
 
-    @abstractmethod
-    def _running(self, executor: Executor | None, workers: int) -> AbstractContextManager[Executor | None]:
-        """While the tasks run: what runs them, by default `executor`."""
+    def close(self) -> None:
+        """Let other jobs use the source. `run` does so at its end."""
+        return
 
     @abstractmethod
     def _tasks(self) -> Iterator[Task[PackReport]]:
@@ -90,12 +89,12 @@ class Run(ABC):
 
         Raise OSError if a disk is full, or if the executor gave up all tasks.
         """
-        with self._running(executor, workers) as runner:
+        try:
             failed = any(problem.damaged for problem in self.problems)
             yield PackReport(problems=self.problems if self.part.number == 1 else [])
-            for report in run(self._tasks(), runner, workers):
+            for report in run(self._tasks(), executor, workers):
                 failed = failed or report.failed
-                self._add(report)
+                self.objects += report.objects
                 yield report
             if failed:
                 return
@@ -103,12 +102,5 @@ class Run(ABC):
             yield PackReport(problems=problems)
             if not problems:
                 self._end()
-
-    def _add(self, report: PackReport) -> None:
-        """Count what a task has done."""
-        self.objects += report.objects
-
-
-def reason(error: BaseException) -> str:
-    """The reason for a problem."""
-    return message(error) or type(error).__name__
+        finally:
+            self.close()

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from shardfs.formats.layouts import join
 from shardfs.jobs import finished
 from shardfs.jobs.finished import fingerprint
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
@@ -23,6 +24,7 @@ from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
 from shardfs.storage.regular_files import parse_object
 from shardfs.storage.source_locks import canonical
+from shardfs.storage.store import OWN
 from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.writer import AT_A_TIME
 
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """Errors of a full disk, which end the whole job."""
 
-OZX = ".ozx"
-"""The suffix of OME-Zarr in a zip file (RFC-9)."""
-
 MOST_CHANGES = 3
 """Changes of a plan that an error message lists."""
 
@@ -48,11 +47,6 @@ NOTES = f"{DIRECTORY}/done"
 
 NOTES_AT_A_TIME = 4096
 """Notes whose deletion is submitted at once."""
-
-
-def is_zip(target: str) -> bool:
-    """Whether a target is a zip file, by its suffix."""
-    return target.lower().endswith((".zip", OZX))
 
 
 @dataclass(frozen=True)
@@ -115,6 +109,11 @@ class JobState:
         return f"with another plan: {', '.join(changes[:MOST_CHANGES])}{more}" if changes else ""
 
 
+def note_of(path: str, task: str) -> str:
+    """Return the key of the note that a task on an array is finished: see `JobTarget.note_task`."""
+    return join(NOTES, join(path, f"{OWN}-{task}"))
+
+
 def require_room(error: BaseException, where: str) -> None:
     """Raise the error again if a disk is full, because all other tasks would fail as well."""
     if isinstance(error, OSError) and error.errno in FULL:
@@ -169,8 +168,11 @@ class JobTarget(NamedTuple):
 
         Raise FileExistsError if the target has another unfinished job; FileNotFoundError if no job may be begun.
         """
-        if is_zip(target.url):
-            raise UnsupportedError("only pack writes zip files; give the name of a directory, without .zip or .ozx")
+        if target.url.lower().endswith((".zip", ".ozx")):
+            why = (
+                "no zip file is written; give a directory, and put its files into a zip file with `zip -0`"
+            )
+            raise UnsupportedError(f"{public_name(target.url)}: {why} (docs/pack.md)")
         if new and "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
         store = target.target_store()

@@ -1,43 +1,45 @@
 """`shardfs unpack`: writes the files that a mount of a sharded source shows. In the native layout, chunks are copied.
 
-The work is a list of tasks, one for each shard, that any `concurrent.futures` executor can run. A finished task leaves
-an object in the target, so that an interrupted job continues when it is repeated. Documents are written last, so that
-no reader sees an array before all its chunks exist.
+The public function is `shardfs.unpack`.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardfs.jobs.copying import CopyRun, CopyUnit, opened_target
+from shardfs.jobs.copying import CopyRun, ShardUnit
 from shardfs.jobs.opened_files import COPIED_SIZE, OpenedFile
-from shardfs.jobs.runs import PackReport, reason
-from shardfs.jobs.shared_work import WHOLE, JobPart
-from shardfs.jobs.target import is_of
-from shardfs.jobs.unpack_job import ChunkGroup, ShownSurvey, Unpacking, UnpackJob
+from shardfs.jobs.runs import PackReport
+from shardfs.jobs.target import note_of
 from shardfs.model.blobs import Content, FilePart
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import ShardfsError, message
+from shardfs.model.grid import unravel_many
 from shardfs.model.write_plan import size_of
 from shardfs.storage.load_ahead import load_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy.typing as npt
-
-    from shardfs.model.values import U64, Coords, Sizes
+    from shardfs.jobs.unpack_job import CollectionPlan, ShownSurvey, Unpacking, UnpackJob
+    from shardfs.model.values import Coords, Sizes
+    from shardfs.shards.chunk_store import ChunkStore
+    from shardfs.shards.stored_chunk import StoredChunk
     from shardfs.vfs.chunk_dirs import ChunkDirs
 
-    Load = Callable[[Sequence[Coords]], Sequence["OpenedFile | Exception | None"]]
+    Loaded = Sequence["OpenedFile | Exception | None"]
+    """The contents of chunks, the errors of those that cannot be read, and None for those that were removed."""
 
 MOST_FILES, MOST_BYTES = 512, 8 << 20
 """Chunks that are read and written together: their number, and their stored bytes."""
+
+MOST_FILLED = 4096
+"""Chunks of one task that makes the chunks that are not stored."""
 
 UNKNOWN = 1 << 18
 """Assumed size of a chunk whose size is unknown."""
@@ -47,144 +49,156 @@ MOST_AHEAD = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class NewFiles(CopyUnit[UnpackJob]):
-    """The chunks of one group, to be written as files."""
+class NewFiles(ShardUnit["UnpackJob"]):
+    """Chunks of a collection that are to be written as files.
 
-    group: ChunkGroup
+    Args:
+        path: the directory where a mount shows the collection.
+        number: distinguishes the unit from other units of the collection.
+        shards: the outermost shards, 8 bytes each.
+        filled: instead of shards, the numbers of chunks in the shown grid that the layout may have to fill.
+    """
+
+    path: str
+    number: int
+    shards: bytes = field(default=b"", repr=False)
+    filled: range = range(0)
+
+    @property
+    def note(self) -> str:
+        return note_of(self.path, f"{'fill' if self.filled else 'shards'}-{self.number}")
 
     def do(self, job: UnpackJob) -> PackReport:
-        unpacking: Unpacking = opened_target(job)
-        shards = len(self.group.shards) // 8
-        if (files := unpacking.target.noted(self.group.note)) is not None:
+        unpacking = job.opened()
+        shards = len(self.shards) // 8
+        if (files := unpacking.target.noted(self.note)) is not None:
             return PackReport(shards, shards, files)
         report = PackReport(shards, shards)
-        chunks = unpacking.tree.collection(self.group.path)
         try:
-            last = self._write(unpacking, chunks, report)
+            last = self._write(unpacking, report)
         except ShardfsError as e:
-            report.problems.append(Problem(self.group.path, message(e), damaged=True))
+            report.problems.append(Problem(self.path, message(e), damaged=True))
         if not report.problems:
-            unpacking.target.note_task(self.group.note, report.objects, last)
+            unpacking.target.note_task(self.note, report.objects, last)
         return report
 
-    def _batches(self, chunks: ChunkDirs) -> Iterator[tuple[list[Coords], Load]]:
-        """Yield coordinates of chunks, and what loads such chunks. Raise CorruptShardError after the last one."""
-        filler = chunks.collection.filler
-        if filler is not None and self.group.filled:
-            coords = self.group.coords(chunks)
-            coords = coords[~chunks.chunks.layer.present(coords)[0]]
-            sizes = filler.sizes(coords)
-            for cells in _slices(coords, sizes):
-                yield cells, lambda cells: [OpenedFile(filler.show(cell)) for cell in cells]
-            return
-        for batch in chunks.shards.stored_in(np.frombuffer(self.group.shards, np.uint64)):
-            order = _stored_order(chunks, batch.coords)
-            for cells in _slices(batch.coords[order], batch.sizes[order]):
-                yield cells, partial(_opened, chunks)
-
-    def _write(self, unpacking: Unpacking, chunks: ChunkDirs, report: PackReport) -> str:
+    def _write(self, unpacking: Unpacking, report: PackReport) -> str:
         """Write the chunks, and return the path of the last one; "" if there is none. Unreadable ones are reported."""
-        last = ""
-
-        def loaded(slice: tuple[list[Coords], Load]) -> Sequence[OpenedFile | Exception | None]:
-            cells, load = slice
-            return load(cells)
-
-        for (cells, _), found in load_ahead(
-            unpacking.store.read_ahead, loaded, self._batches(chunks), weigh=_weight, most=MOST_AHEAD
-        ):
-            paths = chunks.chunk_paths(np.array(cells, np.uint64).reshape(len(cells), -1))
+        last, chunks = "", unpacking.tree.collection(self.path)
+        parts = _filled(chunks, self.filled) if self.filled else _stored(chunks, self.shards)
+        pool = unpacking.store.read_ahead
+        for part, contents in load_ahead(pool, lambda part: part.load(), parts, weigh=_weight, most=MOST_AHEAD):
+            paths = chunks.chunk_paths(np.array(part.cells, np.uint64).reshape(len(part.cells), -1))
             files = list[tuple[str, Content]]()
-            for path, one in zip(paths, found, strict=True):
-                if isinstance(one, Exception):
-                    report.problems.append(Problem(path, message(one), damaged=True))
-                elif one is not None:
-                    files.append((last := path, one.content))
-                    report.objects, report.nbytes = report.objects + 1, report.nbytes + size_of(one.content)
+            for path, content in zip(paths, contents, strict=True):
+                if isinstance(content, Exception):
+                    report.problems.append(Problem(path, message(content), damaged=True))
+                elif content is not None:
+                    files.append((last := path, content.content))
+                    report.objects += 1
+                    report.nbytes += size_of(content.content)
             unpacking.target.writer.create(files)
         return last
 
     def problem(self, error: BaseException) -> Problem:
-        group = self.group
-        what = f"filled chunks {group.filled}" if group.filled else f"shard {np.frombuffer(group.shards, np.uint64)[0]}"
-        return Problem(group.path, f"{what}: {reason(error)}", damaged=True)
+        numbers = f"filled chunks {self.filled}" if self.filled else f"shard {np.frombuffer(self.shards, np.uint64)[0]}"
+        return Problem(self.path, f"{numbers}: {message(error)}", damaged=True)
 
 
-def _stored_order(chunks: ChunkDirs, coords: U64) -> slice | npt.NDArray[np.intp]:
-    """Return the positions of these chunks in the order of their bytes in the shard, so that few ranges are read."""
-    if chunks.chunks.layer.files > 1:
-        return slice(None)
-    starts = []
-    for cell in coords.tolist():
-        found = None
-        with suppress(ShardfsError, OSError):  # raised again when the chunk is read
-            found = chunks.chunks.layer.locate(tuple(cell))
-        starts.append(0 if found is None else found.start)
-    return np.argsort(np.array(starts, np.int64), kind="stable")
+def units_of(plan: CollectionPlan) -> Iterator[NewFiles]:
+    """Yield what each task writes. The units are the same in every run while no shard is added or removed."""
+    numbers = plan.shards // np.uint64(plan.shards_per_task)
+    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] + np.uint64(1)))
+    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), None], strict=False):
+        yield NewFiles(plan.path, int(numbers[start]), plan.shards[start:stop].tobytes())
+    for i, first in enumerate(range(0, plan.filled, MOST_FILLED)):
+        yield NewFiles(plan.path, i, filled=range(first, min(first + MOST_FILLED, plan.filled)))
 
 
-def _slices(coords: U64, sizes: Sizes) -> Iterator[list[Coords]]:
-    """Yield the coordinates in parts of about `MOST_BYTES`, and at most `MOST_FILES` chunks."""
+@dataclass(frozen=True, slots=True)
+class _ChunkFiles:
+    """Chunks that are read and written together, and what returns their contents."""
+
+    cells: Sequence[Coords]
+    load: Callable[[], Loaded]
+
+
+def _filled(chunks: ChunkDirs, numbers: range) -> Iterator[_ChunkFiles]:
+    """Yield those of these chunks of the shown grid that are not stored, and that the layout fills."""
+    names, filler = chunks.collection.names, chunks.collection.filler
+    if filler is None:
+        return
+    coords = names.coords_many(unravel_many(np.array(numbers, np.uint64), names.dims))
+    coords = coords[~chunks.chunks.layer.present(coords)[0]]
+    cells = list(map(tuple, coords.tolist()))
+    for part in _slices(filler.sizes(coords)):
+        yield _ChunkFiles(cells[part], partial(_shown, filler.show, cells[part]))
+
+
+def _shown(show: Callable[[Coords], bytes], cells: Sequence[Coords]) -> Loaded:
+    return [OpenedFile(show(cell)) for cell in cells]
+
+
+def _stored(chunks: ChunkDirs, shards: bytes) -> Iterator[_ChunkFiles]:
+    """Yield the chunks of outermost shards. Raise CorruptShardError after the last one if others may be missing."""
+    store = chunks.chunks
+    locates = store.is_local or store.layer.files == 1  # the place of a remote second file costs a request
+    for batch in chunks.shards.stored_in(np.frombuffer(shards, np.uint64)):
+        coords = list(map(tuple, batch.coords.tolist()))
+        places = [_place(store, cell) if locates else None for cell in coords]
+        starts = np.array([0 if place is None else place.start for place in places], np.int64)
+        order = np.argsort(starts, kind="stable")  # in the order of the bytes, few ranges are read
+        for part in _slices(batch.sizes[order]):
+            cells = [coords[i] for i in order[part].tolist()]
+            yield _ChunkFiles(cells, partial(_opened, store, cells, [places[i] for i in order[part].tolist()]))
+
+
+def _place(store: ChunkStore, cell: Coords) -> StoredChunk | None:
+    with suppress(ShardfsError, OSError):  # raised again when the chunk is read
+        return store.layer.locate(cell)
+    return None
+
+
+def _slices(sizes: Sizes) -> Iterator[slice]:
+    """Yield parts of about `MOST_BYTES`, and at most `MOST_FILES` chunks, given the size of each chunk."""
     ends = np.cumsum(np.where(sizes < 0, UNKNOWN, sizes)) // MOST_BYTES
     start = 0
-    for stop in (*(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(coords)):
+    for stop in (*(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(sizes)):
         for at in range(start, stop, MOST_FILES):
-            yield list(map(tuple, coords[at : min(at + MOST_FILES, stop)].tolist()))
+            yield slice(at, min(at + MOST_FILES, stop))
         start = stop
 
 
-def _opened(chunks: ChunkDirs, cells: Sequence[Coords]) -> list[OpenedFile | Exception | None]:
-    """Return the content of stored chunks, None if they were removed. Large chunks of local shards are not read."""
-    if not chunks.chunks.is_cached:  # local, and shown as stored
-        return [_in_file(chunks, cell) or _in_memory(*chunks.chunks.whole_many([cell])) for cell in cells]
-    return list(map(_in_memory, chunks.chunks.whole_many(cells)))
+def _opened(store: ChunkStore, cells: Sequence[Coords], places: Sequence[StoredChunk | None]) -> Loaded:
+    """Return the contents of stored chunks. Large chunks of local shards are not read."""
+    if not store.is_local:
+        return list(map(_in_memory, store.whole_many(cells)))
+    return [_local(store, cell, place) for cell, place in zip(cells, places, strict=True)]
 
 
-def _in_file(chunks: ChunkDirs, cell: Coords) -> OpenedFile | None:
+def _local(store: ChunkStore, cell: Coords, place: StoredChunk | None) -> OpenedFile | Exception | None:
+    is_copied = place is not None and not store.is_cached and place.size >= COPIED_SIZE
+    if place is not None and is_copied and place.checksum is None and place.blob.fd >= 0:
+        return OpenedFile(FilePart(place.blob.fd, place.blob.base + place.start, place.size), place.blob)
     try:
-        found = chunks.chunks.layer.locate(cell)
-    except (ShardfsError, OSError):  # raised again when it is read
-        return None
-    if found is None or found.size < COPIED_SIZE or found.checksum is not None or found.blob.fd < 0:
-        return None
-    return OpenedFile(FilePart(found.blob.fd, found.blob.base + found.start, found.size), found.blob)
+        return _in_memory(store.whole(cell, place))
+    except (ShardfsError, OSError) as e:
+        return e
 
 
 def _in_memory(data: bytes | memoryview | Exception | None) -> OpenedFile | Exception | None:
     return data if data is None or isinstance(data, Exception) else OpenedFile(bytes(data))
 
 
-def _weight(found: Sequence[OpenedFile | Exception | None]) -> int:
+def _weight(contents: Loaded) -> int:
     """Return the memory that chunks need until they are written."""
-    return sum(len(f.content) for f in found if isinstance(f, OpenedFile) and isinstance(f.content, bytes))
+    return sum(len(f.content) for f in contents if isinstance(f, OpenedFile) and isinstance(f.content, bytes))
 
 
 class UnpackRun(CopyRun):
-    """Unpacking that is ready to run."""
+    """Unpacking that is ready to run. Raise the errors of `CopyRun`."""
 
-    job: UnpackJob
-    _opened: Unpacking
     survey: ShownSurvey
 
-    def __init__(self, job: UnpackJob, part: JobPart = WHOLE, journals: str | None = None) -> None:
-        job.opened().require_shown()
-        super().__init__(job, part, journals)
-
-    def _begin(self) -> list[Problem]:
-        self.survey = self.job.opened().survey()
-        self.shards = sum(len(plan.shards) for plan in self.survey.plans)
-        self.files = self.survey.files + self.shards
-        self._opened = opened_target(self.job, new=True)
-        return self.survey.problems
-
     def _units(self) -> Iterator[NewFiles]:
-        return (NewFiles(group) for group in self.survey.groups() if is_of(self.part, group.note))
-
-    def _is_complete(self) -> bool:
-        counts = [self._opened.target.noted(group.note) for group in self.survey.groups()]
-        found = [count for count in counts if count is not None]
-        self.objects = sum(found) + self.survey.files
-        return len(found) == len(counts) and all(map(self._opened.target.is_stored, self._other_files()))
-
-    def _other_files(self) -> Iterator[str]:
-        return self._opened.other_files() if self.survey.files else iter(())  # else there is no need to list again
+        return (unit for plan in self.survey.plans for unit in units_of(plan))

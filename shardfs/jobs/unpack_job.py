@@ -6,27 +6,24 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardfs.formats.layouts import join
 from shardfs.formats.registry import format_of
-from shardfs.jobs.target import NOTES, JobState, JobTarget
+from shardfs.jobs.copying import OpenedJob, Survey
+from shardfs.jobs.target import JobState
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import CorruptShardError, UnsupportedError, message
-from shardfs.model.grid import unravel_many
 from shardfs.model.listing import REST
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import UNPACK, require_settled
-from shardfs.storage.source_errors import opening
-from shardfs.storage.store import OWN
 from shardfs.vfs.discovery import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.formats.format import Format
     from shardfs.jobs.shared_work import JobSource
@@ -39,9 +36,6 @@ if TYPE_CHECKING:
 
 MOST_OBJECTS = 256
 """Shards of one task if each chunk is an object of its own."""
-
-MOST_FILLED = 4096
-"""Chunks of one task that makes the chunks that are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,46 +58,10 @@ class UnpackJob:
         """The opened source, once per process. Raises the errors of `Unpacking`."""
         return _unpacking(self)
 
-    def state(self) -> JobState:
-        """What to unpack, and how, without the plan."""
-        choices = {
-            "layout": self.layout,
-            "chunk_codec": self.chunk_codec,
-            "unsupported=skip": self.skip_unsupported,
-            "array": sorted(self.arrays),
-        }
-        return JobState.of(UNPACK, self.source, choices)
-
 
 @lru_cache(2)
 def _unpacking(job: UnpackJob) -> Unpacking:
     return Unpacking(job)
-
-
-class ChunkGroup(NamedTuple):
-    """Chunks of a collection that one task writes.
-
-    Args:
-        path: the directory where a mount shows the collection.
-        number: distinguishes the group from other groups of the collection.
-        shards: the outermost shards, 8 bytes each.
-        filled: instead of shards, the numbers of chunks in the shown grid that the layout may have to fill.
-    """
-
-    path: str
-    number: int
-    shards: bytes = b""
-    filled: range = range(0)
-
-    @property
-    def note(self) -> str:
-        """The key of the note in the target that the group is finished: see `JobTarget.note_task`."""
-        return join(NOTES, join(self.path, f"{OWN}-{'fill' if self.filled else 'shards'}-{self.number}"))
-
-    def coords(self, chunks: ChunkDirs) -> U64:
-        """The coordinates of `filled`."""
-        names = chunks.collection.names
-        return names.coords_many(unravel_many(np.array(self.filled, np.uint64), names.dims))
 
 
 class CollectionPlan(NamedTuple):
@@ -114,14 +72,10 @@ class CollectionPlan(NamedTuple):
     shards_per_task: int
     filled: int
 
-    def groups(self) -> Iterator[ChunkGroup]:
-        """Yield what each task writes. The groups are the same in every run while no shard is added or removed."""
-        numbers = self.shards // np.uint64(self.shards_per_task)
-        starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] + np.uint64(1)))
-        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), None], strict=False):
-            yield ChunkGroup(self.path, int(numbers[start]), self.shards[start:stop].tobytes())
-        for i, first in enumerate(range(0, self.filled, MOST_FILLED)):
-            yield ChunkGroup(self.path, i, filled=range(first, min(first + MOST_FILLED, self.filled)))
+    @property
+    def files(self) -> int:
+        """The number of files of the source."""
+        return len(self.shards)
 
 
 class ShownFile(NamedTuple):
@@ -132,39 +86,25 @@ class ShownFile(NamedTuple):
 
 
 @dataclass
-class ShownSurvey:
-    """All that a mount of the source shows.
+class ShownSurvey(Survey[CollectionPlan]):
+    """All that a mount of the source shows. `documents`: the paths of metadata documents."""
 
-    Args:
-        documents: the paths of metadata documents.
-        files: the number of other files, which are copied.
-        problems: what is not unpacked; `damaged` ones prevent that the job is finished.
-    """
-
-    plans: list[CollectionPlan] = field(default_factory=list)
     documents: list[str] = field(default_factory=list)
-    files: int = 0
-    problems: list[Problem] = field(default_factory=list)
-
-    def groups(self) -> Iterator[ChunkGroup]:
-        """Yield the groups of all collections."""
-        return chain.from_iterable(plan.groups() for plan in self.plans)
 
 
-class Unpacking:
+class Unpacking(OpenedJob):
     """An opened job. `tree` is what a mount shows.
 
     Raise NotADatasetError if the source has no shards, and UnsupportedError if the layout cannot show an array, or if
     `arrays` names something else.
     """
 
-    target: JobTarget
-    """Set by `begin`."""
+    job: UnpackJob
 
     def __init__(self, job: UnpackJob) -> None:
-        self.job = job
+        super().__init__(job)
         options = {"layout": job.layout, "chunk_codec": job.chunk_codec, "skip_unsupported": job.skip_unsupported}
-        self._survey = ShownSurvey()
+        self._survey: ShownSurvey | None = None
         self.tree: Tree = job.source.open(may_be_empty=True, **options)
         self.store: Store = self.tree.store
         datasets = self.tree.datasets
@@ -187,44 +127,52 @@ class Unpacking:
             if dataset is None or not dataset.collections:
                 raise UnsupportedError(f"nothing was unpacked: {path}: no sharded array has its document there")
 
-    def require_shown(self) -> None:
+    def _require_shown(self) -> None:
         """Open all directories, unless nothing is refused. Raise UnsupportedError if the layout cannot show one."""
         if self.job.layout != NATIVE and not self.job.skip_unsupported:
             for _ in self.tree.directories.walk():
                 pass
 
-    def begin(self, *, new: bool) -> None:
-        """Open the target for writing: see `JobTarget.begin`. A new job needs the `survey`."""
-        state = self.job.state()
-        if new:
-            arrays = (plan.path for plan in self._survey.plans)
-            state = state.planned(arrays, ((key, self.document(key)) for key in self._survey.documents))
-        with opening(self.job.target.url):
-            self.target = JobTarget.begin(self.job.target, state, new=new)
+    def _state(self) -> JobState:
+        """Return what the job makes. A worker does not list the source, so it does not know the plan."""
+        job = self.job
+        choices = {
+            "layout": job.layout,
+            "chunk_codec": job.chunk_codec,
+            "unsupported=skip": job.skip_unsupported,
+            "array": sorted(job.arrays),
+        }
+        state = JobState.of(UNPACK, job.source, choices)
+        if self._survey is None:
+            return state
+        arrays = (plan.path for plan in self._survey.plans)
+        return state.planned(arrays, ((key, make()) for key, make in self.documents()))
 
     # ---- what a mount shows ----
 
     def survey(self) -> ShownSurvey:
-        """List the source, but no chunks."""
-        found = ShownSurvey()
+        """List the source, but no chunks. Raise UnsupportedError if the layout cannot show an array."""
+        self._require_shown()
+        survey = ShownSurvey()
         for item in self._walk(""):
             if isinstance(item, Problem):
-                found.problems.append(item)
+                survey.problems.append(item)
             elif not isinstance(item, ShownFile):
-                found.plans.append(self._plan(item, found.problems))
+                survey.plans.append(self._plan(item, survey.problems))
             elif not item.is_document:
-                found.files += 1
+                survey.files += 1
             elif (problem := self._problem_of(item.path)) is None:
-                found.documents.append(item.path)
+                survey.documents.append(item.path)
             else:
-                found.problems.append(problem)
-        damaged = {p.path for p in found.problems}
-        found.problems += [p for p in self.tree.problems() if p.path not in damaged]
-        self._survey = found
-        return found
+                survey.problems.append(problem)
+        damaged = {p.path for p in survey.problems}
+        survey.problems += [p for p in self.tree.problems() if p.path not in damaged]
+        self._survey = survey
+        return survey
 
     def _plan(self, chunks: ChunkDirs, problems: list[Problem]) -> CollectionPlan:
-        outermost, collection = chunks.shards.outermost, chunks.collection
+        outermost = chunks.shards.outermost
+        collection = chunks.collection
         shards, faults = outermost.source.survey()
         problems += [Problem(fault.key, fault.why, damaged=True) for fault in faults]
         filled = 0 if collection.filler is None else int(np.prod(collection.names.dims, dtype=object))
@@ -240,7 +188,7 @@ class Unpacking:
                 refused.append(f"{plan.path or '/'}: its chunks would change")
             elif isinstance(chunks.shards.outermost.format, Unsharded):
                 refused.append(f"{plan.path or '/'}: has no shards, and its files would get other names")
-            elif plan.filled and plan.filled > sum(len(found.coords) for found in chunks.shards.stored_in(plan.shards)):
+            elif plan.filled and plan.filled > sum(len(batch.coords) for batch in chunks.shards.stored_in(plan.shards)):
                 refused.append(f"{plan.path or '/'}: its missing chunks would become files")
         if refused:
             why = f"in place, the layout {self.job.layout} must keep all chunks unchanged; unpack to another DEST"
@@ -285,10 +233,10 @@ class Unpacking:
             yield Problem(path, message(e), damaged=True)
 
     def _shown(self, path: str, number: int, *, directory: bool) -> Iterator[ChunkDirs | ShownFile | Problem]:
-        stored = self._stored_path(path, number)
+        key = self._stored_path(path, number)
         if not directory:
-            yield ShownFile(path, stored is None or path.rpartition("/")[2] in self._document_names)
-        elif stored and isinstance(self.store, LocalStore) and os.path.islink(self.store.path(stored)):
+            yield ShownFile(path, key is None or path.rpartition("/")[2] in self._document_names)
+        elif key and isinstance(self.store, LocalStore) and os.path.islink(self.store.path(key)):
             yield Problem(path, "is a symbolic link to a directory; replace it by the directory", damaged=True)
         else:
             yield from self._walk(path)
@@ -323,22 +271,21 @@ class Unpacking:
 
     def blob(self, path: str) -> Blob:
         """Open a file that is shown unchanged. It does not stay open in the store."""
-        stored = self.tree.directories.stored_path(self.tree.resolve(path).number)
-        if stored is None:
+        key = self.tree.directories.stored_path(self.tree.resolve(path).number)
+        if key is None:
             raise FileNotFoundError(path)
-        blob = self.store.open(stored)
-        self.store.reopen(stored)
+        blob = self.store.open(key)
+        self.store.reopen(key)
         return blob
 
-    def finish(self) -> None:
-        """Write all documents, and end the job."""
-        documents = ((path, partial(self.document, path)) for path in self._survey.documents)
-        self.target.finish(documents, (group.note for group in self._survey.groups()))
+    def documents(self) -> Iterable[tuple[str, Callable[[], bytes]]]:
+        survey = self._survey or self.survey()
+        return ((path, partial(self.document, path)) for path in survey.documents)
 
     def document(self, path: str) -> bytes:
-        """The bytes of a document in the target."""
-        found = self.tree.resolve(path)
-        raw = bytes(self.tree.read(found.number, 0, found.size))
+        """Return the bytes of a document in the target. Raise the errors of reading it from a mount."""
+        attributes = self.tree.resolve(path)
+        raw = bytes(self.tree.read(attributes.number, 0, attributes.size))
         directory, _, name = path.rpartition("/")
         dataset = self.tree.directories.content(self.tree.resolve(directory).number).dataset
         if not self.job.arrays or dataset is None:
@@ -347,32 +294,32 @@ class Unpacking:
 
     def _with_sharded(self, format: Format, path: str, name: str, raw: bytes) -> bytes:
         """The document of a group whose copies of documents describe arrays that stay sharded."""
-        stored = {}
+        copies = {}
         for below in format.references(path, name, raw):
             directory, _, document = join(path, below).rpartition("/")
-            raw_below = self.tree.datasets.source.documents(directory).get(document)
-            if raw_below and directory not in self.job.arrays:
-                stored[below] = raw_below
-        return format.edit(path, stored, name, raw)[name] if stored else raw
+            if directory not in self.job.arrays and (copy := self.tree.datasets.source.documents(directory).get(document)):
+                copies[below] = copy
+        return format.edit(path, copies, name, raw)[name] if copies else raw
 
 
 class _Selected:
     """A format whose datasets are sharded in the directories `arrays` only; others are shown as they are stored."""
 
     def __init__(self, format: Format, arrays: frozenset[str]) -> None:
-        self._format, self._arrays = format, arrays
+        self._format = format
+        self._arrays = arrays
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._format, name)
 
     def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
         """See `Format.open`."""
-        found = self._format.open(path, documents)
-        if found is not None and found.scope is not None:
+        dataset = self._format.open(path, documents)
+        if dataset is not None and dataset.scope is not None:
             raise UnsupportedError(f"{path or '/'}: single arrays of this format cannot be unpacked; omit --array")
-        if found is None or path in self._arrays or not found.collections:
-            return found
-        return replace(found, collections=(), documents={}, hidden=frozenset(), rewriter=None)
+        if dataset is None or path in self._arrays or not dataset.collections:
+            return dataset
+        return replace(dataset, collections=(), documents={}, hidden=frozenset(), rewriter=None)
 
     def open_file(self, path: str, blob: Blob) -> Dataset | None:
         """See `Format.open_file`."""

@@ -21,10 +21,25 @@ AT_A_TIME = 16
 """Objects that `create` writes at the same time: disks and stores take much longer for one than for one of many."""
 
 
-class NewObjects(Protocol):
-    """Writes new objects. Thread-safe. Keys are paths. `local`: the objects are on a disk of this machine."""
+class Writer(Protocol):
+    """Changes the objects of one store. Thread-safe. Keys are paths.
+
+    The methods with a body here are those of a store whose objects are no files.
+
+    `local`: the objects are on a disk of this machine.
+    `disk`: the directory of the objects, if they are files; None if there is none.
+    `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
+    """
 
     local: bool
+
+    @property
+    def disk(self) -> LocalDirectory | None:
+        return None
+
+    @property
+    def pins(self) -> bool:
+        return False
 
     def update(self, key: str, change: Change) -> Stat | None:
         """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
@@ -40,24 +55,6 @@ class NewObjects(Protocol):
     def close(self) -> None:
         """Release the source for other writable mounts. Afterwards only `close` may be called again."""
         return
-
-
-class Writer(NewObjects, Protocol):
-    """Changes the objects of one store.
-
-    The methods with a body here are those of a store whose objects are no files.
-
-    `disk`: the directory of the objects, if they are files; None if there is none.
-    `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
-    """
-
-    @property
-    def disk(self) -> LocalDirectory | None:
-        return None
-
-    @property
-    def pins(self) -> bool:
-        return False
 
     def require_writable(self, key: str) -> None:
         """Raise OSError if every `update` of this object is certain to fail, such as for a write-protected file.
