@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,6 +43,7 @@ class ChunkRanges(NamedTuple):
     stops: U64
 
 
+@dataclass(frozen=True)
 class ChunkVerifier:
     """Checks the chunks of a shard of the innermost layer.
 
@@ -50,38 +52,34 @@ class ChunkVerifier:
         checksum: given if a checksum follows each chunk.
     """
 
-    def __init__(
-        self,
-        collection: Collection,
-        blob: Blob,
-        key: str,
-        found: ShardFindings,
-        checksum: Checksum | None,
-        *,
-        deep: bool,
-    ) -> None:
-        self._collection, self._blob, self._key, self._found = collection, blob, key, found
-        self._checksum, self._deep = checksum, deep
+    collection: Collection
+    blob: Blob
+    key: str
+    findings: ShardFindings
+    checksum: Checksum | None
+    _: KW_ONLY
+    deep: bool
 
     def run(self, ranges: ChunkRanges, *, local: bool) -> None:
         """Run all checks of the collection. `local`: reading the first bytes of each chunk costs no requests."""
-        check = self._collection.check
-        if self._deep and (check is None or check.unchecked):
-            self._found.tally.unchecked_chunks += len(ranges.starts)
-        if check is not None and check.head and local and not self._deep:
+        check = self.collection.check
+        if self.deep and (check is None or check.unchecked):
+            self.findings.tally.unchecked_chunks += len(ranges.starts)
+        if check is not None and check.head and local and not self.deep:
             self._check_heads(ranges, check.head, check.quick)
         checks = list(self._checks())
-        if checks or self._deep:
+        if checks or self.deep:
             self.check(ranges, checks)
 
     def _checks(self) -> Iterator[tuple[str, CheckFunction]]:
         """The checks of whole chunks in order, each with the kind of its findings."""
-        check, transform = self._collection.check, self._collection.transform
-        if self._checksum is not None and self._checksum.size:
-            yield "checksum", partial(_verify_checksum, self._checksum)
+        check = self.collection.check
+        transform = self.collection.transform
+        if self.checksum is not None and self.checksum.size:
+            yield "checksum", partial(_verify_checksum, self.checksum)
         if check is not None and check.head is None:
             yield "checksum", check.quick
-        if not self._deep:
+        if not self.deep:
             return
         if check is not None and check.head:
             yield "decode", check.quick
@@ -96,8 +94,8 @@ class ChunkVerifier:
         at = {tuple(c): i for i, c in enumerate(ranges.coords.tolist())}
 
         def measure(coords: Coords, size: int, data: Buffer) -> None:
-            stored = data.tobytes()
-            before = lead.size(stored if lead.transform is None else bytes(lead.transform.show(coords, stored)))
+            chunk = data.tobytes()
+            before = lead.size(chunk if lead.transform is None else bytes(lead.transform.show(coords, chunk)))
             start = int(ranges.starts[at[coords]])
             if before > start:
                 raise ValueError(f"{before} bytes should lie before it, but it begins at {start}")
@@ -108,18 +106,18 @@ class ChunkVerifier:
 
     def check(self, ranges: ChunkRanges, checks: Sequence[tuple[str, CheckFunction]]) -> None:
         """Read all chunks and run the checks on each chunk, up to the first check that fails."""
-        span = SPAN if self._blob.fd >= 0 else REMOTE_SPAN
-        behind = self._checksum.size if self._checksum is not None else 0
+        span = SPAN if self.blob.fd >= 0 else REMOTE_SPAN
+        behind = self.checksum.size if self.checksum is not None else 0
         coords, stops = ranges.coords, ranges.stops + np.uint64(behind)
-        buffer = _buffer(self._blob)
+        buffer = _buffer(self.blob)
         for first, end, stop in groups(ranges.starts, stops, span):
             start, alone = int(ranges.starts[first]), end == first + 1
             if alone and stop - start > (MAX_STORED if checks else SPAN):
-                self._found.tally.unchecked_chunks += bool(checks)  # decoding this chunk would take too much memory
+                self.findings.tally.unchecked_chunks += bool(checks)  # decoding this chunk would take too much memory
                 self._read_through(tuple(coords[first].tolist()), start, stop)
                 continue
             try:
-                data = _read(self._blob, start, stop, buffer)
+                data = _read(self.blob, start, stop, buffer)
             except (OSError, ValueError) as e:
                 if alone:
                     self._add("read", reason(e), tuple(coords[first].tolist()))
@@ -127,7 +125,7 @@ class ChunkVerifier:
                     for i in range(first, end):
                         self.check(ChunkRanges(*(column[i : i + 1] for column in ranges)), checks)
                 continue
-            self._found.tally.looked_bytes += stop - start
+            self.findings.tally.looked_bytes += stop - start
             if not checks:
                 continue
             begins, ends = ranges.starts[first:end].tolist(), stops[first:end].tolist()
@@ -148,8 +146,8 @@ class ChunkVerifier:
 
     def _read_through(self, coords: Coords, start: int, stop: int) -> None:
         try:
-            for part in stream(self._blob, start, stop):
-                self._found.tally.looked_bytes += len(part)
+            for part in stream(self.blob, start, stop):
+                self.findings.tally.looked_bytes += len(part)
         except (OSError, ValueError) as e:
             self._add("read", reason(e), coords)
 
@@ -158,17 +156,17 @@ class ChunkVerifier:
         for cell, start, stop in zip(*(column.tolist() for column in ranges), strict=True):
             coords = tuple(cell)
             try:
-                check(coords, stop - start, _read(self._blob, start, min(start + head, stop), buffer))
+                check(coords, stop - start, _read(self.blob, start, min(start + head, stop), buffer))
             except (OSError, ValueError) as e:
                 self._add("read" if isinstance(e, OSError) else "decode", reason(e), coords)
 
     def _add(self, kind: str, why: str, coords: Coords) -> None:
-        self._found.add(self._key, kind, why, coords)
+        self.findings.add(self.key, kind, why, coords)
 
 
 def _verify_checksum(checksum: Checksum, _coords: Coords, size: int, data: Buffer) -> None:
-    stored = data.tobytes()
-    checksum.verify(stored[: size - checksum.size], stored[size - checksum.size :])
+    chunk = data.tobytes()
+    checksum.verify(chunk[: size - checksum.size], chunk[size - checksum.size :])
 
 
 def reason(error: Exception) -> str:

@@ -52,7 +52,8 @@ class _DaskExecutor(Executor):
     """Dask's executor, but its futures are cancelled when the scheduler is lost. Some would never end otherwise."""
 
     def __init__(self, client: Any) -> None:
-        self._client, self._connection = client, client.scheduler_comm
+        self._client = client
+        self._connection = client.scheduler_comm
         self._executor = client.get_executor(retries=2)
         self._submitted: WeakSet[Future[Any]] = WeakSet()
         self._ended = threading.Event()

@@ -111,7 +111,9 @@ class ShardFindings:
     """
 
     def __init__(self, tree: ChunkDirs, *, regions: bool = False) -> None:
-        self._tree, self._counts, self.regions = tree, Counter[tuple[str, str]](), regions
+        self._tree = tree
+        self._counts = Counter[tuple[str, str]]()
+        self.regions = regions
         self._unlisted: dict[tuple[str, str], tuple[list[Coords], list[ShardPart]]] = {}
         self.report = Report(tree.path, ShardTally(shards=1))
 

@@ -97,7 +97,8 @@ class _BothForms(Planner):
 
     def _sharded(self, dataset: PlainDataset) -> Mapping[str, bytes]:
         """Return the stored documents with shards. Adds the arrays that have both forms."""
-        path, format = dataset.path, dataset.format
+        path = dataset.path
+        format = dataset.format
         documents = self._shards.documents(path, format.documents, MAX_DOCUMENT_BYTES)
         sharded = format.open(path, documents)
         for target in () if sharded is None else sharded.collections:
@@ -240,7 +241,8 @@ class MixedDataset(Packing):
         with ThreadPoolExecutor(AT_A_TIME) as pool:  # each file is synced, and disks sync several at a time
             while batch := list(islice(files, AT_A_TIME)):
                 for size in pool.map(self._write_chunk, batch):
-                    report.objects, report.nbytes = report.objects + 1, report.nbytes + size
+                    report.objects += 1
+                    report.nbytes += size
         for file, data in self._chunk_files(array, chunks):
             self._compared(file, data, written=True)
         path = self.shards.path(key)
@@ -253,10 +255,10 @@ class MixedDataset(Packing):
         """Yield the path of each chunk's file and its bytes. Raise CorruptShardError if a chunk may be missing."""
         for batch in chunks.layer.scan(0):
             for cell, number in zip(batch.coords.tolist(), array.numbers(batch.coords).tolist(), strict=True):
-                shown = chunks.whole(tuple(cell))
-                if shown is None:
+                content = chunks.whole(tuple(cell))
+                if content is None:
                     raise OSError(errno.EIO, f"chunk {cell} has vanished from its shard", array.path)
-                yield array.file(number), bytes(shown)
+                yield array.file(number), bytes(content)
 
     def _write_chunk(self, file: tuple[str, bytes]) -> int:
         """Write a chunk file, unless it exists; return its size. Raise FileExistsError if it exists and differs."""

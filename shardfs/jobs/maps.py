@@ -92,8 +92,8 @@ class ChunkMap:
         """Fraction of the chunks of the grid that exist, from 0 to 1, for each bin (rows, columns)."""
         if self.rows is None or self.columns is None:
             return np.zeros((0, 0))
-        shown = {self.rows.axis, self.columns.axis}
-        depth = math.prod(n for axis, n in enumerate(self.grid) if axis not in shown)
+        axes = {self.rows.axis, self.columns.axis}
+        depth = math.prod(n for axis, n in enumerate(self.grid) if axis not in axes)
         cells = np.outer(self.rows.lengths(), self.columns.lengths()).astype(np.float64) * depth
         return self.chunks / np.maximum(cells, 1)
 
@@ -107,21 +107,21 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
     chunks, nbytes = np.zeros((2, *shape), np.int64)
     histogram = np.zeros(64 * PER_OCTAVE, np.int64)
 
-    def seen(coords: U64, sizes: Sizes) -> None:
+    def count(coords: U64, sizes: Sizes) -> None:
         octaves = np.log2(np.maximum(sizes, 1)) * PER_OCTAVE
         np.add(histogram, np.bincount(octaves.astype(np.intp), minlength=len(histogram)), out=histogram)
         if rows is not None and columns is not None:
-            shown = np.zeros((len(coords), len(axes)), np.uint64)
+            cells = np.zeros((len(coords), len(axes)), np.uint64)
             for i, axis in enumerate(axes):
-                shown[:, i] = 0 if axis is None else coords[:, axis]
-            at = (rows.of(shown), columns.of(shown))
+                cells[:, i] = 0 if axis is None else coords[:, axis]
+            at = (rows.of(cells), columns.of(cells))
             np.add.at(chunks, at, 1)
             np.add.at(nbytes, at, sizes)
 
     outermost = tree.shards.outermost
     shards, _ = outermost.source.existing()
     counts = np.zeros((3, len(shards)), np.int64)
-    verifier, findings = ShardVerifier(tree, chunks=False, seen=seen), 0
+    verifier, findings = ShardVerifier(tree, chunks=False, on_chunks=count), 0
     for i, shard in enumerate(shards.tolist()):
         tally = verifier.verify(shard).tally
         counts[:, i] = tally.stored_bytes, tally.dead_bytes, tally.shard_bytes
@@ -178,15 +178,15 @@ class SizeBin(NamedTuple):
     chunks: int
 
 
-def size_bins(found: ChunkMap, most: int) -> list[SizeBin]:
-    """Histogram of chunk sizes from the smallest to the largest, with the finest bins that give at most `most` bins."""
-    used = np.flatnonzero(found.sizes)
-    if not len(used):
+def size_bins(chunks: ChunkMap, limit: int) -> list[SizeBin]:
+    """Return the chunk sizes from the smallest to the largest in at most `limit` bins, as fine as possible."""
+    filled = np.flatnonzero(chunks.sizes)
+    if not len(filled):
         return []
     for width in (1, 2, PER_OCTAVE, 2 * PER_OCTAVE, 4 * PER_OCTAVE, 64 * PER_OCTAVE):
-        first, last = int(used[0]) // width, int(used[-1]) // width
-        if last - first < most:
+        first, last = int(filled[0]) // width, int(filled[-1]) // width
+        if last - first < limit:
             break
     edges = [math.ceil(2 ** (i * width / PER_OCTAVE)) for i in range(first, last + 2)]
-    counts = [int(found.sizes[i * width : (i + 1) * width].sum()) for i in range(first, last + 1)]
+    counts = [int(chunks.sizes[i * width : (i + 1) * width].sum()) for i in range(first, last + 1)]
     return [SizeBin(*edge, n) for edge, n in zip(pairwise(edges), counts, strict=True)]

@@ -120,10 +120,13 @@ class PackedArray:
         # For precomputed, `source.transform` or a compressed file already has `data_encoding` applied.
         return self.target.transform is not None and self.target.format != PRECOMPUTED.name
 
-    def converted(self, stored: Coords, cell: Coords, data: bytes) -> bytes:
-        """The bytes for a shard. Raise ValueError, with the reason, if `data` cannot be this chunk."""
+    def converted(self, coords: Coords, cell: Coords, data: bytes) -> bytes:
+        """Return the bytes for a shard, of the chunk at `coords` in the source and at `cell` in the target.
+
+        Raise ValueError, with the reason, if `data` cannot be this chunk.
+        """
         if self.source.transform is not None:
-            data = bytes(self.source.transform.show(stored, data))
+            data = bytes(self.source.transform.show(coords, data))
         if self._encodes and self.target.transform is not None:
             data = self.target.transform.store(cell, data)
         return data
@@ -139,9 +142,9 @@ class PackedArray:
         cells = self.cells(numbers)
         files = self.files(numbers) if self.converts else []
         rows = zip(self.stored(numbers).tolist(), map(tuple, cells.tolist()), contents, strict=True)
-        for i, (stored, cell, content) in enumerate(rows):
+        for i, (coords, cell, content) in enumerate(rows):
             try:
-                chunks[cell] = self.converted(tuple(stored), cell, bytes_of(content)) if self.converts else content
+                chunks[cell] = self.converted(tuple(coords), cell, bytes_of(content)) if self.converts else content
             except ValueError as e:
                 problems.append(Problem(files[i], f"cannot be converted: {e}", damaged=True))
         if not problems:
@@ -168,8 +171,8 @@ class PackedArray:
                 yield i, str(e)
 
 
-def _head(content: Bytes, most: int) -> bytes:
-    return os.pread(content.fd, most, content.start) if isinstance(content, FilePart) else content[:most]
+def _head(content: Bytes, size: int) -> bytes:
+    return os.pread(content.fd, size, content.start) if isinstance(content, FilePart) else content[:size]
 
 
 @dataclass(frozen=True)
@@ -265,8 +268,8 @@ class ArrayPlan:
         if any(int(array.shards(block).max()).bit_length() + bits > 64 for block in blocks):
             homes = array.shards(chunks)
             order = np.lexsort((chunks, homes))
-            found, first = np.unique(homes[order], return_index=True)
-            return cls(array, chunks[order], found, first.tolist())
+            shards, first = np.unique(homes[order], return_index=True)
+            return cls(array, chunks[order], shards, first.tolist())
         shift, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
         for block in blocks if bits < 64 else ():
             block |= array.shards(block) << shift

@@ -86,7 +86,8 @@ class Packing(OpenedJob):
 
     def _state(self) -> JobState:
         """Return what the job makes, without what is behind symbolic links: it cannot end before these are removed."""
-        job, plan = self.job, self.plan
+        job = self.job
+        plan = self.plan
         choices = {
             "chunks_per_shard": job.chunks_per_shard,
             "shard_size": job.shard_bytes,

@@ -339,7 +339,8 @@ class Planner:
 
     def _form(self, dataset: PlainDataset, parts: Sequence[Part]) -> FileForm:
         """Return the form of a dataset's files. Lists directories of ids, unless the job knows the form."""
-        path, format = dataset.path, dataset.format
+        path = dataset.path
+        format = dataset.format
         if (form := dict(self._job.forms).get(path)) is not None:
             return form
         plain = [part.plain.collection for part in parts if part.plain is not None]
@@ -369,7 +370,8 @@ class Planner:
 
         Raise UnsupportedError, with all reasons, if an array cannot be packed; NotADatasetError if there is none.
         """
-        arrays, skipped = self._job.arrays, self.plan.skipped
+        arrays = self._job.arrays
+        skipped = self.plan.skipped
         if self.is_empty and not arrays:
             reasons = [f"{path or '/'}: {why}" for path, why in skipped.items()]
             looked_for = "no unsharded array found (looked for Zarr v2, Zarr v3, N5, precomputed, bcolz)"

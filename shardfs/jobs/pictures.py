@@ -34,7 +34,7 @@ def draw(maps: Sequence[ChunkMap], file: str) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    shown = maps[:MOST]
+    drawn = maps[:MOST]
     look = {
         "font.size": 8.5,
         "axes.edgecolor": FAINT,
@@ -48,41 +48,41 @@ def draw(maps: Sequence[ChunkMap], file: str) -> None:
         "axes.spines.right": False,
     }
     with rc_context(look):
-        figure = Figure(figsize=(10, 3.7 * len(shown)), layout="constrained")
+        figure = Figure(figsize=(10, 3.7 * len(drawn)), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08, wspace=0.04)
-        rows = figure.subfigures(len(shown), 1, squeeze=False)[:, 0]
-        for row, found in zip(rows, shown, strict=True):
-            _draw_one(row, found)
+        rows = figure.subfigures(len(drawn), 1, squeeze=False)[:, 0]
+        for row, counts in zip(rows, drawn, strict=True):
+            _draw_one(row, counts)
         figure.savefig(file, format="png", dpi=100, metadata={"Software": None})
 
 
-def _draw_one(figure: Any, found: ChunkMap) -> None:
-    grid = f" of a grid of {' x '.join(map(str, found.grid))}" if found.grid else ""
-    words = f"{found.total:,} chunks{grid}, in {len(found.shards):,} shards"
-    title = f"{found.path or found.format}: {words}"
+def _draw_one(figure: Any, counts: ChunkMap) -> None:
+    grid = f" of a grid of {' x '.join(map(str, counts.grid))}" if counts.grid else ""
+    words = f"{counts.total:,} chunks{grid}, in {len(counts.shards):,} shards"
+    title = f"{counts.path or counts.format}: {words}"
     figure.suptitle(title, fontsize=10.5, fontweight="bold", color=INK, x=0.01, ha="left")
-    left, right = figure.subfigures(1, 2, width_ratios=[2, 1.1])
-    exist, size = left.subplots(1, 2)
-    _draw_maps(left, exist, size, found)
-    sizes, shards = right.subplots(2, 1)
-    _draw_sizes(sizes, found)
-    _draw_shards(shards, found)
+    maps, bars = figure.subfigures(1, 2, width_ratios=[2, 1.1])
+    exist, size = maps.subplots(1, 2)
+    _draw_maps(maps, exist, size, counts)
+    sizes, shards = bars.subplots(2, 1)
+    _draw_sizes(sizes, counts)
+    _draw_shards(shards, counts)
 
 
-def _draw_maps(figure: Figure, exist: Axes, size: Axes, found: ChunkMap) -> None:
-    if found.rows is None or found.columns is None:
+def _draw_maps(figure: Figure, exist: Axes, size: Axes, counts: ChunkMap) -> None:
+    if counts.rows is None or counts.columns is None:
         for axes in (exist, size):
             axes.axis("off")
         words = "these chunks have ids,\nand no position in a grid"
         exist.text(0, 1, words, va="top", color=FAINT, transform=exist.transAxes)
         return
-    shares = np.ma.masked_equal(found.shares(), 0)
-    means = np.ma.masked_array(found.nbytes / np.maximum(found.chunks, 1), found.chunks == 0)
+    shares = np.ma.masked_equal(counts.shares(), 0)
+    means = np.ma.masked_array(counts.nbytes / np.maximum(counts.chunks, 1), counts.chunks == 0)
     look = {
         "cmap": "viridis",
         "interpolation": "nearest",
-        "extent": (0, found.columns.chunks, found.rows.chunks, 0),
-        "aspect": "equal" if 0.2 < found.rows.chunks / found.columns.chunks < 5 else "auto",
+        "extent": (0, counts.columns.chunks, counts.rows.chunks, 0),
+        "aspect": "equal" if 0.2 < counts.rows.chunks / counts.columns.chunks < 5 else "auto",
         "origin": "upper",
     }
     for axes, values, title in ((exist, shares, "which exist"), (size, means, "mean stored size")):
@@ -91,24 +91,24 @@ def _draw_maps(figure: Figure, exist: Axes, size: Axes, found: ChunkMap) -> None
         limits = {"vmin": 0, "vmax": 1} if values is shares else {}
         image = axes.imshow(values, **look, **limits)
         axes.set_title(title, fontsize=9, loc="left")
-        axes.set_xlabel(f"chunk along axis {max(found.columns.axis, 0)}")
-        axes.set_ylabel(f"chunk along axis {found.rows.axis}" if found.rows.axis >= 0 else "")
+        axes.set_xlabel(f"chunk along axis {max(counts.columns.axis, 0)}")
+        axes.set_ylabel(f"chunk along axis {counts.rows.axis}" if counts.rows.axis >= 0 else "")
         axes.locator_params(integer=True, nbins=5)
         bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.9, aspect=30, pad=0.02)
         bar.outline.set_visible(False)
         if values is shares:
-            others = len(found.grid) - sum(b.axis >= 0 for b in (found.rows, found.columns))
-            bar.set_label("share of the chunks behind each other" if others else "share of the chunks")
+            summed = len(counts.grid) - sum(b.axis >= 0 for b in (counts.rows, counts.columns))
+            bar.set_label("share of the chunks behind each other" if summed else "share of the chunks")
             bar.ax.xaxis.set_major_formatter("{x:.0%}")
         else:
-            ticks = [t for t in _byte_ticks(float(means.max()) if found.total else 0) if t >= means.min()]
+            ticks = [t for t in _byte_ticks(float(means.max()) if counts.total else 0) if t >= means.min()]
             bar.set_ticks(ticks, labels=[_bytes(t) for t in ticks])
 
 
-def _byte_ticks(most: float) -> list[int]:
-    """A few round numbers of bytes from 0 to at most `most`, for the ticks of an axis."""
-    step = 2 ** max(int(most).bit_length() - 2, 0)
-    return list(range(0, int(most) + 1, step))
+def _byte_ticks(limit: float) -> list[int]:
+    """A few round numbers of bytes from 0 to at most `limit`, for the ticks of an axis."""
+    step = 2 ** max(int(limit).bit_length() - 2, 0)
+    return list(range(0, int(limit) + 1, step))
 
 
 def _bytes(n: float) -> str:
@@ -119,9 +119,9 @@ def _bytes(n: float) -> str:
     return f"{n:.3g} {unit}"
 
 
-def _draw_sizes(axes: Axes, found: ChunkMap) -> None:
+def _draw_sizes(axes: Axes, counts: ChunkMap) -> None:
     axes.set_title("sizes of chunks", fontsize=9, loc="left")
-    bins = size_bins(found, SIZE_BINS)
+    bins = size_bins(counts, SIZE_BINS)
     if not bins:
         axes.axis("off")
         return
@@ -136,10 +136,10 @@ def _draw_sizes(axes: Axes, found: ChunkMap) -> None:
     axes.locator_params(axis="y", integer=True, nbins=4)
 
 
-def _draw_shards(axes: Axes, found: ChunkMap) -> None:
-    n = len(found.shards)
-    dead = int(found.dead.sum())
-    share = f": {_bytes(dead)}, {dead / max(int(found.objects.sum()), 1):.1%}" if dead else ": none"
+def _draw_shards(axes: Axes, counts: ChunkMap) -> None:
+    n = len(counts.shards)
+    dead = int(counts.dead.sum())
+    share = f": {_bytes(dead)}, {dead / max(int(counts.objects.sum()), 1):.1%}" if dead else ": none"
     axes.set_title(f"bytes per shard; dead{share}", fontsize=9, loc="left")
     if not n:
         axes.axis("off")
@@ -147,7 +147,7 @@ def _draw_shards(axes: Axes, found: ChunkMap) -> None:
     bars = min(n, SHARD_BARS)
     home = np.arange(n) * bars // n
     many = np.bincount(home, minlength=bars)
-    live, dead_bytes, whole = (np.bincount(home, v, bars) / many for v in (found.stored, found.dead, found.objects))
+    live, dead_bytes, whole = (np.bincount(home, v, bars) / many for v in (counts.stored, counts.dead, counts.objects))
     at = np.arange(bars)
     axes.bar(at, live, width=0.86, color=LIVE, label="chunks")
     axes.bar(at, np.maximum(whole - live - dead_bytes, 0), width=0.86, bottom=live, color=INDEX, label="index")

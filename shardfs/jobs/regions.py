@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from contextlib import suppress
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,14 +70,17 @@ class ChunkRegions:
     """
 
     def __init__(self, tree: ChunkDirs) -> None:
-        self.tree, facts = tree, tree.collection.facts
-        own = tuple(tree.chunks.layer.format.grid)
-        rank = len(own) if len(own) > 1 else len(facts.shape)  # precomputed: without the channels
-        self._shape, self._chunk = facts.shape[:rank], facts.chunk_shape[:rank]
+        facts = tree.collection.facts
+        stored_grid = tuple(tree.chunks.layer.format.grid)
+        rank = len(stored_grid) if len(stored_grid) > 1 else len(facts.shape)  # precomputed: without the channels
+        self.tree = tree
+        self._shape = facts.shape[:rank]
+        self._chunk = facts.chunk_shape[:rank]
         self._offset = facts.offset or (0,) * rank
         grid = tuple(ceil_div(s, c) if c else 0 for s, c in zip(self._shape, self._chunk, strict=True))
-        self._is_array = not tree.by_id and math.prod(grid) == math.prod(own)
-        self.grid, self._own = (grid if self._is_array else own), own
+        self._is_array = not tree.by_id and math.prod(grid) == math.prod(stored_grid)
+        self.grid = grid if self._is_array else stored_grid
+        self._stored = stored_grid
         self.whole = Box((0,) * len(self.grid), self.grid)
 
     # ---- rows ----
@@ -99,15 +103,15 @@ class ChunkRegions:
     # ---- boxes ----
 
     def _coords(self, cell: Coords) -> Coords:
-        return cell if self.grid == self._own else unravel(ravel(cell, self.grid), self._own)
+        return cell if self.grid == self._stored else unravel(ravel(cell, self.grid), self._stored)
 
     def _coords_many(self, cells: U64) -> U64:
-        return cells if self.grid == self._own else unravel_many(ravel_many(cells, self.grid), self._own)
+        return cells if self.grid == self._stored else unravel_many(ravel_many(cells, self.grid), self._stored)
 
     def _box(self, first: Coords, last: Coords) -> Box:
         """The box of cells with these first and last coordinates."""
-        if self.grid != self._own:
-            first, last = (unravel(ravel(c, self._own), self.grid) for c in (first, last))
+        if self.grid != self._stored:
+            first, last = (unravel(ravel(c, self._stored), self.grid) for c in (first, last))
         return Box(first, tuple(c + 1 for c in last))
 
     def shard_box(self, layer: int, shard: int) -> Box | None:
@@ -246,23 +250,22 @@ def missing(expected: Iterable[tuple[ChunkRegions, Box]], part: JobPart) -> Iter
     Chunks with damaged index entries are not missing. A region that cannot be looked up is damaged.
     """
     for regions, tiles in _batches(expected, part):
-        try:
-            found = [regions.present(tiles)]
-        except OSError:
-            found = []
+        present: Bool | None = None
+        with suppress(OSError):  # each tile is looked up alone
+            present = regions.present(tiles)
         at = 0
         for tile in tiles:
             n = math.prod(tile.dims)
             try:
-                stored = found[0][at : at + n] if found else regions.present([tile])
+                is_present = regions.present([tile]) if present is None else present[at : at + n]
             except OSError as e:
                 yield regions.box_row(tile, "damaged", f"read: {message(e)}")
                 continue
             at += n
-            if not stored.any():
+            if not is_present.any():
                 yield regions.box_row(tile, "missing", "")
                 continue
-            for cell in tile.cells()[~stored].tolist():
+            for cell in tile.cells()[~is_present].tolist():
                 yield regions.box_row(Box(tuple(cell), tuple(c + 1 for c in cell)), "missing", "")
 
 

@@ -259,9 +259,9 @@ def _stray(collection: str, source: ShardSource, fault: CorruptShardError) -> Da
 
 def tasks(job: VerifyJob, plans: Iterable[Plan], workers: int = 1) -> Iterator[Task[Report]]:
     """Tasks for these plans: at most `MOST_SHARDS` shards each, and enough tasks to keep all workers busy."""
-    most = MOST_SHARDS_REGIONS if job.regions else MOST_SHARDS
+    limit = MOST_SHARDS_REGIONS if job.regions else MOST_SHARDS
     for p in plans:
-        per = min(most, max(1, len(p.shards) // (workers * WINDOW)))
+        per = min(limit, max(1, len(p.shards) // (workers * WINDOW)))
         for i in range(0, len(p.shards), per):
             yield Task(job, ShardsToVerify(p.collection, tuple(p.shards[i : i + per].tolist())))
 
@@ -429,8 +429,8 @@ class _Runner(Generic[R]):
         """
         self._replace(1)
         for task, future in submitted:
-            done = future.done() and not future.cancelled() and future.exception() is None
-            yield from (future.result(),) if done else self._alone(task)
+            has_report = future.done() and not future.cancelled() and future.exception() is None
+            yield from (future.result(),) if has_report else self._alone(task)
         submitted.clear()
         self._replace(self._workers)
 

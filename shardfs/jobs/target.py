@@ -143,8 +143,8 @@ class _Begin(Change):
                 raise FileNotFoundError(errno.ENOENT, why, self.url)
             return [self.state.raw()]
         size = old.stat().size
-        stored = b"" if size > MAX_STATE else bytes_of([ByteRange(0, size)], old)
-        if difference := self.state.difference(JobState.parse(stored)):
+        raw = b"" if size > MAX_STATE else bytes_of([ByteRange(0, size)], old)
+        if difference := self.state.difference(JobState.parse(raw)):
             advice = "repeat that job with its own source and options, or delete the target and start anew"
             why = f"has an unfinished job {difference}; {advice}"
             raise FileExistsError(errno.EEXIST, why, public_name(self.url))
@@ -169,9 +169,7 @@ class JobTarget(NamedTuple):
         Raise FileExistsError if the target has another unfinished job; FileNotFoundError if no job may be begun.
         """
         if target.url.lower().endswith((".zip", ".ozx")):
-            why = (
-                "no zip file is written; give a directory, and put its files into a zip file with `zip -0`"
-            )
+            why = "no zip file is written; give a directory, and put its files into a zip file with `zip -0`"
             raise UnsupportedError(f"{public_name(target.url)}: {why} (docs/pack.md)")
         if new and "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
@@ -244,13 +242,13 @@ class JobTarget(NamedTuple):
         If another run has ended the job, only delete the notes: the documents may have been edited since.
         """
         if not self.is_finished():
-            for key, document in sorted(documents, key=lambda found: (-found[0].count("/"), found[0])):
+            for key, document in sorted(documents, key=lambda pair: (-pair[0].count("/"), pair[0])):
                 self.writer.put(key, document())
             if (version := self._version()) is not None:
                 finished.note(self.url, self.state.raw(), version)
-        rest = iter(tasks)
+        notes = iter(tasks)
         with ThreadPoolExecutor(AT_A_TIME) as pool:
-            while batch := list(islice(rest, NOTES_AT_A_TIME)):
+            while batch := list(islice(notes, NOTES_AT_A_TIME)):
                 for _ in pool.map(self._delete, batch):
                     pass
         self._delete(STATE)

@@ -125,7 +125,8 @@ class _ChunkFiles:
 
 def _filled(chunks: ChunkDirs, numbers: range) -> Iterator[_ChunkFiles]:
     """Yield those of these chunks of the shown grid that are not stored, and that the layout fills."""
-    names, filler = chunks.collection.names, chunks.collection.filler
+    names = chunks.collection.names
+    filler = chunks.collection.filler
     if filler is None:
         return
     coords = names.coords_many(unravel_many(np.array(numbers, np.uint64), names.dims))

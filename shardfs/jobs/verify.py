@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,54 +34,50 @@ TURNS = 3
 """Maximum number of passes over a damaged shard that changed during verification."""
 
 
+@dataclass(frozen=True)
 class ShardVerifier:
     """Verifies shards of one collection, one at a time. Memory grows with the chunks per shard, not with the shards.
 
     Args:
         deep: read and decode every chunk.
         chunks: check chunks; otherwise check only indices.
-        seen: called with the coordinates (n, d) and stored sizes (n,) of indexed chunks.
+        on_chunks: called with the coordinates (n, d) and stored sizes (n,) of indexed chunks.
         regions: name all affected chunks in the findings (`Damage.affected`).
     """
 
-    def __init__(
-        self,
-        tree: ChunkDirs,
-        *,
-        deep: bool = False,
-        chunks: bool = True,
-        seen: Callable[[U64, Sizes], None] | None = None,
-        regions: bool = False,
-    ) -> None:
-        self._tree, self._deep, self._chunks, self._seen, self._regions = tree, deep, chunks, seen, regions
-        self._layers = tree.shards.layers
+    tree: ChunkDirs
+    _: KW_ONLY
+    deep: bool = False
+    chunks: bool = True
+    on_chunks: Callable[[U64, Sizes], None] | None = None
+    regions: bool = False
 
     def verify(self, shard: int) -> Report:
-        """Verify one outermost shard. Errors of the store and of the data become findings; only bugs raise exceptions.
+        """Verify one outermost shard; return its counts and findings. Only bugs raise exceptions.
 
-        Repeats the verification if a damaged local shard has changed meanwhile, at most `TURNS` times in total.
+        Errors of the store and of the data become findings. Repeats the verification if a damaged local shard has
+        changed meanwhile, at most `TURNS` times in total.
         """
-        source = self._layers[0].source
+        source = self.tree.shards.layers[0].source
         for turn in range(TURNS):
+            findings = ShardFindings(self.tree, regions=self.regions)
             # Only the first pass reports chunks to the caller, so that each chunk is reported once.
-            seen = self._seen if turn == 0 else None
-            found = ShardFindings(self._tree, regions=self._regions)
-            one = _Pass(self._tree, self._layers, self._deep, self._chunks, seen, found)
+            one = _Pass(self if turn == 0 else replace(self, on_chunks=None), findings)
             version = None
             source.reopen(shard)
             try:
-                stored = source.stored(shard)
-                found.tally.shard_bytes, _, version = stored.stat()
-                one.verify(0, shard, stored)
+                blob = source.stored(shard)
+                findings.tally.shard_bytes, _, version = blob.stat()
+                one.verify(0, shard, blob)
             except (OSError, ShardfsError, ValueError) as e:
-                found.add(source.key(shard), "read", reason(e), parts=(ShardPart(0, shard),))
-            report = found.complete()
+                findings.add(source.key(shard), "read", reason(e), parts=(ShardPart(0, shard),))
+            report = findings.complete()
             if not report.findings or not source.is_local or version == self._version(shard):
                 break
         return report
 
     def _version(self, shard: int) -> Version:
-        source = self._layers[0].source
+        source = self.tree.shards.layers[0].source
         source.reopen(shard)
         try:
             return source.stored(shard).stat().version
@@ -91,41 +87,42 @@ class ShardVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One verification of an outermost shard. `layers` are outermost first; the others are as in `ShardVerifier`."""
+    """One verification of an outermost shard."""
 
-    tree: ChunkDirs
-    layers: Sequence[ChunkLayer]
-    deep: bool
-    chunks: bool
-    seen: Callable[[U64, Sizes], None] | None
-    found: ShardFindings
+    settings: ShardVerifier
+    findings: ShardFindings
 
-    def verify(self, level: int, shard: int, stored: Blob) -> None:
+    @property
+    def layers(self) -> Sequence[ChunkLayer]:
+        """The layers of sharding, the outermost first."""
+        return self.settings.tree.shards.layers
+
+    def verify(self, level: int, shard: int, stored_shard: Blob) -> None:
         """Verify a shard of the layer at `level`, and the shards inside it."""
         source = self.layers[level].source
         try:
-            _verify_trailer(stored, source.layer.trailer)
-            blob = source.unwrap(shard, stored)
+            _verify_trailer(stored_shard, source.layer.trailer)
+            blob = source.unwrap(shard, stored_shard)
         except ValueError as e:
-            self.found.add(source.key(shard), "shard", str(e), parts=(ShardPart(level, shard),))
+            self.findings.add(source.key(shard), "shard", str(e), parts=(ShardPart(level, shard),))
             return
         _Shard(self, level, shard, blob).verify()
 
 
-def _verify_trailer(stored: Blob, trailer: int) -> None:
+def _verify_trailer(blob: Blob, trailer: int) -> None:
     """Raise ValueError if a checksum after the shard is wrong. Each checksum covers all bytes before it."""
     if not trailer:
         return
     import google_crc32c
 
-    size = stored.stat().size
+    size = blob.stat().size
     if size < trailer:
         raise ValueError(f"its crc32c should have {trailer} bytes, but the object has {size}")
     crc, position = 0, 0
     for end in range(size - trailer, size, 4):
-        for part in stream(stored, position, end):
+        for part in stream(blob, position, end):
             crc = google_crc32c.extend(crc, part)
-        expected = int.from_bytes(stored.read([ByteRange(end, end + 4)])[0], "little")
+        expected = int.from_bytes(blob.read([ByteRange(end, end + 4)])[0], "little")
         if expected != crc:
             raise ValueError(f"the whole shard has crc32c {crc:08x}, but says {expected:08x}")
         position = end
@@ -135,17 +132,23 @@ class _Shard:
     """State of the verification of one shard of one layer."""
 
     def __init__(self, one: _Pass, level: int, shard: int, blob: Blob) -> None:
-        self._pass, self._level, self._shard, self._blob = one, level, shard, blob
-        self._format, self._source = one.layers[level].format, one.layers[level].source
+        self._pass = one
+        self._findings = one.findings
+        self._tally = one.findings.tally
+        self._level = level
+        self._shard = shard
+        self._blob = blob
+        self._format = one.layers[level].format
+        self._source = one.layers[level].source
         self._innermost = level + 1 == len(one.layers)
-        self._key, self._tally = self._source.key(shard), one.found.tally
+        self._key = self._source.key(shard)
         self._size = blob.stat().size
         self._covered: list[Coverage] = []
         # `walk` reads headers between chunks. Their ranges are unknown here, so dead bytes cannot be counted.
         self._whole = self._format.walk is None
 
-    def _found(self, kind: str, why: str, *coords: Coords) -> None:
-        self._pass.found.add(self._key, kind, why, *map(self._innermost_of, coords), parts=self._parts(coords))
+    def _add(self, kind: str, why: str, *coords: Coords) -> None:
+        self._findings.add(self._key, kind, why, *map(self._innermost_of, coords), parts=self._parts(coords))
 
     def _parts(self, cells: Iterable[Coords]) -> tuple[ShardPart, ...]:
         """The shards of the next layer in these cells; none if the cells are chunks."""
@@ -153,21 +156,21 @@ class _Shard:
             return ()
         return tuple(ShardPart(self._level + 1, ravel(cell, self._format.grid)) for cell in cells)
 
-    def _found_all(
+    def _add_all(
         self, kind: str, at: npt.NDArray[np.intp], why: Callable[[int], str], coords: U64 | None = None
     ) -> None:
         """Add a finding for each position `at`, and name its chunk if `coords` are given. Lists only the first ones."""
         for i in at[:MOST].tolist():
-            self._found(kind, why(i), *(() if coords is None else (tuple(coords[i].tolist()),)))
+            self._add(kind, why(i), *(() if coords is None else (tuple(coords[i].tolist()),)))
         self._count(kind, max(len(at) - MOST, 0), None if coords is None else coords[at[MOST:]])
 
     def _count(self, kind: str, n: int, coords: U64 | None) -> None:
         """Count `n` findings about these cells."""
-        cells = map(tuple, () if coords is None or not self._pass.found.regions else coords.tolist())
+        cells = map(tuple, () if coords is None or not self._findings.regions else coords.tolist())
         if self._innermost:
-            self._pass.found.count(self._key, kind, n, cells)
+            self._findings.count(self._key, kind, n, cells)
         else:
-            self._pass.found.count(self._key, kind, n, parts=self._parts(cells))
+            self._findings.count(self._key, kind, n, parts=self._parts(cells))
 
     def _innermost_of(self, coords: Coords) -> Coords:
         """Coordinates of the first chunk in a cell of this layer. The cell is a chunk, or a shard of the next layer."""
@@ -184,8 +187,8 @@ class _Shard:
             if self._innermost:
                 self._tally.chunks += len(ranges.starts)
                 self._tally.stored_bytes += int((ranges.stops - ranges.starts).sum())
-                if self._pass.seen is not None:
-                    self._pass.seen(ranges.coords, (ranges.stops - ranges.starts).astype(np.int64))
+                if (report := self._pass.settings.on_chunks) is not None:
+                    report(ranges.coords, (ranges.stops - ranges.starts).astype(np.int64))
                 self._verify_chunks(ranges, index.checksum)
             else:
                 self._verify_inner(ranges)
@@ -201,18 +204,18 @@ class _Shard:
             for page, where, entries in index.parts():
                 self._cover_index(where)
                 if isinstance(entries, ValueError):
-                    self._found_index(entries, page)
+                    self._add_index(entries, page)
                 else:
                     yield page, entries
         except ValueError as e:
-            self._found_index(e, None)
+            self._add_index(e, None)
 
     def _cover_index(self, where: ByteRange | None) -> None:
         if where is not None:
             one = np.array([where.start], np.uint64), np.array([where.stop], np.uint64)
             self._covered.append(Coverage(*one, (), 0))
 
-    def _found_index(self, error: ValueError, page: int | None) -> None:
+    def _add_index(self, error: ValueError, page: int | None) -> None:
         """Add a finding for an unreadable index page, and name the first chunks that may be in the page."""
         self._whole = False  # without this page, the number of dead bytes is unknown
         slots = self._format.candidates(self._shard) if page is not None else None
@@ -221,7 +224,7 @@ class _Shard:
             coords, valid = self._format.coords(self._shard, page or 0, slots[:ROWS])
             named = (self._innermost_of(tuple(c)) for c in coords[valid][:NAMES].tolist())
         part = ShardPart(self._level, self._shard, ALL_PAGES if page is None else page)
-        self._pass.found.add(self._key, "index", str(error), *named, parts=(part,))
+        self._findings.add(self._key, "index", str(error), *named, parts=(part,))
 
     # ---- index entries ----
 
@@ -231,7 +234,7 @@ class _Shard:
         if index.repeated is not None:
             for slot in np.unique(index.repeated.all_slots()).tolist():
                 coords, _ = self._format.coords(self._shard, page, np.array([slot], np.uint64))
-                self._found("duplicate", f"id {slot} has several entries in its index", tuple(coords[0].tolist()))
+                self._add("duplicate", f"id {slot} has several entries in its index", tuple(coords[0].tolist()))
         parts = [self._verify_some(page, slots[i : i + ROWS], index, i) for i in range(0, max(len(slots), 1), ROWS)]
         coords, starts, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(starts, kind="stable")
@@ -242,38 +245,38 @@ class _Shard:
         starts = index.starts[at : at + len(slots)].astype(np.uint64)
         sizes = index.sizes[at : at + len(slots)].astype(np.uint64)
         if not valid.all():
-            self._found_lost(page, slots[~valid], coords[~valid])
+            self._add_lost(page, slots[~valid], coords[~valid])
         faults = np.zeros(len(slots), np.uint8) if index.faults is None else index.faults[at : at + len(slots)]
         good = valid & (faults == 0)
         for number, (kind, _) in enumerate(index.reasons, 1):
             broken = np.flatnonzero(valid & (faults == number))
-            self._found_all(kind, broken, lambda i: index.reason(at + i), coords)
+            self._add_all(kind, broken, lambda i: index.reason(at + i), coords)
         if self._innermost:
             self._verify_sizes(coords, sizes, good)
         return coords[good], starts[good], sizes[good]
 
-    def _found_lost(self, page: int, slots: U64, coords: U64) -> None:
+    def _add_lost(self, page: int, slots: U64, coords: U64) -> None:
         """Count or report entries that no reader finds, because they are outside the grid or in the wrong place."""
         if self._format.candidates(self._shard) is not None:  # not addressed by id
             self._tally.outside_chunks += len(slots)
             return
         homes = self._format.place_many(coords)
         grid = np.array([min(n, 2**64 - 1) for n in self._format.grid], np.uint64)
-        known = (homes.slot == slots) & (coords < grid).all(axis=1)
+        in_grid = (homes.slot == slots) & (coords < grid).all(axis=1)
 
         def elsewhere(i: int) -> str:
             home = f"{self._source.key(int(homes.shard[i]))}, minishard {homes.page[i]}"
             return f"id {slots[i]} stands in minishard {page}, but belongs in {home}"
 
-        self._found_all("placement", np.flatnonzero(known), elsewhere, coords)
-        self._found_all("grid", np.flatnonzero(~known), lambda i: f"id {slots[i]} is that of no chunk of the grid")
+        self._add_all("placement", np.flatnonzero(in_grid), elsewhere, coords)
+        self._add_all("grid", np.flatnonzero(~in_grid), lambda i: f"id {slots[i]} is that of no chunk of the grid")
 
     def _verify_sizes(self, coords: U64, sizes: U64, good: Bool) -> None:
-        check = self._pass.tree.collection.check
+        check = self._pass.settings.tree.collection.check
         wanted = check.sizes(coords) if check is not None else None
         if wanted is not None:
             wrong = np.flatnonzero(good & (sizes.astype(np.int64) != wanted))
-            self._found_all("size", wrong, lambda i: f"{wanted[i]} bytes expected, {sizes[i]} stored", coords)
+            self._add_all("size", wrong, lambda i: f"{wanted[i]} bytes expected, {sizes[i]} stored", coords)
 
     # ---- overlaps and dead bytes ----
 
@@ -289,29 +292,29 @@ class _Shard:
         if clashes:
             for (start, stop), owners in self._owners(clashes[:MOST]).items():
                 why = f"its bytes [{start}, {stop}) are said to be something else, too"
-                self._found("overlap", why, *owners)
+                self._add("overlap", why, *owners)
             self._count("overlap", max(len(clashes) - MOST, 0), self._unlisted_owners(clashes[MOST:]))
 
     def _owners(self, clashes: list[tuple[int, int]]) -> dict[tuple[int, int], list[Coords]]:
         """For each overlap, the first chunks whose index entries cover these bytes; all if regions are wanted."""
-        most = None if self._pass.found.regions else NAMES
+        limit = None if self._findings.regions else NAMES
         out: dict[tuple[int, int], list[Coords]] = {clash: [] for clash in clashes}
         for ranges in self._ranges_again():
             for (start, stop), owners in out.items():
-                here = np.flatnonzero((ranges.starts < np.uint64(stop)) & (ranges.stops > np.uint64(start)))
-                owners += [tuple(c) for c in ranges.coords[here[:most]].tolist()]
+                at = np.flatnonzero((ranges.starts < np.uint64(stop)) & (ranges.stops > np.uint64(start)))
+                owners += [tuple(c) for c in ranges.coords[at[:limit]].tolist()]
         return out
 
     def _ranges_again(self) -> Iterator[ChunkRanges]:
         """Yield the valid entries of each index page. Reads the index again."""
-        quiet = replace(self._pass, chunks=False, seen=None, found=ShardFindings(self._pass.tree))
+        quiet = _Pass(self._pass.settings, ShardFindings(self._pass.settings.tree))
         again = _Shard(quiet, self._level, self._shard, self._blob)
         for page, index in again._pages():
             yield again._verify_entries(page, index)
 
     def _unlisted_owners(self, clashes: list[tuple[int, int]]) -> U64 | None:
         """All chunks whose entries cover one of these overlaps, if regions are wanted."""
-        if not clashes or not self._pass.found.regions:
+        if not clashes or not self._findings.regions:
             return None
         bounds = np.array(clashes, np.uint64)
         merged = cover(bounds[:, 0], bounds[:, 1])
@@ -332,12 +335,15 @@ class _Shard:
                 self._pass.verify(self._level + 1, number, SliceBlob(self._blob, start, stop - start))
             except OSError as e:
                 key = self._pass.layers[self._level + 1].source.key(number)
-                self._pass.found.add(key, "read", reason(e), parts=(ShardPart(self._level + 1, number),))
+                self._findings.add(key, "read", reason(e), parts=(ShardPart(self._level + 1, number),))
 
     def _verify_chunks(self, ranges: ChunkRanges, checksum: Checksum | None) -> None:
-        one, collection = self._pass, self._pass.tree.collection
-        chunks = ChunkVerifier(collection, self._blob, self._key, one.found, checksum, deep=one.deep)
-        if collection.lead is not None:
-            self._covered.append(cover(chunks.lead_starts(ranges, collection.lead), ranges.starts))
-        elif one.chunks:
+        settings = self._pass.settings
+        lead = settings.tree.collection.lead
+        chunks = ChunkVerifier(
+            settings.tree.collection, self._blob, self._key, self._findings, checksum, deep=settings.deep
+        )
+        if lead is not None:
+            self._covered.append(cover(chunks.lead_starts(ranges, lead), ranges.starts))
+        elif settings.chunks:
             chunks.run(ranges, local=self._source.is_local)

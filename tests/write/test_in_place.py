@@ -435,7 +435,7 @@ def test_verify_looks_again_at_what_changes_meanwhile(place: Place) -> None:
     make = prepared(place)
     (chunks,) = open_tree(str(place.top / "s")).collections()
     counted: list[int] = []
-    verifier = ShardVerifier(chunks, seen=lambda coords, _: counted.append(len(coords)))
+    verifier = ShardVerifier(chunks, on_chunks=lambda coords, _: counted.append(len(coords)))
     source = chunks.chunks.layer.source
     stored, turns = source.stored, list[int]()
 
