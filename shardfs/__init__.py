@@ -125,26 +125,25 @@ def pack(
     from shardfs.jobs import calling, pack, pack_job
 
     how: dict[str, Any] = {"chunks_per_shard": tuple(chunks_per_shard), "shard_bytes": shard_size}
-    how["arrays"] = calling.stripped(arrays)
+    how["arrays"] = tuple(path.strip("/") for path in arrays)
     if in_place:
         if dest is not None or format or transcode:
             raise TypeError("dest, format and transcode do not go with in_place=True")
-        return calling.in_place(source, "pack", options, how, abort=abort)
-    places = calling.places(source, dest, options, abort=abort)
+        return calling.in_place(source, options, how, abort=abort)
+    if dest is None or abort:
+        raise TypeError("give dest, or in_place=True; abort needs in_place=True")
+    places = calling.places(source, dest, options)
     job = pack_job.PackJob(*places, **how, format=format, transcode=transcode)
     return calling.complete(pack.PackRun(job, calling.part_of(options)), options)
 
 
 def unpack(
     source: str | os.PathLike[str],
-    dest: str | os.PathLike[str] | None = None,
+    dest: str | os.PathLike[str],
     *,
     layout: str = "native",
-    arrays: Sequence[str] = (),
     chunk_codec: str | None = None,
     skip_unsupported: bool = False,
-    in_place: bool = False,
-    abort: bool = False,
     **options: Unpack[JobOptions],
 ) -> JobResult:
     """Copy a sharded dataset to a new one with one file per chunk, as `shardfs unpack` does (docs/pack.md).
@@ -156,13 +155,8 @@ def unpack(
         source: a path or an fsspec URL.
         dest: a path or an fsspec URL of a directory that does not exist, is empty, or is left from an interrupted call.
         layout: the layout of the mount: native, zarr2, zarr3, n5, precomputed or bcolz (docs/layouts.md).
-        arrays: the directories of the documents of the arrays to unpack, relative to the source; () for all arrays.
-            Other arrays stay sharded. Only in the native layout.
         chunk_codec: the option of the mount (docs/options.md): a codec for all chunks, such as "raw".
         skip_unsupported: leave out arrays that the layout cannot show.
-        in_place: replace the shards of a local source by chunk files, instead of writing to `dest`. The layout must
-            keep the bytes of chunks.
-        abort: go back, if a job in place has not ended.
         options: see `shardfs.jobs.calling.JobOptions`.
 
     Raises:
@@ -179,11 +173,6 @@ def unpack(
     from shardfs.jobs import calling, unpack, unpack_job
 
     loading.check(loading.merged(loading.from_flags({"layout": layout, "chunk_codec": chunk_codec})))
-    chosen = calling.stripped(arrays)
-    if in_place:
-        if dest is not None or chunk_codec is not None or skip_unsupported:
-            raise TypeError("dest, chunk_codec and skip_unsupported do not go with in_place=True")
-        return calling.in_place(source, "unpack", options, {"layout": layout, "arrays": chosen}, abort=abort)
-    places = calling.places(source, dest, options, abort=abort)
-    job = unpack_job.UnpackJob(*places, layout, chunk_codec, skip_unsupported, chosen)
+    places = calling.places(source, dest, options)
+    job = unpack_job.UnpackJob(*places, layout, chunk_codec, skip_unsupported)
     return calling.complete(unpack.UnpackRun(job, calling.part_of(options)), options)

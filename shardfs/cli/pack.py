@@ -30,13 +30,8 @@ if TYPE_CHECKING:
 
 
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator that adds the arguments and options of both verbs."""
+    """Decorator that adds the options of both verbs."""
     return decorated(
-        click.argument("source"),
-        click.argument("dest", required=False),
-        click.option("--in-place", is_flag=True, help="Replace the files of SOURCE instead of writing to DEST."),
-        click.option("--abort", is_flag=True, help="With --in-place: go back to the former files of SOURCE."),
-        click.option("--array", "arrays", multiple=True, metavar="PATH", help="Only this array; copy other files."),
         click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]"),
         click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file."),
         click.option("--part", default="1/1", metavar="I/N", callback=part_of, help="Do only part I of N."),
@@ -66,6 +61,11 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 @click.option("--shard-size", metavar="SIZE", callback=_size, help="Size of a shard before compression, such as 512M.")
 @click.option("--format", type=click.Choice(("zarr3", "n5", "precomputed", "bcolz")), help="Format of DEST.")
 @click.option("--transcode", is_flag=True, help="Decode and encode chunks that DEST cannot store unchanged.")
+@click.option("--array", "arrays", multiple=True, metavar="PATH", help="Only this array; copy other files.")
+@click.option("--in-place", is_flag=True, help="Replace the files of SOURCE instead of writing to DEST.")
+@click.option("--abort", is_flag=True, help="With --in-place: go back to the former files of SOURCE.")
+@click.argument("source")
+@click.argument("dest", required=False)
 @_job_options
 def pack(
     source: str,
@@ -95,34 +95,34 @@ def pack(
     if per_shard and shard_size is not None:
         raise click.UsageError("--chunks-per-shard and --shard-size exclude each other")
     options = command_options.options()
+    arrays = tuple(path.strip("/") for path in arrays)
     if options.chunk_codec is not None or options.unsupported == "skip":
         raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with pack; see --transcode")
     if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
         if format is not None or transcode:
             raise click.UsageError("--format and --transcode do not go with --in-place; give DEST")
-        how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": _stripped(arrays)}
-        return _run(source, _in_place(source, "pack", options, how, abort=abort), jobs, dask, as_json=as_json)
-    job = PackJob(*_places(source, dest, options), per_shard, shard_size, _stripped(arrays), format or "", transcode)
+        how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": arrays}
+        return _run(source, _in_place(source, options, how, abort=abort), jobs, dask, as_json=as_json)
+    job = PackJob(*_places(source, dest, options), per_shard, shard_size, arrays, format or "", transcode)
     return _run(source, lambda: PackRun(job, part, options.journal), jobs, dask, as_json=as_json)
 
 
 @click.command()
 @click.option("--layout", metavar="NAME", help="Files of this layout: native, zarr2, zarr3, n5, precomputed, bcolz.")
+@click.argument("source")
+@click.argument("dest")
 @_job_options
 def unpack(
     source: str,
-    dest: str | None,
-    in_place: bool,
-    abort: bool,
+    dest: str,
     layout: str | None,
-    arrays: tuple[str, ...],
     jobs: int,
     dask: str | None,
     part: JobPart,
     as_json: bool,
     command_options: CommandOptions,
 ) -> int:
-    """Turn shards into chunk files, in DEST or --in-place.
+    """Turn shards into chunk files, in DEST.
 
     DEST gets the files that a mount of SOURCE shows. Without --layout, copies the bytes of chunks without decoding.
     Repeat an interrupted command to continue. Exit code 3 if some files could not be unpacked; see docs/pack.md.
@@ -132,28 +132,17 @@ def unpack(
 
     options = given_options(*command_options, {"layout": layout} if layout is not None else {})[0]
     loading.check(options)
-    if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
-        if options.chunk_codec is not None or options.unsupported == "skip":
-            raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with --in-place; give DEST")
-        how = {"layout": options.layout, "arrays": _stripped(arrays)}
-        run = _in_place(source, "unpack", options, how, abort=abort)
-        return _run(source, run, jobs, dask, as_json=as_json)
     job = UnpackJob(
         *_places(source, dest, options),
         options.layout,
         options.chunk_codec,
         options.unsupported == "skip",
-        _stripped(arrays),
     )
     return _run(source, lambda: UnpackRun(job, part, options.journal), jobs, dask, as_json=as_json)
 
 
 def _places(source: str, dest: str | None, options: Options) -> tuple[JobSource, JobSource]:
     return source_of_job(source, options), target_of_job(dest or "", options)
-
-
-def _stripped(arrays: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(path.strip("/") for path in arrays)
 
 
 def _is_in_place(dest: str | None, dask: str | None, part: JobPart, *, in_place: bool, abort: bool) -> bool:
@@ -169,14 +158,12 @@ def _is_in_place(dest: str | None, dask: str | None, part: JobPart, *, in_place:
     return in_place
 
 
-def _in_place(
-    source: str, command: str, options: Options, how: dict[str, Any], *, abort: bool
-) -> Callable[[], InPlaceRun]:
+def _in_place(source: str, options: Options, how: dict[str, Any], *, abort: bool) -> Callable[[], InPlaceRun]:
     from shardfs.jobs.in_place import InPlaceRun
     from shardfs.jobs.shared_work import JobSource
 
     job = JobSource.of(absolute(source))
-    return lambda: InPlaceRun(job, command, abort=abort, options=how, journals=options.journal)
+    return lambda: InPlaceRun(job, abort=abort, options=how, journals=options.journal)
 
 
 def _run(source: str, prepare: Callable[[], Run], jobs: int, dask: str | None, *, as_json: bool) -> int:

@@ -95,11 +95,9 @@ def part_of(options: JobOptions) -> JobPart:
 
 
 def places(
-    source: str | os.PathLike[str], dest: str | os.PathLike[str] | None, options: JobOptions, *, abort: bool
+    source: str | os.PathLike[str], dest: str | os.PathLike[str], options: JobOptions
 ) -> tuple[JobSource, JobSource]:
-    """Return source and target of a job that is not in place. Raise TypeError if it has no target, or for `abort`."""
-    if dest is None or abort:
-        raise TypeError("give dest, or in_place=True; abort needs in_place=True")
+    """Return source and target of a job that is not in place."""
     storage = options.get("storage_options")
     return (
         JobSource.of(source, storage, follow_symlinks=options.get("follow_symlinks", False)),
@@ -109,20 +107,17 @@ def places(
 
 def in_place(
     source: str | os.PathLike[str],
-    command: str,
     options: JobOptions,
     how: Mapping[str, Any],
     *,
     abort: bool,
 ) -> JobResult:
-    """Do a job in place. `how` are options of the command."""
+    """Pack in place, or go back for `abort`; return what was done. `how` are options of `PackJob`.
+
+    Raise TypeError for options that do not go with it, and the errors of `InPlaceRun` and `complete`.
+    """
     from shardfs.jobs.in_place import InPlaceRun
 
     if options.get("part", (1, 1)) != (1, 1) or options.get("follow_symlinks"):
         raise TypeError("part and follow_symlinks do not go with in_place=True")
-    return complete(InPlaceRun(JobSource.of(source), command, abort=abort, options=how), options)
-
-
-def stripped(arrays: Sequence[str]) -> tuple[str, ...]:
-    """Return the paths of arrays without slashes around them."""
-    return tuple(path.strip("/") for path in arrays)
+    return complete(InPlaceRun(JobSource.of(source), abort=abort, options=how), options)

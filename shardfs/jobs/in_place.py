@@ -22,18 +22,16 @@ import numpy as np
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.jobs import finished
-from shardfs.jobs.copying import Survey, require_idle
-from shardfs.jobs.in_place_shards import LOCK, MixedDataset, is_litter, opened, require_plain, take_over, working
+from shardfs.jobs.copying import require_idle
+from shardfs.jobs.in_place_shards import LOCK, is_litter, opened, require_plain, take_over, working
 from shardfs.jobs.pack_job import Packing, PackJob
 from shardfs.jobs.runs import PackReport, Run
 from shardfs.jobs.shared_work import JobSource, Task, Unit
 from shardfs.jobs.target import FULL
-from shardfs.jobs.unpack_job import Unpacking, UnpackJob
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import BusyError, ShardfsError, UnsupportedError, message
+from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.kinds import is_in
 from shardfs.model.redact import public_name
-from shardfs.shards import rewriting
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
 from shardfs.storage.mount_table import FS_TYPE, topmost
@@ -43,23 +41,20 @@ from shardfs.storage.regular_files import read_regular
 from shardfs.storage.source_locks import SOURCE_LOCK, canonical, journal_directory
 from shardfs.storage.store import OWN
 from shardfs.storage.writers.local import LocalWriter
-from shardfs.vfs.discovery import NATIVE
 from shardfs.write.journal import overlaps
 from shardfs.write.journal.places import Lock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Set
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
+    from shardfs.jobs.copying import Survey
     from shardfs.jobs.pack_arrays import ArrayPlan
-
-
-NO_ARRAYS = "in place, only arrays of Zarr v3, N5 and precomputed can be unpacked"
 
 
 @dataclass(frozen=True, slots=True)
 class InPlaceJob:
-    """A local source to pack or to unpack in place: `direction`. `run`: the run that may do the tasks."""
+    """A local source to pack in place, or, with the direction `UNPACK`, to bring back. `run`: that of the tasks."""
 
     source: JobSource
     root: str
@@ -83,7 +78,7 @@ class ShardInPlace(Unit[InPlaceJob, PackReport]):
             return dataset.unpack(array, self.shard)
 
     def failed(self, job: InPlaceJob, error: BaseException) -> PackReport:
-        """The report of a failed unit. A full disk is raised, because all others would fail as well."""
+        """Return the report of a failed unit. Raise OSError for a full disk, because all others would fail as well."""
         if isinstance(error, OSError) and error.errno in FULL:
             why = "; nothing is lost: free some space and repeat the command, or go back with --abort"
             raise OSError(error.errno, f"{os.strerror(error.errno)}{why}", job.root) from error
@@ -100,20 +95,18 @@ class InPlaceRun(Run):
         shards: the number of shards that the tasks make or remove.
 
     Args:
-        command: PACK or UNPACK. A job is continued by the command that began it.
         abort: go back to the form that the source had before.
         options: those of `PackJob`. If none differs from its default, a job continues with those with which it began.
         journals: the base directory of journals; None for the default.
 
     Raise OSError if the source is no local directory or is mounted; BusyError if a writable mount or another run uses
-    it; the errors of `Packing`; FileExistsError if the source has an unfinished job of another kind. In these cases,
-    nothing is changed.
+    it; the errors of `Packing`; FileExistsError if the unfinished job has other options. In these cases, nothing is
+    changed.
     """
 
     def __init__(
         self,
         source: JobSource,
-        command: str = PACK,
         *,
         abort: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -124,7 +117,7 @@ class InPlaceRun(Run):
         self.number = time.time_ns()
         self._require_directory()
         require_idle(source.url, journal_directory(source.url, journals))
-        job = f"being changed by shardfs {command} --in-place"
+        job = "being changed by shardfs pack --in-place"
         path = os.path.join(self.root, SOURCE_LOCK)
         self._lock: Lock | None = Lock.take(path, "", source.url, fleeting=True, mode=0o644, job=job)
         self.problems = []
@@ -133,8 +126,8 @@ class InPlaceRun(Run):
             self._writer = LocalWriter(LocalStore(self.root))
             self._writer.recovered()
             self._survey: Survey[ArrayPlan] | None = None
-            self.direction = {PACK: UNPACK, UNPACK: PACK}[command] if abort else command
-            self._state = self._begun(command, _as_json(options or {}), abort=abort)
+            self.direction = UNPACK if abort else PACK
+            self._state = self._begun(_as_json(options or {}), abort=abort)
             while self._state is not None and self._state.stage in ROUTES[self.direction][:2]:
                 self._advance(self._state)
             if self._state is not None and self._state.stage == Stage.MIXED:
@@ -158,7 +151,7 @@ class InPlaceRun(Run):
         while self._state is not None and self._state.stage != Stage.DONE:
             self._advance(self._state)
         if (state := self._state) is not None:
-            finished.note(self.root, _job(state.command, state.options, abort=state.direction != state.command), None)
+            finished.note(self.root, _job(state.options, abort=state.direction == UNPACK), None)
             self._remove(state)
         self.finished = True
 
@@ -178,12 +171,9 @@ class InPlaceRun(Run):
             if mount.type == FS_TYPE and (is_in(other, self.root) or is_in(self.root, other)):
                 raise BusyError(errno.EBUSY, f"is mounted at {mount.mountpoint}: unmount that first", self.root)
 
-    def _begun(self, command: str, options: Mapping[str, Any], *, abort: bool) -> PackState | None:
+    def _begun(self, options: Mapping[str, Any], *, abort: bool) -> PackState | None:
         """Begin or take over the job. Return None if there is nothing to do."""
         state = PackState.read(self.root)
-        if state is not None and state.command != command:
-            why = f"has an unfinished {state.command}: repeat shardfs {state.command} --in-place, or give it --abort"
-            raise FileExistsError(errno.EEXIST, why, self.root)
         if state is not None and state.stage == Stage.BEGUN:
             self._remove(state)
             if abort:
@@ -195,21 +185,21 @@ class InPlaceRun(Run):
             state = None
         if state is None and abort:
             self._sweep()
-            self.repeated = finished.is_noted(self.root, _job(command, options, abort=True), None)
+            self.repeated = finished.is_noted(self.root, _job(options, abort=True), None)
             if self.repeated:
                 return None
             raise FileNotFoundError(errno.ENOENT, "has no unfinished job in place that could be aborted", self.root)
         if state is None:
             self._require_unmounted()
             try:
-                return self._new(options) if command == PACK else self._new_unpack(options)
+                return self._new(options)
             except UnsupportedError:  # as when there is nothing left to do
-                self.repeated = finished.is_noted(self.root, _job(command, options, abort=False), None)
+                self.repeated = finished.is_noted(self.root, _job(options, abort=False), None)
                 if not self.repeated:
                     raise
                 return None
         if options and options != state.options:
-            why = f"has an unfinished {command} with other options; repeat it without options, or give it --abort"
+            why = "has an unfinished pack with other options; repeat it without options, or give it --abort"
             raise FileExistsError(errno.EEXIST, why, self.root)
         if state.stage != Stage.DONE:
             take_over(self.root, self.number)
@@ -226,40 +216,15 @@ class InPlaceRun(Run):
         documents = {key: raw for key, raw in packing.plan.documents.items() if not self._is_stored(key, raw)}
         former = packing.document_names() - packing.plan.documents.keys() | documents.keys()
         plain = sorted(key for key in former if os.path.lexists(self._path(key)))
-        self._start(PackState(PACK, PACK, Stage.BEGUN, plain, sorted(documents), dict(options)), plain)
-        self._write(SHARDED, documents)
+        self._start(PackState(PACK, Stage.BEGUN, plain, sorted(documents), dict(options)))
+        writer = LocalWriter(LocalStore(self._path(SHARDED)))
+        for key, raw in documents.items():
+            writer.put(key, raw)
         return self._state
 
-    def _new_unpack(self, options: Mapping[str, Any]) -> PackState | None:
-        """Begin to unpack, unless something cannot be unpacked: write the documents of the plain dataset."""
-        layout, arrays = options.get("layout", NATIVE), tuple(options.get("arrays", ()))
-        unpacking = Unpacking(UnpackJob(self.source, JobSource.of(self._path(PLAIN)), layout, arrays=arrays))
-        found = unpacking.survey()
-        self._survey = Survey(problems=found.problems)
-        if any(p.damaged for p in found.problems):
-            return None
-        made, own = {key: unpacking.document(key) for key in found.documents}, found.documents
-        documents = {key: raw for key, raw in made.items() if not self._is_stored(key, raw)}
-        if layout != NATIVE:
-            unpacking.require_verbatim(found.plans)
-            own = Unpacking(replace(unpacking.job, layout=NATIVE)).survey().documents
-        sharded = sorted(key for key in set(own) - made.keys() | documents.keys() if os.path.lexists(self._path(key)))
-        if foreign := set(sharded).difference(own):
-            why = f"has the name of a document of {layout}; move it out of the source first"
-            raise FileExistsError(errno.EEXIST, why, min(foreign))
-        self._start(PackState(UNPACK, UNPACK, Stage.BEGUN, sorted(documents), sharded, dict(options)), sharded)
-        self._write(PLAIN, documents)
-        try:
-            require_unpackable(self.root, {plan.path for plan in found.plans})
-        except (OSError, ShardfsError):
-            if self._state is not None:
-                self._remove(self._state)
-            raise
-        return self._state
-
-    def _start(self, state: PackState, documents: Iterable[str]) -> None:
-        """Save the first state of a job. Raise OSError, before anything is changed, if `documents` cannot be moved."""
-        for key in documents:
+    def _start(self, state: PackState) -> None:
+        """Save the first state of a job. Raise OSError, before anything is changed, if documents cannot be moved."""
+        for key in state.plain:
             self._require_movable(key)
         self._save(state)
         for name in (PLAIN, SHARDED):
@@ -276,11 +241,6 @@ class InPlaceRun(Run):
         with suppress(OSError, ValueError):
             return read_regular(self._path(key), MAX_DOCUMENT_BYTES) == raw
         return False
-
-    def _write(self, name: str, documents: Mapping[str, bytes]) -> None:
-        writer = LocalWriter(LocalStore(self._path(name)))
-        for key, raw in documents.items():
-            writer.put(key, raw)
 
     def _require_movable(self, key: str) -> None:
         path = self._path(key)
@@ -400,51 +360,21 @@ class InPlaceRun(Run):
         if self._state is None or self._state.stage != Stage.MIXED:
             return []
         dataset = opened(self.root, self.number)
-        left = dataset.tidy()
+        keys = dataset.tidy()
         if self.direction == UNPACK:
-            left = [key for array in dataset.plan.arrays.values() for key in dataset.existing_shards(array)]
+            keys = [key for array in dataset.plan.arrays.values() for key in dataset.existing_shards(array)]
         why = "appeared while the job ran; repeat the command"
-        return [Problem(key, why, damaged=True) for key in left]
+        return [Problem(key, why, damaged=True) for key in keys]
 
 
-def require_unpackable(root: str, collections: Set[str]) -> None:
-    """Raise UnsupportedError or OSError if the shards of a source cannot be replaced by chunk files, or brought back.
-
-    The documents of the plain dataset have been written.
-
-    Args:
-        collections: the paths of all collections that become plain files.
-    """
-    try:
-        dataset = MixedDataset(root, at="")
-    except UnsupportedError as e:
-        raise UnsupportedError(f"nothing was unpacked: {NO_ARRAYS}") from e
-    if others := sorted(collections ^ dataset.plan.arrays.keys()):
-        raise UnsupportedError(f"nothing was unpacked: {others[0] or '/'}: {NO_ARRAYS}; choose some with --array")
-    for path, array in dataset.plan.arrays.items():
-        if why := rewriting.unwritable(array.target) or (array.source.transform and "its chunks would be decoded"):
-            raise UnsupportedError(f"nothing was unpacked: {path or '/'}: {why}, so --abort could not bring it back")
-        for key in dataset.existing_shards(array):
-            if not os.path.lexists(os.path.join(root, key)):
-                raise UnsupportedError(f"nothing was unpacked: {key}: is stored as two files; unpack to another DEST")
-            require_plain(os.path.join(root, key), key)
-    for plan in dataset.survey().plans:
-        for number in plan.chunks.tolist():
-            key = plan.array.file(number)
-            if plan.array.target.layers[0].format.shard_of(key.removeprefix(plan.array.path).lstrip("/")) is None:
-                why = "has the name of a chunk, but is no shard: move it out of the source first"
-                raise FileExistsError(errno.EEXIST, why, key)
-
-
-def _job(command: str, options: Mapping[str, Any], *, abort: bool) -> bytes:
+def _job(options: Mapping[str, Any], *, abort: bool) -> bytes:
     """Identifies a job for `finished`."""
-    return json.dumps({"command": command, "options": options, "abort": abort}, sort_keys=True).encode()
+    return json.dumps({"options": options, "abort": abort}, sort_keys=True).encode()
 
 
 def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that differ from the defaults, as JSON values."""
-    given = {name: value for name, value in options.items() if value and value != NATIVE}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    """Return the options that differ from the defaults, as JSON values."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value}
 
 
 def make_directories(path: str) -> None:

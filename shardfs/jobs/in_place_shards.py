@@ -1,4 +1,4 @@
-"""A local source in the middle of packing or unpacking in place: what one task does there, in both directions."""
+"""A local source in the middle of a job in place: what one task does there, in both directions."""
 
 from __future__ import annotations
 
@@ -119,11 +119,10 @@ class MixedDataset(Packing):
 
     Args:
         root: the directory of the source.
-        at: where the documents with shards are, and the shards; "" for the source before it is unpacked.
     """
 
-    def __init__(self, root: str, at: str = SHARDED) -> None:
-        plain, sharded = os.path.join(root, PLAIN), os.path.join(root, at)
+    def __init__(self, root: str) -> None:
+        plain, sharded = os.path.join(root, PLAIN), os.path.join(root, SHARDED)
         self.shards = LocalStore(sharded)
         job = PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True)
         super().__init__(job, _BothForms)
@@ -269,7 +268,7 @@ class MixedDataset(Packing):
     # ---- the whole source ----
 
     def existing_shards(self, array: PackedArray, store: LocalStore | None = None) -> list[str]:
-        """The paths of an array's shards in a store, by default the finished shards."""
+        """Return the paths of an array's shards in a store, by default the finished shards."""
         return [array.shard_key(shard) for shard in self.shard_numbers(array, store).tolist()]
 
     def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
@@ -282,19 +281,19 @@ class MixedDataset(Packing):
 
         Return the paths of some chunk files that exist.
         """
-        left: list[str] = []
+        strays: list[str] = []
         for array in self.plan.arrays.values():
             with suppress(FileNotFoundError):
-                self._tidy(array, "", left)
+                self._tidy(array, "", strays)
                 syscalls.fsync_directory(self.source.path(array.path))
-        return left
+        return strays
 
-    def _tidy(self, array: PackedArray, below: str, left: list[str]) -> None:
+    def _tidy(self, array: PackedArray, below: str, strays: list[str]) -> None:
         with os.scandir(self.source.path(join(array.path, below))) as entries:
             for entry in entries:
                 inner, is_directory = join(below, entry.name), entry.is_dir(follow_symlinks=False)
                 if is_directory and array.is_directory(inner):
-                    self._tidy(array, inner, left)
+                    self._tidy(array, inner, strays)
                     try:
                         syscalls.rmdir(entry.path)
                     except OSError as e:
@@ -305,8 +304,8 @@ class MixedDataset(Packing):
                     syscalls.unlink(entry.path)
                 elif entry.name.endswith(LOCK_ENDING) and not is_directory:
                     remove_left(entry.path)
-                elif len(left) < 10 and array.number(inner) is not None:
-                    left.append(join(array.path, inner))
+                elif len(strays) < 10 and array.number(inner) is not None:
+                    strays.append(join(array.path, inner))
 
 
 def _stored(array: PackedArray, cell: Coords, content: Bytes) -> Bytes:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shardfs.formats.layouts import join
-from shardfs.formats.registry import format_of
 from shardfs.jobs.copying import OpenedJob, Survey
 from shardfs.jobs.target import JobState
 from shardfs.model.dataset import Problem
-from shardfs.model.errors import CorruptShardError, UnsupportedError, message
+from shardfs.model.errors import CorruptShardError, message
 from shardfs.model.listing import REST
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
@@ -23,12 +22,10 @@ from shardfs.storage.pack_state import UNPACK, require_settled
 from shardfs.vfs.discovery import NATIVE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-    from shardfs.formats.format import Format
     from shardfs.jobs.shared_work import JobSource
     from shardfs.model.blobs import Blob
-    from shardfs.model.dataset import Dataset
     from shardfs.model.values import U64
     from shardfs.storage.store import Store
     from shardfs.vfs.chunk_dirs import ChunkDirs
@@ -44,7 +41,6 @@ class UnpackJob:
 
     Args:
         layout, chunk_codec, skip_unsupported: the options of the mount that shows what is made.
-        arrays: the directories of the documents of the arrays to unpack, in the native layout; () for all arrays.
     """
 
     source: JobSource
@@ -52,7 +48,6 @@ class UnpackJob:
     layout: str = NATIVE
     chunk_codec: str | None = None
     skip_unsupported: bool = False
-    arrays: tuple[str, ...] = ()
 
     def opened(self) -> Unpacking:
         """The opened source, once per process. Raises the errors of `Unpacking`."""
@@ -95,8 +90,7 @@ class ShownSurvey(Survey[CollectionPlan]):
 class Unpacking(OpenedJob):
     """An opened job. `tree` is what a mount shows.
 
-    Raise NotADatasetError if the source has no shards, and UnsupportedError if the layout cannot show an array, or if
-    `arrays` names something else.
+    Raise NotADatasetError if the source has no shards.
     """
 
     job: UnpackJob
@@ -107,25 +101,9 @@ class Unpacking(OpenedJob):
         self._survey: ShownSurvey | None = None
         self.tree: Tree = job.source.open(may_be_empty=True, **options)
         self.store: Store = self.tree.store
-        datasets = self.tree.datasets
-        if job.arrays:
-            source = datasets.source
-            source.formats = [_Selected(f, frozenset(job.arrays)) for f in source.formats]
-            self._require_arrays()
-        names = (*datasets.layout_documents, *datasets.source.document_names)
+        names = (*self.tree.datasets.layout_documents, *self.tree.datasets.source.document_names)
         self._document_names = {name.rpartition("/")[2] for name in names}
         self.tree.survey.require_dataset()
-
-    def _require_arrays(self) -> None:
-        if self.job.layout != NATIVE:
-            raise UnsupportedError("arrays can be chosen in the native layout only; omit --array or --layout")
-        for path in self.job.arrays:
-            try:
-                dataset = self.tree.directories.content(self.tree.resolve(path).number).dataset
-            except FileNotFoundError:
-                dataset = None
-            if dataset is None or not dataset.collections:
-                raise UnsupportedError(f"nothing was unpacked: {path}: no sharded array has its document there")
 
     def _require_shown(self) -> None:
         """Open all directories, unless nothing is refused. Raise UnsupportedError if the layout cannot show one."""
@@ -140,7 +118,6 @@ class Unpacking(OpenedJob):
             "layout": job.layout,
             "chunk_codec": job.chunk_codec,
             "unsupported=skip": job.skip_unsupported,
-            "array": sorted(job.arrays),
         }
         state = JobState.of(UNPACK, job.source, choices)
         if self._survey is None:
@@ -178,21 +155,6 @@ class Unpacking(OpenedJob):
         filled = 0 if collection.filler is None else int(np.prod(collection.names.dims, dtype=object))
         per = MOST_OBJECTS if isinstance(outermost.format, Unsharded) else 1
         return CollectionPlan(chunks.path, shards, per, filled)
-
-    def require_verbatim(self, plans: Sequence[CollectionPlan]) -> None:
-        """Raise UnsupportedError, with all reasons, unless `plans` turn shards into files with the bytes of chunks."""
-        refused = []
-        for plan in plans:
-            chunks = self.tree.collection(plan.path)
-            if chunks.collection.transform is not None:
-                refused.append(f"{plan.path or '/'}: its chunks would change")
-            elif isinstance(chunks.shards.outermost.format, Unsharded):
-                refused.append(f"{plan.path or '/'}: has no shards, and its files would get other names")
-            elif plan.filled and plan.filled > sum(len(batch.coords) for batch in chunks.shards.stored_in(plan.shards)):
-                refused.append(f"{plan.path or '/'}: its missing chunks would become files")
-        if refused:
-            why = f"in place, the layout {self.job.layout} must keep all chunks unchanged; unpack to another DEST"
-            raise UnsupportedError(f"nothing was unpacked: {'; '.join([*refused, why])}")
 
     def _problem_of(self, document: str) -> Problem | None:
         """The problem of a document that cannot be read."""
@@ -280,47 +242,8 @@ class Unpacking(OpenedJob):
 
     def documents(self) -> Iterable[tuple[str, Callable[[], bytes]]]:
         survey = self._survey or self.survey()
-        return ((path, partial(self.document, path)) for path in survey.documents)
+        return ((path, partial(self._document, path)) for path in survey.documents)
 
-    def document(self, path: str) -> bytes:
-        """Return the bytes of a document in the target. Raise the errors of reading it from a mount."""
+    def _document(self, path: str) -> bytes:
         attributes = self.tree.resolve(path)
-        raw = bytes(self.tree.read(attributes.number, 0, attributes.size))
-        directory, _, name = path.rpartition("/")
-        dataset = self.tree.directories.content(self.tree.resolve(directory).number).dataset
-        if not self.job.arrays or dataset is None:
-            return raw
-        return self._with_sharded(format_of(dataset.format), directory, name, raw)
-
-    def _with_sharded(self, format: Format, path: str, name: str, raw: bytes) -> bytes:
-        """The document of a group whose copies of documents describe arrays that stay sharded."""
-        copies = {}
-        for below in format.references(path, name, raw):
-            directory, _, document = join(path, below).rpartition("/")
-            if directory not in self.job.arrays and (copy := self.tree.datasets.source.documents(directory).get(document)):
-                copies[below] = copy
-        return format.edit(path, copies, name, raw)[name] if copies else raw
-
-
-class _Selected:
-    """A format whose datasets are sharded in the directories `arrays` only; others are shown as they are stored."""
-
-    def __init__(self, format: Format, arrays: frozenset[str]) -> None:
-        self._format = format
-        self._arrays = arrays
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._format, name)
-
-    def open(self, path: str, documents: Mapping[str, bytes]) -> Dataset | None:
-        """See `Format.open`."""
-        dataset = self._format.open(path, documents)
-        if dataset is not None and dataset.scope is not None:
-            raise UnsupportedError(f"{path or '/'}: single arrays of this format cannot be unpacked; omit --array")
-        if dataset is None or path in self._arrays or not dataset.collections:
-            return dataset
-        return replace(dataset, collections=(), documents={}, hidden=frozenset(), rewriter=None)
-
-    def open_file(self, path: str, blob: Blob) -> Dataset | None:
-        """See `Format.open_file`."""
-        return self._format.open_file(path, blob) if path in self._arrays else None
+        return bytes(self.tree.read(attributes.number, 0, attributes.size))

@@ -1,4 +1,4 @@
-"""The state of a job that packs or unpacks a local source in place: its names in the source, and how far it is."""
+"""The state of a job that packs a local source in place: its names in the source, and how far it is."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ MAX_STATE = 64 << 20
 """Most bytes of `STATE`."""
 
 PACK, UNPACK = "pack", "unpack"
-"""Commands, and directions of a job."""
+"""Commands, and directions of a job: a job in place goes back in the direction UNPACK."""
 
 
 class Stage(StrEnum):
-    """How far a job in place is. Packing goes from PLAIN to SHARDED, unpacking the reverse way; `ROUTES` has all steps.
+    """How far a job in place is. Packing goes from PLAIN to SHARDED, and `--abort` back; `ROUTES` has all steps.
 
     - BEGUN: the source is unchanged. The job writes the documents of the form that the source does not have yet.
     - PLAIN: every chunk is a plain file. Documents of plain files are in the source or in `PLAIN`.
@@ -57,7 +57,7 @@ class Stage(StrEnum):
 
 
 _LISTS: Mapping[str, type] = {"chunks_per_shard": int, "arrays": str}
-_VALUES: Mapping[str, type] = {"shard_bytes": int, "format": str, "transcode": bool, "layout": str}
+_VALUES: Mapping[str, type] = {"shard_bytes": int}
 """The options of `PackState`, and the types of their values, or of the items of lists."""
 
 ROUTES: Mapping[str, list[Stage]] = {
@@ -71,13 +71,11 @@ class PackState:
     """The content of `STATE` in the source of a job in place.
 
     Args:
-        command: the command that began the job, PACK or UNPACK.
         direction: where the job goes, PACK or UNPACK. `--abort` reverses it.
         plain, sharded: the paths of the documents of both forms, without those that are the same in both.
         options: the options of the command, as JSON.
     """
 
-    command: str
     direction: str
     stage: Stage
     plain: list[str]
@@ -121,8 +119,8 @@ class PackState:
         """The state that a file describes. Other programs may have written it, so each member is checked."""
         if document.keys() != {field.name for field in fields(cls)}:
             raise _damaged(root, "members are missing or unknown")
-        if document["command"] not in list(ROUTES) or document["direction"] not in list(ROUTES):
-            raise _damaged(root, "the command or the direction is unknown")
+        if document["direction"] not in list(ROUTES):
+            raise _damaged(root, "the direction is unknown")
         if document["stage"] not in list(Stage):
             raise _damaged(root, "the stage is unknown")
         for keys in (document["plain"], document["sharded"]):
@@ -168,7 +166,6 @@ class UnfinishedJob(NamedTuple):
     """
 
     root: str
-    command: str
     directories: frozenset[str]
     groups: frozenset[str]
 
@@ -197,12 +194,12 @@ class UnfinishedJob(NamedTuple):
             return None
         directories = {key.rpartition("/")[0] for key in (*state.plain, *state.sharded)}
         above = {at[:end] for at in directories if at for end in (0, *(i for i, c in enumerate(at) if c == "/"))}
-        return cls(root, state.command, frozenset(directories), frozenset(directories & above))
+        return cls(root, frozenset(directories), frozenset(directories & above))
 
     def busy(self, path: str, meanwhile: str = "") -> BusyError:
         """Return the error for an array of the job, or for its source. `meanwhile` ends the message."""
-        ways = f"finish with `shardfs {self.command} --in-place {self.root}`, or go back with `--abort`"
-        return BusyError(errno.EBUSY, f"is being {self.command}ed in place; {ways}{meanwhile}", path)
+        ways = f"finish with `shardfs pack --in-place {self.root}`, or go back with `--abort`"
+        return BusyError(errno.EBUSY, f"is being packed in place; {ways}{meanwhile}", path)
 
 
 class SourceJobs:
@@ -216,7 +213,7 @@ class SourceJobs:
         self._above = [job.root for job in _jobs_above(self._root)]
 
     def require_none(self, directory: str, *, is_array: bool) -> None:
-        """Raise BusyError if an unfinished job packs or unpacks the array whose documents are in a directory.
+        """Raise BusyError if an unfinished job packs the array whose documents are in a directory.
 
         Args:
             directory: a directory of the source.

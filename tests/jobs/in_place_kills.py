@@ -32,7 +32,7 @@ import numpy as np
 import zarr
 
 from shardfs.model.errors import NotADatasetError
-from tests.jobs.packing import pack_in_place, unpack_in_place
+from tests.jobs.packing import pack_in_place
 from tests.write.faults import ERRORS, KILLED, NEVER_FAIL, Calls, FailAt, KillAt, hooked
 from tests.write.powerloss import Recorder, State, walk_states
 
@@ -47,10 +47,9 @@ DATA = np.arange(1, 145, dtype="<u2").reshape(12, 12)
 
 
 class Case(NamedTuple):
-    """A job: its command, what it begins with, and what it makes if it is not disturbed."""
+    """A job: what it begins with, and what it makes if it is not disturbed."""
 
     name: str
-    command: str
     given: Path
     made: Path
     how: Any
@@ -65,26 +64,15 @@ class Case(NamedTuple):
         array[:] = np.where(DATA < 10, 0, DATA)
         zarr.consolidate_metadata(plain)
         (plain / "README").write_text("beside")
-        return cls.done(name, "pack", plain, top / name / "sharded", chunks_per_shard=(2, 2))
-
-    @classmethod
-    def done(cls, name: str, command: str, given: Path, made: Path, **how: Any) -> Case:
-        shutil.copytree(given, made)
-        case = cls(name, command, given, made, how)
-        assert not work(case, made)
+        case = cls(name, plain, top / name / "sharded", {"chunks_per_shard": (2, 2)})
+        shutil.copytree(case.given, case.made)
+        assert not work(case, case.made)
         return case
 
 
 def cases(top: Path) -> list[Case]:
     """Datasets with a directory for each row of chunks, and one without directories."""
-    packed = [Case.make(top, "zarr3", 3, "/"), Case.make(top, "zarr2", 2, "."), Case.make(top, "nested2", 2, "/")]
-    nested, zarr2 = [c for c in packed if c.name != "zarr2"], [c for c in packed if c.name != "zarr3"]
-    unpacked = [Case.done(f"{c.name}-unpack", "unpack", c.made, top / c.name / "unpacked") for c in nested]
-    return (
-        packed
-        + unpacked
-        + [Case.done(f"{c.name}-back", "unpack", c.made, top / c.name / "back", layout="zarr2") for c in zarr2]
-    )
+    return [Case.make(top, "zarr3", 3, "/"), Case.make(top, "zarr2", 2, "."), Case.make(top, "nested2", 2, "/")]
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -115,9 +103,7 @@ def status_of(pid: int) -> int:
 
 
 def begun(case: Case, root: Path, *, abort: bool = False) -> Iterator[PackReport]:
-    command: Any = pack_in_place if case.command == "pack" else unpack_in_place
-    job: Iterator[PackReport] = command(str(root), abort=True) if abort else command(str(root), **case.how)
-    return job
+    return pack_in_place(str(root), abort=True) if abort else pack_in_place(str(root), **case.how)
 
 
 def work(case: Case, root: Path, *, abort: bool = False) -> bool:

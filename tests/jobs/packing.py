@@ -8,7 +8,6 @@ from shardfs.jobs.in_place import InPlaceRun
 from shardfs.jobs.pack import PackRun
 from shardfs.jobs.pack_job import PackJob
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
-from shardfs.storage.pack_state import PACK, UNPACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,24 +35,8 @@ def pack(
     yield from PackRun(job, part).run(executor, workers)
 
 
-def pack_in_place(source: str, **how: Any) -> Iterator[PackReport]:
-    """Pack in place, and yield the report of each task. `how` are arguments of `in_place`."""
-    return in_place(source, PACK, **how)
-
-
-def unpack_in_place(source: str, **how: Any) -> Iterator[PackReport]:
-    """Unpack in place, and yield the report of each task. `how` are arguments of `in_place`."""
-    return in_place(source, UNPACK, **how)
-
-
-def in_place(
-    source: str,
-    command: str,
-    *,
-    abort: bool = False,
-    executor: Executor | None = None,
-    workers: int = 1,
-    **options: Any,
+def pack_in_place(
+    source: str, *, abort: bool = False, executor: Executor | None = None, workers: int = 1, **options: Any
 ) -> Iterator[PackReport]:
-    """Do a job in place. `options` are those of the command."""
-    yield from InPlaceRun(JobSource.of(source), command, abort=abort, options=options).run(executor, workers)
+    """Pack in place, or go back, and yield the report of each task. `options` are those of `PackJob`."""
+    yield from InPlaceRun(JobSource.of(source), abort=abort, options=options).run(executor, workers)

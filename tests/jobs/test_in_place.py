@@ -197,6 +197,21 @@ def test_a_changed_file_is_not_deleted(plain: Path, monkeypatch: pytest.MonkeyPa
     assert shown(plain)["a/c/3/4"] == b"new"
 
 
+def test_a_damaged_shard_stops_nothing_else_on_the_way_back(plain: Path) -> None:
+    before = files(plain)
+    interrupted(pack_in_place(str(plain), **HOW), 10)
+    shards = sorted(p for p in (plain / ".shardfs-pack" / "sharded").rglob("c/*/*") if p.is_file())
+    whole = shards[0].read_bytes()
+    shards[0].write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    (problem,) = problems(pack_in_place(str(plain), abort=True))
+    assert problem.damaged
+    assert [p for p in (plain / ".shardfs-pack" / "sharded").rglob("c/*/*") if p.is_file()] == shards[:1]
+    assert not (plain / "zarr.json").exists()
+    shards[0].write_bytes(whole)
+    assert problems(pack_in_place(str(plain), abort=True)) == []
+    assert files(plain) == before
+
+
 def test_a_changed_file_is_not_overwritten(plain: Path) -> None:
     """It was changed after its shard was finished, and the job goes back."""
     before = files(plain)

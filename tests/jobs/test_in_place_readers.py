@@ -1,4 +1,4 @@
-"""Readers of a source during `pack --in-place` and `unpack --in-place` get the whole array or an error."""
+"""Readers of a source during `pack --in-place` get the whole array or an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardfs.vfs.tree import open_tree
 from tests import data_n5
 from tests.datasets import ramp
 from tests.jobs.interrupting import interrupted
-from tests.jobs.packing import pack, pack_in_place, unpack_in_place
+from tests.jobs.packing import pack, pack_in_place
 from tests.jobs.test_pack import DOCUMENTS, files, plain, problems, shown
 from tests.write.faults import Calls, hooked
 
@@ -84,30 +84,25 @@ def test_a_reader_gets_the_whole_array_or_an_error(
     looking = Looking(root, chunks(shown(tmp_path / "packed")))
     with hooked(looking):
         assert problems(pack_in_place(str(root))) == []
-        packed = looking.refused
-        assert problems(unpack_in_place(str(root))) == []
-    assert packed > 5
-    assert looking.refused > packed + 5
+    assert looking.refused > 5
     assert looking.read > 0
 
 
 @pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("command", ["pack", "unpack"])
 def test_the_array_of_the_job_is_refused_and_others_are_read(
-    command: str, older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    older: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Older builds moved all documents of the source. Then all its arrays are refused, until the job has ended."""
     root = tmp_path / "source"
     group = zarr.open_group(root, mode="w")
-    for name, shards in (("a", (4, 4) if command == "unpack" else None), ("other", (4, 4)), ("plain", None)):
+    for name, shards in (("a", None), ("other", (4, 4)), ("plain", None)):
         group.create_array(name, shape=(8, 8), chunks=(2, 2), shards=shards, dtype="<u2")[:] = ramp((8, 8)) + 1
-    before, job = files(root), pack_in_place if command == "pack" else unpack_in_place
-    how: Any = {"chunks_per_shard": (2, 2)} if command == "pack" else {}
+    before = files(root)
     with monkeypatch.context() as former:
         if older:
             former.setattr(InPlaceRun, "_is_stored", lambda *_: False)
-        interrupted(job(str(root), arrays=["a"], **how), 3)
-    message = re.escape(f"is being {command}ed in place; finish with `shardfs {command} --in-place {root}`, or go back")
+        interrupted(pack_in_place(str(root), arrays=["a"], chunks_per_shard=(2, 2)), 3)
+    message = re.escape(f"is being packed in place; finish with `shardfs pack --in-place {root}`, or go back")
     for array in ["a", "other", "plain"] if older else ["a"]:
         with pytest.raises(BusyError, match=f"{message} with `--abort`"):
             open_tree(str(root / array))
@@ -122,11 +117,11 @@ def test_the_array_of_the_job_is_refused_and_others_are_read(
         with pytest.raises(BusyError, match="until then, mount read-only; its array cannot be read"):
             open_writer(LocalStore(str(writing)))
     for abort in (True, False):
-        assert problems(job(str(root), abort=abort)) == []
+        assert problems(pack_in_place(str(root), abort=abort)) == []
         assert len(chunks(shown(root))) == 48
         if abort:
             assert chunks(files(root)).keys() == chunks(before).keys()
-            interrupted(job(str(root), arrays=["a"], **how), 3)
+            interrupted(pack_in_place(str(root), arrays=["a"], chunks_per_shard=(2, 2)), 3)
 
 
 def test_a_group_whose_document_changes_stays_a_directory(plain: Path) -> None:
@@ -150,7 +145,7 @@ def test_other_jobs_and_sources_are_not_affected(plain: Path, tmp_path: Path) ->
         open_tree(str(plain))
 
 
-FORGED = PackState(PACK, PACK, Stage.MIXED, ["source/a/zarr.json"], [], {}).raw()
+FORGED = PackState(PACK, Stage.MIXED, ["source/a/zarr.json"], [], {}).raw()
 
 
 def put_file(path: Path) -> None:

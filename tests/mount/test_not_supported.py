@@ -17,7 +17,7 @@ from tests import handmade
 from tests.conftest import mount_entry
 from tests.datasets import GZIP, LITTLE, ROOT, ramp, same
 from tests.jobs.interrupting import interrupted
-from tests.jobs.packing import pack_in_place, unpack_in_place
+from tests.jobs.packing import pack_in_place
 from tests.mount.programs import attempt, run, shardfs
 from tests.waiting import wait_until
 from tests.write.mounts import writable
@@ -272,11 +272,12 @@ def test_a_mount_shows_an_array_when_its_job_in_place_has_ended(tmp_path: Path, 
     source = tmp_path / "source"
     group = zarr.open_group(source, mode="w")
     for name in ("a", "other"):
-        group.create_array(name, shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="<u2")[:] = ramp((8, 8)) + 1
-    interrupted(unpack_in_place(str(source), arrays=["a"]), 3)
+        shards = (4, 4) if name == "other" else None
+        group.create_array(name, shape=(8, 8), chunks=(2, 2), shards=shards, dtype="<u2")[:] = ramp((8, 8)) + 1
+    interrupted(pack_in_place(str(source), arrays=["a"], chunks_per_shard=(2, 2)), 3)
     with mounted(source, "-o", "index_ttl=0.05") as mount:
         assert "Device or resource busy" in attempt("cat", mount / "a/zarr.json").stderr
-        assert shardfs("unpack", "--in-place", source).returncode == 0
+        assert shardfs("pack", "--in-place", source).returncode == 0
         wait_until(lambda: (mount / "a/zarr.json").exists())
         assert same(np.asarray(zarr.open_group(mount, mode="r")["a"]), ramp((8, 8)) + 1)
 
@@ -294,7 +295,7 @@ from shardfs.daemon import mountpoint
 from shardfs.storage.pack_state import PACK, PackState, Stage
 attach = mountpoint.attach
 def begun(*arguments):
-    open({str(source / STATE)!r}, "wb").write(PackState(PACK, PACK, Stage.BEGUN, [], ["zarr.json"], {{}}).raw())
+    open({str(source / STATE)!r}, "wb").write(PackState(PACK, Stage.BEGUN, [], ["zarr.json"], {{}}).raw())
     return attach(*arguments)
 mountpoint.attach = begun
 sys.exit(run(sys.argv[1:]))
