@@ -20,6 +20,7 @@ ROOMS = (
     "formats",
     "fsspec_fs",
     "fuse",
+    "jobs",
     "model",
     "shards",
     "storage/writers",

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from shardfs.config.options import Options
     from shardfs.jobs.in_place import InPlaceRun
-    from shardfs.jobs.pack_job import PackJob
     from shardfs.jobs.runs import PackReport, Run
     from shardfs.jobs.shared_work import JobPart, JobSource
     from shardfs.model.values import Coords

@@ -158,7 +158,7 @@ def _bins(
     array = tree.collection.array
     longest = sorted(sorted(range(len(grid)), key=lambda axis: (-grid[axis], -axis))[:2])
     if array is not None:
-        place = {stored: axis for axis, stored in enumerate(array.grid_axes)}
+        place = {grid_axis: axis for axis, grid_axis in enumerate(array.grid_axes)}
         longest.sort(key=lambda axis: place.get(axes[axis], -1))
     elif tree.collection.format in X_FIRST:
         longest.reverse()

@@ -208,7 +208,9 @@ class Planner:
 
     def _add_dataset(self, tree: Tree, path: str, dataset: Dataset) -> None:
         format = format_of(dataset.format)
-        documents = {name: raw for name, raw in tree.datasets.source.documents(path).items() if name in format.documents}
+        documents = {
+            name: raw for name, raw in tree.datasets.source.documents(path).items() if name in format.documents
+        }
         has_objects = format is PRECOMPUTED and not dataset.collections and format.has_objects(documents[INFO])
         has_objects = has_objects and not self._job.verbatim
         if (dataset.unsharded or has_objects) and (not self._job.arrays or path in self._job.arrays):
@@ -378,7 +380,7 @@ class Planner:
             raise NotADatasetError("; ".join([looked_for, *reasons]))
         refused = list(self._refused)
         if not self._job.transcode:
-            refused += [f"{path or '/'}: {which} would have to be decoded" for path, which in self._decoded.items()]
+            refused += [f"{path or '/'}: {codec} would have to be decoded" for path, codec in self._decoded.items()]
             refused += ["add --transcode to decode and encode chunks"] if self._decoded else []
         missing = [a for a in arrays if not any(is_in(path, a) for path in self.plan.arrays)]
         refused += [f"{a or '/'}: {skipped.get(a, 'no unsharded array has its document there')}" for a in missing]

@@ -202,10 +202,9 @@ class ShardsToVerify(Unit[VerifyJob, Report]):
         report, tree = Report(self.collection), job.source.tree()
         verifier = ShardVerifier(tree.collection(self.collection), deep=job.deep, regions=job.regions)
         pool = None if job.deep else tree.store.read_ahead  # several whole shards would take much memory
-        for _, result in load_ahead(
-            pool, verifier.verify, self.shards, weigh=lambda r: r.tally.chunks, most=MOST_CHUNKS
-        ):
-            report.add(result)
+        reports = load_ahead(pool, verifier.verify, self.shards, weigh=lambda r: r.tally.chunks, most=MOST_CHUNKS)
+        for _, shard_report in reports:
+            report.add(shard_report)
         return report
 
     def split(self) -> list[ShardsToVerify]:
@@ -303,13 +302,13 @@ def run(work: Iterator[Task[R]], executor: Executor | None = None, workers: int 
         runner.close()
 
 
-def _report(task: Task[R], result: Callable[[], R]) -> R:
-    """The result of a task; an exception becomes a finding.
+def _report(task: Task[R], call: Callable[[], R]) -> R:
+    """Return the report that `call` returns for a task; an exception becomes a finding.
 
-    Raises BrokenExecutor if a worker died, perhaps because of another task; OSError if the executor gave up all tasks.
+    Raise BrokenExecutor if a worker died, perhaps because of another task; OSError if the executor gave up all tasks.
     """
     try:
-        return result()
+        return call()
     except BrokenExecutor:
         raise
     except CancelledError as e:

@@ -170,7 +170,7 @@ class JobTarget(NamedTuple):
         """
         if target.url.lower().endswith((".zip", ".ozx")):
             why = "no zip file is written; give a directory, and put its files into a zip file with `zip -0`"
-            raise UnsupportedError(f"{public_name(target.url)}: {why} (docs/pack.md)")
+            raise UnsupportedError(f"{why} (docs/pack.md)")
         if new and "://" not in target.url:
             os.makedirs(target.url, exist_ok=True)
         store = target.target_store()

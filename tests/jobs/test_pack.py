@@ -345,6 +345,13 @@ def test_errors_of_the_target_name_the_target(
         assert str(source) not in told
 
 
+@pytest.mark.parametrize("name", ["x.zip", "x.ozx"])
+def test_no_zip_file_is_written(name: str, plain: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="no zip file is written; give a directory"):
+        shardfs.pack(plain, tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
 def test_a_source_without_unsharded_arrays_is_refused(plain: Path, tmp_path: Path) -> None:
     list(pack(str(plain), str(tmp_path / "target")))
     for source, arrays in ((tmp_path / "target", []), (plain, ["a", "nothing"])):
