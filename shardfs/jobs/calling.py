@@ -74,7 +74,7 @@ class JobResult(NamedTuple):
 
 
 def complete(work: Run, options: JobOptions) -> JobResult:
-    """Do all work of the run. Raise UnfinishedJobError if some files could not be packed or unpacked."""
+    """Do all work of the run; return the counts. Raise UnfinishedJobError if some files failed."""
     progress = options.get("progress")
     nbytes, files, failed, of_files = 0, 0, 0, work.files // work.part.of
     problems = list[Problem]()

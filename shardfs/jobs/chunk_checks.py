@@ -89,7 +89,7 @@ class ChunkVerifier:
             yield "decode", lambda coords, _, data: transform.show(coords, data.tobytes())
 
     def lead_starts(self, ranges: ChunkRanges, lead: Lead) -> U64:
-        """The start of the bytes before each chunk that belong to the chunk. Reads and decodes the chunks."""
+        """Return where the bytes before each chunk (n,) begin that belong to it. Reads and decodes the chunks."""
         begins = ranges.starts.copy()
         at = {tuple(c): i for i, c in enumerate(ranges.coords.tolist())}
 
@@ -170,7 +170,7 @@ def _verify_checksum(checksum: Checksum, _coords: Coords, size: int, data: Buffe
 
 
 def reason(error: Exception) -> str:
-    """The reason of a finding: the text of an error of the store or of the data."""
+    """Return the reason of a finding: the text of an error of the store or of the data."""
     return str(error) if isinstance(error, ValueError) else message(error)
 
 
@@ -196,7 +196,7 @@ def _read(blob: Blob, start: int, stop: int, buffer: Buffer) -> Buffer:
 
 
 def stream(blob: Blob, start: int, stop: int) -> Iterator[Buffer]:
-    """Read a range of a blob in pieces. The next piece overwrites the previous one."""
+    """Yield a range of a blob in pieces. The next one overwrites the previous one. Raise ValueError if it is short."""
     span = SPAN if blob.fd >= 0 else REMOTE_SPAN
     buffer = _buffer(blob, min(span, stop - start))
     for begin in range(start, stop, span):

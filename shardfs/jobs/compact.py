@@ -112,7 +112,7 @@ class Packer:
     @classmethod
     @contextmanager
     def opened(cls, tree: Tree, source: str, options: Options) -> Iterator[Self]:
-        """Lock the source and its journal. Raise the errors of `open_journal`, `open_writer` and `Packer`."""
+        """Lock the source; yield the packer. Raise the errors of `open_journal`, `open_writer` and `Packer`."""
         with ExitStack() as stack:
             journal, clean = open_journal(source, options), False
             stack.callback(lambda: journal.close(clean=clean))
@@ -151,7 +151,7 @@ def compare(work: Work, old: Blob, new: Blob) -> None:
 
 
 def chunks_in(collection: Collection, shard: int, key: str, blob: Blob) -> ChunkStore:
-    """The chunks that readers find if this blob is stored as the shard, whose path in the source is `key`."""
+    """Return the chunks that readers find if this blob is stored as the shard with the path `key` in the source."""
     directory = key.removesuffix(rewriting.key(collection, shard)).rstrip("/")
     store = cast("Store", _Single(key, blob))
     return open_chunks(store, directory, collection.path, collection, ByteLRU(CACHE), ByteLRU(CACHE))

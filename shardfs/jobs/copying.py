@@ -94,7 +94,7 @@ class OpenedJob(ABC):
 
     @abstractmethod
     def survey(self) -> Survey[Any]:
-        """List the source. Raise UnsupportedError if nothing can be made of it."""
+        """List the source; return what was found. Raise UnsupportedError if nothing can be made of it."""
 
     @abstractmethod
     def documents(self) -> Iterable[tuple[str, Callable[[], bytes]]]:
@@ -106,7 +106,7 @@ class OpenedJob(ABC):
 
     @abstractmethod
     def blob(self, key: str) -> Blob:
-        """Open a file of the source. It does not stay open in the store. Raise OSError if it cannot be read."""
+        """Return a file of the source, which does not stay open in the store. Raise OSError if it cannot be read."""
 
 
 class CopyJob(Job, Protocol):

@@ -146,7 +146,7 @@ class ShardFindings:
             unlisted[1].extend(parts)
 
     def complete(self) -> Report:
-        """The report, with an entry for the findings of each kind that are not listed."""
+        """Return the report, with an entry for the findings of each kind that are not listed."""
         for (kind, shard), n in self._counts.items():
             if n > MOST:
                 why = f"and {n - MOST} more like these"

@@ -134,7 +134,9 @@ class MixedDataset(Packing):
     # ---- packing ----
 
     def pack(self, array: PackedArray, shard: int, numbers: U64) -> PackReport:
-        """Move chunk files into their shard. Delete them after each was found in the stored shard, byte by byte.
+        """Move chunk files into their shard, and return what was done. Raise OSError if the shard cannot be written.
+
+        The files are deleted after each was found in the stored shard, byte by byte.
 
         If the shard exists already, these are the files that an interrupted run has not deleted.
         """
@@ -230,7 +232,9 @@ class MixedDataset(Packing):
     # ---- unpacking ----
 
     def unpack(self, array: PackedArray, shard: int) -> PackReport:
-        """Write the chunks of a shard as files. Delete the shard after each chunk was found in its file.
+        """Write the chunks of a shard as files, delete the shard, and return what was done.
+
+        The shard is deleted after each chunk was found in its file.
 
         Raise OSError if a file exists and differs from the shard.
         """
@@ -272,7 +276,7 @@ class MixedDataset(Packing):
         return [array.shard_key(shard) for shard in self.shard_numbers(array, store).tolist()]
 
     def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
-        """The numbers of `existing_shards`."""
+        """Return the numbers of `existing_shards`, ascending."""
         source = StoreShards(store or self.shards, array.home, array.target.layers[0], ByteLRU(CACHE))
         return source.existing()[0]
 
@@ -334,7 +338,7 @@ def require_plain(path: str, key: str) -> None:
 
 
 def is_litter(name: str) -> bool:
-    """Whether killed workers may have left a file of this name: a temporary file, or the lock of an object."""
+    """Return whether killed workers may have left a file of this name: a temporary file, or the lock of an object."""
     return is_temporary(name) or name.endswith(LOCK_ENDING)
 
 
@@ -343,7 +347,7 @@ def is_litter(name: str) -> bool:
 
 @lru_cache(2)
 def opened(root: str, run: int) -> MixedDataset:
-    """The dataset of one run, opened once per process."""
+    """Return the dataset of one run, opened once per process. Raise the errors of `Packing`."""
     return MixedDataset(root)
 
 
@@ -363,7 +367,7 @@ def take_over(root: str, run: int) -> None:
 
 @contextmanager
 def working(root: str, run: int) -> Iterator[MixedDataset]:
-    """The dataset, for one task of a run. Raise BusyError if another run has begun."""
+    """Yield the dataset, for one task of a run. Raise BusyError if another run has begun."""
     fd = open_regular(os.path.join(root, LOCK), os.O_RDWR, inside=root)
     try:
         syscalls.lock(fd, exclusive=False, wait=LOCK_S)

@@ -42,13 +42,13 @@ class Bins(NamedTuple):
     n: int
 
     def of(self, coords: U64) -> npt.NDArray[np.intp]:
-        """The bin of each chunk, from the chunks' coordinates (n, d)."""
+        """Return the bin of each chunk (n,), from the chunks' coordinates (n, d)."""
         if self.axis < 0:
             return np.zeros(len(coords), np.intp)
         return (coords[:, self.axis] * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
 
     def lengths(self) -> Counts:
-        """Number of chunk numbers in each bin."""
+        """Return the number of chunk numbers in each bin (`n`,)."""
         edges = [-(-i * self.chunks // self.n) for i in range(self.n + 1)]
         return np.array([b - a for a, b in pairwise(edges)], np.int64)
 
@@ -89,7 +89,7 @@ class ChunkMap:
         return int(self.sizes.sum())
 
     def shares(self) -> npt.NDArray[np.float64]:
-        """Fraction of the chunks of the grid that exist, from 0 to 1, for each bin (rows, columns)."""
+        """Return the fraction of the chunks of the grid that exist, from 0 to 1, for each bin (rows, columns)."""
         if self.rows is None or self.columns is None:
             return np.zeros((0, 0))
         axes = {self.rows.axis, self.columns.axis}
@@ -99,7 +99,7 @@ class ChunkMap:
 
 
 def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
-    """Count a collection. Reads every index, and of the chunks only those that contain positions of other chunks."""
+    """Return the counts of a collection. Reads every index, and of the chunks only those with positions of others."""
     axes = _shown_axes(tree)
     grid = tuple(1 if axis is None else tree.chunks.layer.format.grid[axis] for axis in axes)
     rows, columns = (None, None) if tree.by_id else _bins(tree, axes, grid, most_rows, most_columns)

@@ -36,7 +36,7 @@ class Files(Protocol):
     """Files of a source."""
 
     def blob(self, key: str) -> Blob:
-        """Open the file of the source that is copied to this key."""
+        """Return the opened file of the source that is copied to this key. Raise OSError if it cannot be read."""
 
 
 class Permit:
@@ -62,7 +62,7 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def of(cls, files: Files, key: str) -> OpenedFile:
-        """Open or read a file. A remote one that takes several requests is copied to a temporary file first."""
+        """Return the content of a file. A remote one of several requests is copied to a temporary file first."""
         blob = files.blob(key)
         if blob.fd >= 0:
             return cls._local(blob, key)

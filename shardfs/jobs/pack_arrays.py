@@ -60,7 +60,7 @@ class PackedArray:
     suffix: str = ""
 
     def number(self, name: str) -> int | None:
-        """The number of the chunk with this file name below `path`; None for other names."""
+        """Return the number of the chunk with this file name below `path`; None for other names."""
         if self.suffix:
             if not name.endswith(self.suffix):
                 return None
@@ -68,7 +68,7 @@ class PackedArray:
         return self.source.layers[0].format.shard_of(name)
 
     def is_directory(self, name: str) -> bool:
-        """Whether chunk files or shards can be in the directory `name` below `path`."""
+        """Return whether chunk files or shards can be in the directory `name` below `path`."""
         parts = name.split("/")
         for format in (self.source.layers[0].format, self.target.layers[0].format):
             first = format.key(0).split("/")
@@ -77,35 +77,35 @@ class PackedArray:
         return False
 
     def file(self, number: int) -> str:
-        """The path of a chunk's file in the source."""
+        """Return the path of a chunk's file in the source."""
         return join(self.path, self.source.layers[0].format.key(number) + self.suffix)
 
     def files(self, numbers: U64) -> list[str]:
-        """The paths of chunk files in the source."""
+        """Return the paths of chunk files (n,) in the source."""
         return list(map(self.file, numbers.tolist()))
 
     def stored(self, numbers: U64) -> U64:
-        """The coordinates of chunks in the source."""
+        """Return the coordinates (n, d) of chunks (n,) in the source."""
         return unravel_many(numbers, self.source.layers[0].format.grid)
 
     def cells(self, numbers: U64) -> U64:
-        """The coordinates of chunks in the target."""
+        """Return the coordinates (n, d) of chunks (n,) in the target."""
         return renamed(self.source.names, self.target.names, self.stored(numbers))
 
     def numbers(self, cells: U64) -> U64:
-        """The inverse of `cells`."""
+        """Return the numbers (n,) of chunks at coordinates (n, d) in the target, the inverse of `cells`."""
         return ravel_many(renamed(self.target.names, self.source.names, cells), self.source.layers[0].format.grid)
 
     def shards(self, numbers: U64) -> U64:
-        """The outermost shards of chunks."""
+        """Return the numbers (n,) of the outermost shards of chunks (n,)."""
         return rewriting.shards_of(self.target, self.cells(numbers))
 
     def shard_key(self, shard: int) -> str:
-        """The path of a shard in the target."""
+        """Return the path of a shard in the target."""
         return join(self.home, rewriting.key(self.target, shard))
 
     def incomplete(self, numbers: U64) -> U64:
-        """The chunks that cannot be packed, because another file of theirs is missing."""
+        """Return the chunks that cannot be packed, because another file of theirs is missing."""
         return numbers[:0]
 
     # ---- bytes ----
@@ -209,12 +209,12 @@ class PackedIds(PackedArray):
 
 
 def has_ids(collection: Collection) -> bool:
-    """Whether these are objects with ids, or cells of annotations."""
+    """Return whether these are objects with ids, or cells of annotations."""
     return isinstance(collection.names, IdNames | FlatNames)
 
 
 def with_ids(path: str, target: Collection, suffix: str) -> PackedArray:
-    """The plain files of a collection that `has_ids`."""
+    """Return the plain files of a collection that `has_ids`, and their shards."""
     source = replace(target, transform=None, lead=None)
     if isinstance(target.names, IdNames):
         return PackedIds(path, path, source, target, suffix)
@@ -233,7 +233,7 @@ def require_packable(file: str, *, verbatim: bool) -> None:
 
 
 def stray(array: PackedArray, name: str, key: str) -> Problem | None:
-    """The problem of a file that has the name of a chunk, but is none of the array; None for other files."""
+    """Return the problem of a file that has the name of a chunk, but is none of the array; None for other files."""
     format = array.source.layers[0].format
     plain = next((name.removesuffix(end) for end in COMPRESSIONS if name.endswith(end)), name)
     if array.source.compressible and replace(array, suffix="").number(plain) is not None:
@@ -262,7 +262,7 @@ class ArrayPlan:
 
     @classmethod
     def of(cls, array: PackedArray, chunks: U64) -> ArrayPlan:
-        """The plan for all these chunks. Sorts the array `chunks` in place, so that little more memory is needed."""
+        """Return the plan for these chunks (n,). Sorts `chunks` in place, so that little more memory is needed."""
         blocks = [chunks[i : i + BLOCK] for i in range(0, len(chunks), BLOCK)]
         bits = max((int(block.max()).bit_length() for block in blocks), default=0)
         if any(int(array.shards(block).max()).bit_length() + bits > 64 for block in blocks):

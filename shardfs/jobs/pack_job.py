@@ -39,7 +39,7 @@ class PackJob(PackOptions):
     """What to pack, and how: hashable, and can be pickled."""
 
     def opened(self) -> Packing:
-        """The opened source, once per process. Raises the errors of `Packing`."""
+        """Return the source, opened once per process. Raise the errors of `Packing`."""
         return _packing(self)
 
 
@@ -107,11 +107,11 @@ class Packing(OpenedJob):
     # ---- files ----
 
     def document_names(self) -> set[str]:
-        """The paths of documents in the source and in the target. A document need not exist in both."""
+        """Return the paths of documents in the source and in the target. A document need not exist in both."""
         return self.plan.hidden.union(self.plan.documents)
 
     def survey(self) -> Survey[ArrayPlan]:
-        """List the source. Raise UnsupportedError if the target cannot express missing chunks."""
+        """Return what the source has. Raise UnsupportedError if the target cannot express missing chunks."""
         arrays, survey = self.plan.arrays, Survey[ArrayPlan]()
         numbers = {path: typed_array("Q") for path in arrays}
         for path, why in self.plan.skipped.items():

@@ -54,10 +54,11 @@ class Box(NamedTuple):
 
     @property
     def dims(self) -> Coords:
+        """The number of cells along each axis."""
         return tuple(b - a for a, b in zip(self.first, self.stop, strict=True))
 
     def cells(self) -> U64:
-        """All cells (n, d) in C order."""
+        """Return all cells (n, d) in C order."""
         n = math.prod(self.dims)
         return unravel_many(np.arange(n, dtype=np.uint64), self.dims) + np.array(self.first, np.uint64)
 
@@ -86,13 +87,13 @@ class ChunkRegions:
     # ---- rows ----
 
     def box_row(self, box: Box, status: str, reason: str) -> Region:
-        """The row of a box of at least one chunk. Only a single chunk has a name."""
+        """Return the row of a box of at least one chunk. Only a single chunk has a name."""
         name = self.tree.chunk_path(self._coords(box.first)) if math.prod(box.dims) == 1 else ""
         start, stop = self._elements(box) if self._is_array else ((), ())
         return Region(self.tree.path, name, status, start, stop, reason)
 
     def chunk_row(self, coords: Coords, status: str, reason: str) -> Region:
-        """The row of the chunk at these coordinates."""
+        """Return the row of the chunk at these coordinates."""
         return self.box_row(self._box(coords, coords), status, reason)
 
     def _elements(self, box: Box) -> Box:
@@ -115,7 +116,7 @@ class ChunkRegions:
         return Box(first, tuple(c + 1 for c in last))
 
     def shard_box(self, layer: int, shard: int) -> Box | None:
-        """The chunks of a shard. None if they may form no box, or if all are outside the array."""
+        """Return the chunks of a shard; None if they may form no box, or if all are outside the array."""
         ends = shard, shard
         for format in (chunks.format for chunks in self.tree.shards.layers[layer:]):
             low, high = (_corners(format, end) for end in ends)
@@ -126,7 +127,7 @@ class ChunkRegions:
         return self._box(first, last)
 
     def named(self, names: list[str]) -> Box | None:
-        """The box of the chunk with this path below the collection's directory; None if no chunk has this path."""
+        """Return the box of the chunk with this path below the collection's directory; None if none has it."""
         forms, parts = self.tree.collection.names, [name.encode(errors="surrogateescape") for name in names]
         if isinstance(forms, IdNames):
             coords = forms.cell(parts[0]) if len(parts) == 1 else None
@@ -141,7 +142,7 @@ class ChunkRegions:
         return self._box(coords, coords)
 
     def touching(self, start: Coords, stop: Coords) -> Box:
-        """The chunks of the array that contain elements of a region. Raise ValueError for another number of axes."""
+        """Return the chunks that contain elements of a region. Raise ValueError for another number of axes."""
         if not self._is_array or not len(start) == len(stop) == len(self.grid):
             raise ValueError(f"{len(start)} numbers in start, {len(stop)} in stop, {len(self._shape)} axes")
         axes = list(zip(start, stop, self._chunk, self._offset, self.grid, strict=True))
@@ -150,7 +151,7 @@ class ChunkRegions:
         return Box(first, tuple(max(a, b) for a, b in zip(first, last, strict=True)))
 
     def tiles(self, box: Box) -> Iterator[Box]:
-        """Divide a box into boxes of at most 2**`BITS` chunks. Where the chunks of a shard form a box, none has two."""
+        """Yield parts of at most 2**`BITS` chunks. Where the chunks of a shard form a box, no part has two."""
         edge = 1 << BITS // max(sum(n > 1 for n in self.grid), 1)
         axes = []
         for axis, (at, stop) in enumerate(zip(*box, strict=True)):
@@ -168,15 +169,15 @@ class ChunkRegions:
     # ---- stored chunks ----
 
     def is_in(self, tile: Box, part: JobPart) -> bool:
-        """Whether this part of the work looks up the chunks of a tile. Chunks of one shard are in the same part."""
+        """Return whether this part of the work looks up the chunks of a tile. A shard's are in the same part."""
         return part.of == 1 or self.tree.shards.number_of(self._coords(tile.first)) % part.of == part.number - 1
 
     def present(self, tiles: list[Box]) -> Bool:
-        """For each cell of these tiles, whether a chunk is stored, damaged or not. Raises the errors of the store."""
+        """Return for each cell of these tiles (n,) whether a chunk is stored, damaged or not. Raise OSError."""
         return self.tree.chunks.layer.present(self._coords_many(np.concatenate([tile.cells() for tile in tiles])))[0]
 
     def of_parts(self, parts: Mapping[tuple[int, int], str]) -> Iterator[tuple[Coords, str]]:
-        """The coordinates of all chunks in these shards and pages of the innermost layer, with the values of `parts`.
+        """Yield the coordinates of all chunks in these shards and pages of the innermost layer, and their values.
 
         Looks up the place of every chunk of the grid, because a hash can scatter the chunks of a shard.
         """
@@ -211,7 +212,7 @@ class DamagedRegions:
         self._scattered: dict[str, dict[tuple[int, int], str]] = {}
 
     def rows(self, finding: Damage) -> Iterator[Region]:
-        """At least one row for each finding, except those that are left to `rest`."""
+        """Yield at least one row for each finding, except those that are left to `rest`."""
         reason = finding.kind if finding.times > 1 else f"{finding.kind}: {finding.why}"
         regions, affected = self._collections.get(finding.collection), finding.affected
         unknown = Region(finding.collection, "", "damaged", (), (), f"{finding.shard}: {reason}".removeprefix(": "))
@@ -235,6 +236,7 @@ class DamagedRegions:
         return not regions.tree.by_id and part.layer + 1 == len(layers) and layers[-1].format.candidates(0) is None
 
     def rest(self) -> Iterator[Region]:
+        """Yield the rows that `rows` has left out."""
         for path, parts in self._scattered.items():
             regions = self._collections[path]
             for coords, why in regions.of_parts(parts):
@@ -245,7 +247,7 @@ class DamagedRegions:
 
 
 def missing(expected: Iterable[tuple[ChunkRegions, Box]], part: JobPart) -> Iterator[Region]:
-    """The expected chunks that the shards lack, one row for each tile that lacks all of its chunks.
+    """Yield the expected chunks that the shards lack, one row for each tile that lacks all of its chunks.
 
     Chunks with damaged index entries are not missing. A region that cannot be looked up is damaged.
     """
@@ -286,7 +288,7 @@ def _batches(expected: Iterable[tuple[ChunkRegions, Box]], part: JobPart) -> Ite
 
 
 def read_expected(collections: Mapping[str, ChunkRegions], lines: Iterable[str]) -> Iterator[tuple[ChunkRegions, Box]]:
-    """The chunks that a file names: CSV with a header, or JSON lines, with `chunk`, or `start` and `stop`.
+    """Yield the chunks that a file names: CSV with a header, or JSON lines, with `chunk`, or `start` and `stop`.
 
     Rows without both are ignored. Raise ExpectedError, with the reason, for other text.
     """

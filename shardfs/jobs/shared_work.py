@@ -93,7 +93,7 @@ class JobSource:
         follow_symlinks: bool = False,
         **reading: Any,
     ) -> JobSource:
-        """The source at a path or fsspec URL. All options must be JSON serializable.
+        """Return the source at a path or fsspec URL. All options must be JSON serializable.
 
         Args:
             reading: arguments of `open_tree` about stores and caches, such as `store_timeout_s` and `connections`.
@@ -103,17 +103,17 @@ class JobSource:
         return cls(url, json.dumps(storage_options or {}), follow_symlinks, json.dumps(reading))
 
     def target_store(self) -> Store:
-        """The store, to write to it."""
+        """Return the store, to write to it. Raise OSError if it cannot be opened."""
         reading = json.loads(self.reading)
         retry = RetryPolicy(reading.get("store_timeout_s", TIMEOUT_S), reading.get("store_retries", RETRIES))
         return open_store(self.url, json.loads(self.options), retry=retry)
 
     def tree(self) -> Tree:
-        """The tree of the source, opened once per process. Raises the errors of `open_tree`."""
+        """Return the tree of the source, opened once per process. Raise the errors of `open_tree`."""
         return _tree(self)
 
     def open(self, **more: Any) -> Tree:
-        """A new tree of the source, with the caches of a job. `more` are further arguments of `open_tree`."""
+        """Return a new tree of the source, with the caches of a job. `more` are further arguments of `open_tree`."""
         reading = dict.fromkeys(CACHES, CACHE) | {"connections": MOST_SHARDS} | json.loads(self.reading)
         reading |= {name: min(reading[name], CACHE) for name in CACHES}
         options = json.loads(self.options)
@@ -141,11 +141,11 @@ class Unit(Protocol[J_contra, R_co]):
         """Do this part of the job in the calling process; return the report."""
 
     def split(self) -> Sequence[Self]:
-        """Smaller units that are the same; the unit itself if there are none."""
+        """Return smaller units that do the same; the unit itself if there are none."""
         return [self]
 
     def failed(self, job: J_contra, error: BaseException) -> R_co:
-        """The report of a unit that failed with `error`."""
+        """Return the report of a unit that failed with `error`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +159,11 @@ class Task(Generic[R]):
         return self.unit.do(self.job)
 
     def split(self) -> Sequence[Task[R]]:
-        """Smaller tasks that do the same; one task if there are none."""
+        """Return smaller tasks that do the same; one task if there are none."""
         return [Task(self.job, unit) for unit in self.unit.split()]
 
     def failed(self, error: BaseException) -> R:
-        """The report of the task if it failed with `error`."""
+        """Return the report of the task if it failed with `error`."""
         return self.unit.failed(self.job, error)
 
 
@@ -220,7 +220,7 @@ class ShardsToVerify(Unit[VerifyJob, Report]):
 
 
 def run_task(task: Task[R]) -> R:
-    """Run a task in a worker. A module-level function, because clusters show the name of the function for each task."""
+    """Run a task in a worker; return its report. A function, because clusters show its name for each task."""
     source = task.job.source
     redact.add_secrets(source.url, json.loads(source.options))
     return task()
@@ -235,7 +235,7 @@ class Plan(NamedTuple):
 
 
 def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
-    """One plan for each collection, in the order of paths, with the shards of `part`.
+    """Yield a plan for each collection, in the order of paths, with the shards of `part`.
 
     Shards are assigned to parts round-robin across all collections. Each shard is in exactly one part, and the parts
     have about the same size. The assignment is the same in every run while no shard is added or removed.
@@ -257,7 +257,7 @@ def _stray(collection: str, source: ShardSource, fault: CorruptShardError) -> Da
 
 
 def tasks(job: VerifyJob, plans: Iterable[Plan], workers: int = 1) -> Iterator[Task[Report]]:
-    """Tasks for these plans: at most `MOST_SHARDS` shards each, and enough tasks to keep all workers busy."""
+    """Yield tasks for these plans: at most `MOST_SHARDS` shards each, and enough tasks to keep all workers busy."""
     limit = MOST_SHARDS_REGIONS if job.regions else MOST_SHARDS
     for p in plans:
         per = min(limit, max(1, len(p.shards) // (workers * WINDOW)))
@@ -274,7 +274,7 @@ def verify(
     workers: int = 1,
     regions: bool = False,
 ) -> Iterator[Report]:
-    """Verify all shards of the plans, by default of the whole source. Yields reports in the order of the shards.
+    """Verify all shards of the plans, by default of the whole source. Yield reports in the order of the shards.
 
     Args:
         deep: read and decode every chunk.
@@ -290,7 +290,10 @@ def verify(
 
 
 def run(work: Iterator[Task[R]], executor: Executor | None = None, workers: int = 1) -> Iterator[R]:
-    """Run tasks, and yield their reports in the order of the tasks: see `verify` for the arguments."""
+    """Run tasks, and yield their reports in the order of the tasks: see `verify` for the arguments.
+
+    Raise OSError if the executor gave up all tasks. A task that fails is a report: see `Unit.failed`.
+    """
     if executor is None and workers == 1:
         for task in work:
             yield _report(task, partial(run_task, task))
@@ -353,7 +356,7 @@ def _lost_links(tree: Tree, store: LocalStore) -> Iterator[tuple[str, str]]:
 
 
 def processes(workers: int) -> Executor:
-    """An executor with `workers` local processes. They are spawned, because fsspec's threads do not survive a fork."""
+    """Return an executor of local processes, which are spawned, because fsspec's threads do not survive a fork."""
     context = multiprocessing.get_context("spawn")
     return _Processes(workers, context, initializer=_die_quietly)
 

@@ -68,18 +68,18 @@ class JobState:
 
     @classmethod
     def of(cls, job: str, source: JobSource, choices: Mapping[str, Any]) -> Self:
-        """The state of a job whose plan is unknown."""
+        """Return the state of a job whose plan is unknown."""
         return cls(job, canonical(source.url), json.loads(json.dumps(choices)))  # with lists instead of tuples
 
     def planned(self, arrays: Iterable[str], documents: Iterable[tuple[str, bytes]]) -> Self:
-        """The state of the job if it makes these arrays and documents."""
+        """Return the state of the job if it makes these arrays and documents."""
         return replace(
             self, plan={key: fingerprint(raw) for key, raw in documents} | {f"{path}/": "" for path in arrays}
         )
 
     @classmethod
     def parse(cls, raw: bytes) -> Self | None:
-        """The inverse of `raw`; None for the state of another version of shardfs, or of a job in place."""
+        """Return the inverse of `raw`; None for the state of another version of shardfs, or of a job in place."""
         try:
             state = cls(**parse_object(raw, MAX_STATE))
         except (ValueError, TypeError):
@@ -87,11 +87,11 @@ class JobState:
         return state if isinstance(state.choices, dict) and isinstance(state.plan, dict) else None
 
     def raw(self) -> bytes:
-        """The state as a file."""
+        """Return the state as a file."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     def difference(self, other: JobState | None) -> str:
-        """How the unfinished job `other` differs from this one; "" if both make the same target."""
+        """Return how the unfinished job `other` differs from this one; "" if both make the same target."""
         if other is None or self.job != other.job:
             return "of another kind, or of another version of shardfs"
         if self.source != other.source:
@@ -121,7 +121,7 @@ def require_room(error: BaseException, where: str) -> None:
 
 
 def is_of(part: JobPart, key: str) -> bool:
-    """Whether a part of the job makes this object. Every process decides alike, in any order."""
+    """Return whether a part of the job makes this object. Every process decides alike, in any order."""
     return part == WHOLE or zlib.crc32(key.encode(errors="surrogateescape")) % part.of == part.number - 1
 
 
@@ -161,7 +161,7 @@ class JobTarget(NamedTuple):
 
     @classmethod
     def begin(cls, target: JobSource, state: JobState, *, new: bool) -> Self:
-        """Open the target, and continue the job there. If it has data and no job, another run may have ended the job.
+        """Return the opened target, and continue its job. If it has data and no job, another run may have ended it.
 
         Args:
             new: begin the job if the target is empty. Workers do not: a target that is empty for them is another one.
@@ -181,18 +181,18 @@ class JobTarget(NamedTuple):
         return cls(target.url, store, writer, state)
 
     def is_stored(self, key: str) -> bool:
-        """Whether the target has this object."""
+        """Return whether the target has this object."""
         with suppress(*NOT_FOUND):
             self.store.entry(key)
             return True
         return False
 
     def is_ended(self) -> bool:
-        """Whether a run has ended the job, so that the target may be in use."""
+        """Return whether a run has ended the job, so that the target may be in use."""
         return not self.is_stored(STATE)
 
     def is_finished(self) -> bool:
-        """Whether an earlier run has completed the target for the same job."""
+        """Return whether an earlier run has completed the target for the same job."""
         version = self._version()
         return version is not None and finished.is_noted(self.url, self.state.raw(), version)
 
@@ -226,7 +226,7 @@ class JobTarget(NamedTuple):
                 self.writer.create([(task, json.dumps([objects, last]).encode())])
 
     def noted(self, task: str) -> int | None:
-        """The number of objects that a finished task has made; None if no such task is finished.
+        """Return the number of objects that a finished task has made; None if no such task is finished.
 
         A note does not count if an object of the task was deleted since, as by `rm -r TARGET/*`, which keeps the notes.
         """

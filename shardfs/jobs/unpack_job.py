@@ -50,7 +50,7 @@ class UnpackJob:
     skip_unsupported: bool = False
 
     def opened(self) -> Unpacking:
-        """The opened source, once per process. Raises the errors of `Unpacking`."""
+        """Return the source, opened once per process. Raise the errors of `Unpacking`."""
         return _unpacking(self)
 
 
@@ -128,7 +128,7 @@ class Unpacking(OpenedJob):
     # ---- what a mount shows ----
 
     def survey(self) -> ShownSurvey:
-        """List the source, but no chunks. Raise UnsupportedError if the layout cannot show an array."""
+        """Return what a mount shows, but no chunks. Raise UnsupportedError if the layout cannot show an array."""
         self._require_shown()
         survey = ShownSurvey()
         for item in self._walk(""):
@@ -232,7 +232,7 @@ class Unpacking(OpenedJob):
     # ---- the target ----
 
     def blob(self, path: str) -> Blob:
-        """Open a file that is shown unchanged. It does not stay open in the store."""
+        """Return an opened file that is shown unchanged; it does not stay open in the store. Raise OSError."""
         key = self.tree.directories.stored_path(self.tree.resolve(path).number)
         if key is None:
             raise FileNotFoundError(path)
