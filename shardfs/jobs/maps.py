@@ -41,7 +41,7 @@ class Bins(NamedTuple):
     chunks: int
     n: int
 
-    def of(self, coords: U64) -> npt.NDArray[np.intp]:
+    def bin_of(self, coords: U64) -> npt.NDArray[np.intp]:
         """Return the bin of each chunk (n,), from the chunks' coordinates (n, d)."""
         if self.axis < 0:
             return np.zeros(len(coords), np.intp)
@@ -114,7 +114,7 @@ def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
             cells = np.zeros((len(coords), len(axes)), np.uint64)
             for i, axis in enumerate(axes):
                 cells[:, i] = 0 if axis is None else coords[:, axis]
-            at = (rows.of(cells), columns.of(cells))
+            at = (rows.bin_of(cells), columns.bin_of(cells))
             np.add.at(chunks, at, 1)
             np.add.at(nbytes, at, sizes)
 

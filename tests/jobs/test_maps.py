@@ -86,8 +86,8 @@ def test_bins_are_as_long_as_they_say(chunks: int, most: int) -> None:
     assert lengths.sum() == chunks
     assert lengths.min() >= 1
     edges = np.append(0, lengths.cumsum())
-    assert (bins.of(edges[:-1, None].astype(np.uint64)) == np.arange(bins.n)).all()
-    assert (bins.of(edges[1:, None].astype(np.uint64) - np.uint64(1)) == np.arange(bins.n)).all()
+    assert (bins.bin_of(edges[:-1, None].astype(np.uint64)) == np.arange(bins.n)).all()
+    assert (bins.bin_of(edges[1:, None].astype(np.uint64) - np.uint64(1)) == np.arange(bins.n)).all()
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3, 5])
