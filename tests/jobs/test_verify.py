@@ -543,7 +543,7 @@ import os, sys
 from shardfs.jobs import shared_work, verify
 original = verify.ShardVerifier.verify
 def deadly(self, shard):
-    if self._tree.path == "many" and shard in (4, 11):
+    if self.tree.path == "many" and shard in (4, 11):
         os._exit(1)
     return original(self, shard)
 verify.ShardVerifier.verify = deadly
