@@ -106,7 +106,7 @@ class Descriptions(Part):
         for path in changed:
             try:
                 self.describe_anew(path)
-            except OSError as e:
+            except (OSError, ShardfsError) as e:
                 why = f"the document is stored, but names at {path or '/'} keep their kinds, because {message(e)}"
                 log.warning("%s: %s. Write the document again when this is mended", document, why)
                 self._pending.failures.note(document, OSError(errno_of(e), why, document))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardfs.model.errors import NOT_FOUND, CorruptShardError, ShardfsError, errno_of, message
+from shardfs.model.errors import NOT_FOUND, ShardfsError, errno_of, message
 from shardfs.model.kinds import NameKind
 from shardfs.write.contents import Part
 from shardfs.write.files import split
@@ -70,8 +70,8 @@ class OrphanKind(JournaledKind):
             self._writer.require_own_name(path)
 
     def remove(self, path: str, target: Target | None) -> None:
+        self.leave(path)  # first: if the source refuses that, the version in the journal stays
         super().remove(path, target)
-        self.leave(path)
 
     def leave(self, path: str) -> None:
         if self._is_in_source(path):
@@ -190,23 +190,11 @@ class Kinds(Part):
             if file.drop_buffer() or file.kind is NameKind.COMPRESSED:  # refused, and the writer got the error: restore
                 file.set_status(mtime_ns=time.time_ns())
                 self._names.hooks.invalidate_content(file.number)
-                if not self._was_there(file, path):
+                if file.version is None and file.frozen is None and not file.is_original:
                     self._files.unname(file)
                     if path in self._pending.backlog.versions:  # a removal
                         self._files.hide(*split(path))
                     self._names.invalidate(*split(path))
-
-    def _was_there(self, file: WritableFile, path: str) -> bool:
-        """Return whether the file existed before the refused write, or may have existed in a damaged shard."""
-        if file.version is not None or file.frozen is not None or file.is_original:
-            return True
-        if path in self._pending.backlog.versions:  # removed, although its shard still has it
-            return False
-        target = file.target
-        try:
-            return target is not None and self._pending.is_stored(path, target)
-        except (OSError, CorruptShardError):  # reads of the file report the damage
-            return True
 
     def rest(self, file: WritableFile) -> None:
         """Forget a file that the source shows with the same contents.

@@ -261,13 +261,9 @@ class WriteBuffer:
             look = self.look(look.path, look.target)
 
     def _is_present(self, look: Look) -> bool:
-        """Return whether neither the path was written nor its shard replaced since a look."""
-        if self.backlog.versions.get(look.path) != look.version:
-            return False
-        if look.target is None or self.backlog.replaced == look.replaced:
-            return True
-        shards = look.target.tree.shards
-        return not self.backlog.has_replaced(shards.key(shards.number_of(look.target.coords)), look.replaced)
+        """Return whether neither the path was written nor, for a chunk, any shard replaced since a look."""
+        is_replaced = look.target is not None and self.backlog.replaced != look.replaced
+        return not is_replaced and self.backlog.versions.get(look.path) == look.version
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.

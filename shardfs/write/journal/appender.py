@@ -136,7 +136,7 @@ class Appender:
         self._fresh.append(_Fresh(number, head.lsn, place))
         if kind not in records.OWN:
             if lsn:  # a copy
-                self._contents.forget(lsn)
+                self._contents.release(lsn)
             self._contents.note(head.lsn, place)
         return head.lsn, data
 
@@ -175,7 +175,7 @@ class Appender:
         _, position = self.write(head.kind, head.flags, meta, part, head.data_crc, lsn)
         self._contents.moved(place.number, head.data_start, position)
         if not live:
-            self._contents.forget(lsn)
+            self._contents.release(lsn)
 
     # --------------------------------------------------------------------------------------------------- syncing
 

@@ -232,7 +232,7 @@ class Journal:
             else:
                 if (segment := self._appender.current) is not None and places.is_at(segment.fd, segment.path):
                     return Record(lsn, kind, meta, position if flags else None)
-                self._contents.forget(lsn)  # another program has removed its segment or the directory
+                self._contents.release(lsn)  # another program has removed its segment or the directory
         with self._leader.lead():
             self._require_in_place()
         raise OSError(errno.EIO, REMOVED)  # another thread has restored the journal meanwhile
@@ -243,7 +243,7 @@ class Journal:
         """Mark records as not needed any more. `tidy` unlinks segments without live records later."""
         with self._lock:
             for lsn in lsns:
-                self._contents.forget(lsn)
+                self._contents.release(lsn)
 
     @contextmanager
     def using(self, position: Position) -> Iterator[FilePart]:

@@ -212,7 +212,7 @@ class Contents:
         self.live_bytes += place.size
         self.segments[place.number].live += 1
 
-    def forget(self, lsn: int) -> None:
+    def release(self, lsn: int) -> None:
         """Remove a live record, if it is one."""
         if (place := self.live.pop(lsn, None)) is not None:
             self.live_bytes -= place.size
