@@ -19,7 +19,7 @@ from shardfs.vfs.nodes import NOTHING_INHERITED, DirectoryNode, DocumentNode, Fi
 from shardfs.vfs.source_datasets import directory_mtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardfs.formats.format import Format
     from shardfs.model.dataset import Dataset
@@ -29,11 +29,8 @@ if TYPE_CHECKING:
     from shardfs.vfs.discovery import Datasets
 
 
-MAX_FOREIGN = 1000
-"""Maximum number of non-chunk names cached for a directory of chunks.
-
-The cache saves a request for each missing name.
-"""
+MAX_NAMES = 50_000
+"""Maximum number of names cached for a directory of chunks. The cache saves a request for each missing name."""
 
 
 class StoredFiles:
@@ -196,8 +193,8 @@ def listed_by_name(path: str) -> Attributes:
 class ForeignFiles:
     """Stored files in the directories of chunks that are neither chunks nor shards.
 
-    They rarely exist, but clients often look for them, and every listing must contain them. The cache holds the foreign
-    names by the directory's inode number, and all stored names by the collection and the directory's position.
+    They rarely exist, but clients often look for them, and every listing must contain them. The cache holds all names that
+    the store has in a directory, by the collection and the position of the directory.
     """
 
     def __init__(self, files: StoredFiles, datasets: Datasets) -> None:
@@ -209,72 +206,64 @@ class ForeignFiles:
 
     def lookup(self, chunks: ChunkDirs, parent: int, name: str) -> Attributes:
         """Return the attributes of a non-chunk name in a directory of chunks. Raise FileNotFoundError if missing."""
-        names = self._cache.peek(("foreign", parent))
-        # the usual case: the directory has only chunks, so no further check is needed
-        if names is not None and not names:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         place = chunks.numbers.place(parent)
         if chunks.reserved(place.level, name):
             raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
-        names = self._names(chunks, parent, place)
+        names = self._names(chunks, place)
         if names is not None and name not in names:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         path = f"{chunks.directory_path(place)}/{name}"
         return self._files.known(path, self._files.entry(path, NOTHING_INHERITED), NOTHING_INHERITED)
 
-    def _names(self, chunks: ChunkDirs, directory: int, place: TreePosition) -> frozenset[str] | None:
-        """Return the foreign names in a directory.
+    def scan(self, chunks: ChunkDirs, place: TreePosition) -> Iterator[tuple[str, Attributes]]:
+        """Yield the foreign entries of a directory; the size is -1 where it would cost a request."""
+        if self._is_absent(chunks, place):
+            return
+        path, names = chunks.directory_path(place), set[str]()
+        for entry in self._source.listed(path):
+            if len(names) <= MAX_NAMES:
+                names.add(entry.name)
+            if not chunks.reserved(place.level, entry.name):
+                yield entry.name, self._files.listed(f"{path}/{entry.name}", entry, NOTHING_INHERITED)
+        if names or not self._store.blind:  # a web server that does not list this directory may have it all the same
+            self._cache.get(_key(chunks, place), lambda: self._cached(names))
 
-        None if there are more than `MAX_FOREIGN` names, or if the server does not list the directory.
-        """
-
-        def load() -> tuple[frozenset[str], int, float]:
-            listed = self._store.scan(chunks.directory_path(place))
-            foreign = (e.name for e in listed if not chunks.reserved(place.level, e.name))
-            names = frozenset(itertools.islice(foreign, MAX_FOREIGN + 1))
-            return names, 100 * len(names), self._ttl
-
+    def _names(self, chunks: ChunkDirs, place: TreePosition) -> frozenset[str] | None:
+        """Return all names that the store has in a directory; None if they are too many, or if a server lists none."""
+        if self._is_absent(chunks, place):
+            return frozenset()
+        path = chunks.directory_path(place)
         try:
-            names = self._cache.get(("foreign", directory), load)
+            return self._cache.get(
+                _key(chunks, place), lambda: self._cached(entry.name for entry in self._store.scan(path))
+            )
         except PermissionError:
             if not self._store.blind:
                 raise
             return None
-        return names if len(names) <= MAX_FOREIGN else None
 
-    def scan(self, chunks: ChunkDirs, place: TreePosition) -> Iterator[tuple[str, Attributes]]:
-        """Yield the foreign entries of a directory; the size is -1 where it would cost a request."""
-        if not self._is_stored(chunks, place):
-            self._note(chunks, place, frozenset())
-            return
-        path, names = chunks.directory_path(place), set[str]()
-        for entry in self._source.listed(path):
-            if len(names) <= MAX_FOREIGN:
-                names.add(entry.name)
-            if not chunks.reserved(place.level, entry.name):
-                yield entry.name, self._files.listed(f"{path}/{entry.name}", entry, NOTHING_INHERITED)
-        # A web server that does not list this directory may have it all the same.
-        if place.level + 1 < chunks.depth and len(names) <= MAX_FOREIGN and (names or not self._store.blind):
-            self._note(chunks, place, frozenset(names))
+    def _cached(self, names: Iterable[str]) -> tuple[frozenset[str] | None, int, float]:
+        """Return what the cache holds for the names in a directory, its size, and how long."""
+        some = frozenset(itertools.islice(names, MAX_NAMES + 1))
+        return (some, 100 * len(some), self._ttl) if len(some) <= MAX_NAMES else (None, 100, self._ttl)
 
-    def _note(self, chunks: ChunkDirs, place: TreePosition, names: frozenset[str]) -> None:
-        """Cache all stored names in a directory."""
-        self._cache.get(("stored", chunks.first, place), lambda: (names, 100 * len(names), self._ttl))
+    def _is_absent(self, chunks: ChunkDirs, place: TreePosition) -> bool:
+        """Return whether the names in a directory above prove that the store has no directory for these chunks.
 
-    def _is_stored(self, chunks: ChunkDirs, place: TreePosition) -> bool:
-        """Return whether the store may have a directory for these chunks.
-
-        Most directories of chunks exist only in shards elsewhere. If the parent directory was listed before, this costs
-        no request.
+        Most directories of chunks exist only in shards elsewhere.
         """
         if not place.level:
-            return True
-        above, value = divmod(place.nth, chunks.numbers.dims[place.level - 1])
-        around = self._cache.peek(("stored", chunks.first, TreePosition(place.level - 1, above)))
-        return around is None or str(value) in around
+            return False
+        nth, value = divmod(place.nth, chunks.numbers.dims[place.level - 1])
+        above = TreePosition(place.level - 1, nth)
+        names = self._cache.peek(_key(chunks, above))
+        return self._is_absent(chunks, above) if names is None else str(value) not in names
 
-    def invalidate(self, number: int, chunks: ChunkDirs | None) -> None:
-        """Drop the cached names of a directory, and those of its position if it is one of chunks."""
-        self._cache.drop(("foreign", number))
-        if chunks is not None:
-            self._cache.drop(("stored", chunks.first, chunks.numbers.place(number)))
+    def invalidate(self, chunks: ChunkDirs, directory: int) -> None:
+        """Drop the cached names of a directory of chunks."""
+        self._cache.drop(_key(chunks, chunks.numbers.place(directory)))
+
+
+def _key(chunks: ChunkDirs, place: TreePosition) -> tuple[str, int, TreePosition]:
+    """Return the key of the cache for the names in a directory of chunks."""
+    return "names", chunks.first, place

@@ -35,7 +35,7 @@ from shardfs.vfs.stored_files import ForeignFiles, StoredFiles, listed_by_name
 from shardfs.vfs.survey import Survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shardfs.config.options import Options
     from shardfs.model.collection import Located
@@ -479,7 +479,8 @@ class Tree:
             path = path.rpartition("/")[0]
             with suppress(OSError, CorruptShardError):
                 number = self.resolve(path).number
-                self._foreign.invalidate(number, self._chunks_of(number) if number >= TABLE_END else None)
+                if number >= TABLE_END:
+                    self._foreign.invalidate(self._chunks_of(number), number)
 
     def moved(self, old: str, new: str) -> None:
         """Update all nodes of a directory that was renamed in the store. They keep their inode numbers."""
@@ -517,27 +518,22 @@ def _batches(entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator
 def open_tree(
     source: str,
     *,
-    storage_options: Mapping[str, Any] | None = None,
     index_cache_bytes: int = 256 << 20,
     chunk_cache_bytes: int = 256 << 20,
     spent_bytes: int | None = None,
     index_ttl_s: float = math.inf,
-    follow_symlinks: bool = False,
     layout: str = NATIVE,
     skip_unsupported: bool = False,
     chunk_codec: str | None = None,
     store_timeout_s: float = retry.TIMEOUT_S,
     store_retries: int = retry.RETRIES,
     prefetch_bytes: int = 0,
-    connections: int = 1,
-    cache_dir: str | None = None,
-    cache_size: int = 0,
-    offline: bool = False,
     may_be_empty: bool = False,
     waiting: Callable[[], None] = nothing,
     make: Callable[[Datasets], Tree] = Tree,
+    **store_options: Any,
 ) -> Tree:
-    """Return the unsharded tree of a path or fsspec URL.
+    """Return the unsharded tree of a path or fsspec URL. `store_options` are further arguments of `open_store`.
 
     `make` is `Tree`, or makes a tree of a subclass.
 
@@ -547,18 +543,8 @@ def open_tree(
     nothing sharded, unless `may_be_empty` is set. Raise UnsupportedError if the layout cannot express a dataset, unless
     `skip_unsupported` is set.
     """
-    store = open_store(
-        source,
-        storage_options,
-        waiting,
-        follow_symlinks=follow_symlinks,
-        retry=retry.RetryPolicy(store_timeout_s, store_retries),
-        prefetch=prefetch_bytes,
-        connections=connections,
-        cache_dir=cache_dir,
-        cache_size=cache_size,
-        offline=offline,
-    )
+    policy = retry.RetryPolicy(store_timeout_s, store_retries)
+    store = open_store(source, waiting=waiting, retry=policy, prefetch=prefetch_bytes, **store_options)
     caches = ByteLRU(index_cache_bytes, waiting), ByteLRU(chunk_cache_bytes, waiting, spent_bytes)
     datasets = Datasets(store, *caches, index_ttl_s, layout, skip_unsupported=skip_unsupported, chunk_codec=chunk_codec)
     tree = make(datasets)
