@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
@@ -79,10 +81,13 @@ class StoreDirectories:
 
     # ---- lookups ----
 
-    def lookup(self, directory: DirectoryNode, raw: bytes, *, anew: bool = False) -> Attributes:
+    def lookup(
+        self, directory: DirectoryNode, raw: bytes, age_s: float = math.inf, *, anew: bool = False
+    ) -> Attributes:
         """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError.
 
-        `anew`: read a rewritten document again.
+        A rewritten document that was read more than `age_s` seconds ago is read again. If it has changed, it gets
+        another inode number. `anew`: read it again in any case, and keep the number.
         """
         content = self._datasets.open(directory)
         name = os.fsdecode(raw)
@@ -98,27 +103,34 @@ class StoreDirectories:
             if chunks.reserved_at_top(name):
                 self._datasets.damage.require_none(number_of(f"{directory.inside}/{name}"))
                 raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
-        return self._generated(directory, content, name, anew=anew) or self._stored(directory, content, name)
+        return self._generated(directory, content, name, age_s, anew=anew) or self._stored(directory, content, name)
 
     def _unnumbered(self, chunks: ChunkDirs, path: str, coords: Coords) -> Attributes:
         number = chunks.numbers.of_chunk(chunks.path, coords)
         node = self._nodes.intern(path, ChunkNode, chunks, coords, number=number)
         return chunks.chunk_attributes(node.number, coords)
 
-    def _generated(self, directory: DirectoryNode, content: Content, name: str, *, anew: bool) -> Attributes | None:
+    def _generated(
+        self, directory: DirectoryNode, content: Content, name: str, age_s: float, *, anew: bool
+    ) -> Attributes | None:
         """Return a consolidated or rewritten document; None for any other name."""
         if not content.is_generated(name):
             return None
         path = directory.child_path(name)
         node = self._nodes.known(path)
         is_consolidated = content.is_consolidated(name)
-        if isinstance(node, DocumentNode) and (is_consolidated or not anew):
-            return self._files.document(path, node.data)
+        is_old = anew or (isinstance(node, DocumentNode) and self._source.are_old(node.checked, age_s))
+        if isinstance(node, DocumentNode) and (is_consolidated or not is_old):
+            return self._files.document_attributes(node)
         if content.consolidation is not None and is_consolidated:
             return self._consolidated(directory, path, content.consolidation)
         rewriter = content.dataset.rewriter if content.dataset is not None else None
         raw = self._store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
         data = None if raw is None or rewriter is None else rewriter.rewrite(directory.inside, name, raw)
+        if isinstance(node, DocumentNode) and not anew:
+            node.checked = monotonic()
+            if data != node.data:
+                self._nodes.outdate(node)
         return None if data is None else self._files.document(path, data)
 
     def _consolidated(self, directory: DirectoryNode, path: str, consolidation: Consolidation) -> Attributes:

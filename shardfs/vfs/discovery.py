@@ -40,9 +40,6 @@ NATIVE = "native"
 
 NOTHING_DESCRIBED = Dataset("")
 
-REMOTE_DOCUMENTS_S = 1.0
-"""Documents of a remote store are read again after this many seconds at the earliest: each lookup may need them."""
-
 
 class KnownDamage:
     """Errors about damaged data by inode number, cached so that lookups of the same name do not read the data again."""
@@ -134,10 +131,10 @@ class Datasets:
 
         They are read again if they were read more than `age_s` seconds ago.
         """
-        content, now = directory.content, monotonic()
-        if content is None or now - directory.checked < max(age_s, REMOTE_DOCUMENTS_S if self.store.remote else 0):
+        content = directory.content
+        if content is None or not self.source.are_old(directory.checked, age_s):
             return False
-        directory.checked = now
+        directory.checked = monotonic()
         return self.source.have_changed(content.reads)
 
     def translation(self, directory: DirectoryNode) -> Translation | None:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from shardfs.model.kinds import is_in
@@ -44,7 +45,7 @@ class FileNode(Node):
 
 @dataclass(slots=True, eq=False)
 class DocumentNode(Node):
-    """A metadata document whose shown bytes differ from the stored ones.
+    """A metadata document whose shown bytes differ from the stored ones. `checked` is when those were read last.
 
     `outdated`: the documents that it shows have changed. Open handles read the old bytes. The next lookup of its path
     returns another node with another inode number, because the kernel may cache size and bytes of this one.
@@ -52,6 +53,7 @@ class DocumentNode(Node):
 
     data: bytes
     outdated: bool = field(default=False, init=False)
+    checked: float = field(default_factory=monotonic, init=False)
 
 
 @dataclass(slots=True, eq=False)

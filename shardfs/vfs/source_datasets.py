@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
 """Number of subdirectories searched before a plain directory is assumed to lead to a dataset (local, remote stores)."""
+
+
+REMOTE_DOCUMENTS_S = 1.0
+"""Documents of a remote store are read again after this many seconds at the earliest: each lookup may need them."""
 
 
 class SourceDatasets:
@@ -85,6 +90,10 @@ class SourceDatasets:
             yield self._thread.reads
         finally:
             self._thread.reads = None
+
+    def are_old(self, read_at: float, age_s: float) -> bool:
+        """Return whether documents, read at this time of the monotonic clock, are older than `age_s` seconds."""
+        return monotonic() - read_at >= max(age_s, REMOTE_DOCUMENTS_S if self.store.remote else 0)
 
     def have_changed(self, reads: Mapping[str, DocumentsRead]) -> bool:
         """Return whether the source has other documents now. False if it cannot be read.

@@ -193,8 +193,8 @@ def listed_by_name(path: str) -> Attributes:
 class ForeignFiles:
     """Stored files in the directories of chunks that are neither chunks nor shards.
 
-    They rarely exist, but clients often look for them, and every listing must contain them. The cache holds all names that
-    the store has in a directory, by the collection and the position of the directory.
+    They rarely exist, but clients often look for them, and every listing must contain them. The cache holds all names
+    that the store has in a directory, by the collection and the position of the directory.
     """
 
     def __init__(self, files: StoredFiles, datasets: Datasets) -> None:

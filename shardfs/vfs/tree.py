@@ -88,7 +88,7 @@ class Tree:
         if self.follows_documents and self.datasets.open(directory).is_consolidated(os.fsdecode(name)):
             for below in self.outdated_below(directory.path, self.datasets.ttl_s):
                 self.renew(below, renumbers=True)
-        return self.directories.lookup(directory, name)
+        return self.directories.lookup(directory, name, self.datasets.ttl_s if self.follows_documents else math.inf)
 
     def remember(self, number: int) -> None:
         """Count one more reference from the kernel or a handle to an inode number, until `forget`."""

@@ -408,6 +408,24 @@ def test_arrays_without_a_chunk_are_there(remote: bool, tmp_path: Path) -> None:
                 tree.resolve(name)
 
 
+def test_a_document_that_another_program_changes_is_read_again(tmp_path: Path) -> None:
+    documents, stored, _ = _files()
+    write_hierarchy(tmp_path, documents, stored)
+    tree, name = open_tree(str(tmp_path), index_ttl_s=0), "meta/root/a.array.json"
+
+    def shape_of(number: int) -> list[int]:
+        shape: list[int] = json.loads(bytes(tree.read(number, 0, 9999)))["shape"]
+        return shape
+
+    former = tree.resolve(name).number
+    tree.remember(former)  # a program has the document open
+    assert shape_of(former) == [7, 10]
+    (tmp_path / name).write_text(json.dumps({**SHARDED, "shape": [5, 10]}))
+    present = tree.resolve(name).number
+    assert (shape_of(present), shape_of(former)) == ([5, 10], [7, 10])
+    assert tree.resolve(name).number == present
+
+
 def test_a_hierarchy_of_plain_arrays_is_nothing_to_mount(tmp_path: Path) -> None:
     write_hierarchy(tmp_path, {"plain": array_document((2,), (1,))}, {})
     with pytest.raises(NotADatasetError):
