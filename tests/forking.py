@@ -15,7 +15,7 @@ import subprocess
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from tests.datasets import ROOT
 
@@ -88,8 +88,8 @@ _zygotes: dict[tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]], Zygote]
 def run(
     command: Sequence[str | Path],
     timeout: float,
-    out: IO[str],
-    err: IO[str],
+    out: IO[Any],
+    err: IO[Any],
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,

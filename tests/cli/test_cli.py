@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from shardfs.fuse.settings import FuseSettings
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.listing import Batch
 from shardfs.storage.disk_cache import DiskCache
-from tests import handmade_ids
+from tests import forking, handmade_ids
 from tests.datasets import ROOT
 from tests.waiting import wait_until
 
@@ -58,9 +59,14 @@ def no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shardfs(*args: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     """The real program, in a process of its own."""
-    command = [sys.executable, "-m", "shardfs", *args]
-    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **env}
-    return subprocess.run(command, capture_output=True, timeout=250, env=where, check=False)
+    command, environment = [sys.executable, "-m", "shardfs", *args], {**os.environ, **env}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = forking.run(command, 250, out, err, env=environment)
+        if code is None:
+            return subprocess.run(command, capture_output=True, timeout=250, env=environment, check=False)
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
 
 def invoke(*args: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.daemon.mount_status import MAX_STATUS, parse_status
-from tests.conftest import mount_entry, need_fuse, unmount
+from tests.conftest import _run, mount_entry, need_fuse, unmount
 from tests.datasets import ROOT
 from tests.waiting import wait_until
 
@@ -134,9 +134,7 @@ def test_commands_with_a_foreign_mount(status: bytes, tmp_path: Path) -> None:
             ["doctor"],
             ["umount", "--patient", "--timeout", "2", str(mountpoint)],
         ):
-            completed = subprocess.run(
-                [sys.executable, "-m", "shardfs", *words], cwd=ROOT, capture_output=True, text=True, check=False
-            )
+            completed = _run([sys.executable, "-m", "shardfs", *words], 250, cwd=ROOT)
             said = completed.stdout + completed.stderr
             assert "Traceback" not in said, said
             assert not {"\x1b", "\x07", "\x9b", "\r"} & set(said), repr(said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,9 +16,11 @@ from shardfs.storage.local import LocalStore
 from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade, handmade_ids
+from tests.conftest import _run
 from tests.handmade import write_files, write_json, zarr_metadata, zarr_shard
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 
@@ -29,8 +30,7 @@ def mapped(path: Path, rows: int = 100, columns: int = 100) -> ChunkMap:
 
 
 def shardfs(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardfs", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return _run([sys.executable, "-m", "shardfs", *args], 250)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
 import sys
 import tracemalloc
 from itertools import product
@@ -20,9 +19,11 @@ from shardfs.jobs import regions, shared_work
 from shardfs.jobs.regions import Box, ChunkRegions, DamagedRegions, ExpectedError, Region
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from tests import data_bcolz, data_n5, handmade, handmade_ids
+from tests.conftest import _run
 from tests.handmade import Entry, uint64_shard, volume_info, write_files, write_json, zarr_metadata, zarr_shard
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -300,8 +301,7 @@ def test_expected_meshes(tmp_path: Path) -> None:
 
 
 def shardfs(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardfs", "verify", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return _run([sys.executable, "-m", "shardfs", "verify", *args], 250)
 
 
 def test_the_command_reads_what_it_prints(tmp_path: Path) -> None:

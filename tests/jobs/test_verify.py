@@ -36,6 +36,7 @@ from shardfs.vfs.tree import Tree
 from tests import data_n5, handmade, handmade_ids
 from tests import data_zarr_transformer as draft
 from tests.codecs.chunk_model import streamed_zstd
+from tests.conftest import _run
 from tests.datasets import sharding
 from tests.handmade import Entry, uint64_shard, write_files, write_json, zarr_metadata, zarr_shard
 from tests.waiting import read_terminal, wait_until
@@ -613,8 +614,7 @@ def test_a_source_that_is_gone_meanwhile(tmp_path: Path) -> None:
 
 
 def shardfs(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardfs", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return _run([sys.executable, "-m", "shardfs", *args], 250)
 
 
 def test_exit_codes_and_words(source: str) -> None:
