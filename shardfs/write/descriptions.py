@@ -94,7 +94,7 @@ class Descriptions(Part):
             path, why = join(directory, name), str(e.strerror)
             log.warning("%s: %s; choose a document with `shardfs recover --ours` or `--theirs`", path, why)
             self._pending.keep(path, data, why, file.mtime_ns, file.mode)
-            self._show_stored(directory, name)
+            self._follow_source(directory, name)
             raise
         return True
 
@@ -144,9 +144,7 @@ class Descriptions(Part):
         path = self._names.path_of(number)
         directory, raw = split(path)
         name = os.fsdecode(raw)
-        if not is_document(name):
-            return
-        if self._names.classify_name(directory, raw).kind is not NameKind.DOCUMENT:
+        if not is_document(name) or self._names.classify_name(directory, raw).kind is not NameKind.DOCUMENT:
             return
         self._names.waiting()
         size = self._overlay.attributes(number).size
@@ -154,14 +152,12 @@ class Descriptions(Part):
             return
         data = bytes(self._overlay.read(number, 0, max(size, 1)))
         if self._documents.is_changed(directory, name, data):
-            log.info(
-                "%s: another program has changed the document in the source; the mount shows the new version", path
-            )
-            self._show_stored(directory, name)
+            log.info("%s: another program has changed the document; the mount shows the new version", path)
+            self._follow_source(directory, name)
             raise stale(number)
         self._documents.seen.read(path, data)
 
-    def _show_stored(self, directory: str, name: str) -> None:
+    def _follow_source(self, directory: str, name: str) -> None:
         """Show the source's version of a document that another program has changed."""
         path = join(directory, name)
         entry: Attributes | None = None
@@ -178,25 +174,26 @@ class Descriptions(Part):
         with self._names.lock:
             file = self._files.at(path)
             if file is None or not file.writers:
-                self._show_anew(path, file, data)
+                self._replace(path, file, data)
             else:
                 file.freeze(data, superseded=True)
             file = self._files.at(path)
             if file is not None and entry is not None:
                 file.set_status(mtime_ns=entry.mtime_ns, mode=entry.mode)
 
-    def show_stored(self, file: WritableFile) -> None:
+    def show_superseding(self, file: WritableFile) -> None:
         """Show the source's document if it supersedes the one written here, unless a program still writes to the file.
 
         The caller holds the lock.
         """
         if file.superseded and not file.writers and file.path is not None:
-            self._show_anew(file.path, file, file.frozen)
+            self._replace(file.path, file, file.frozen)
 
-    def _show_anew(self, path: str, old: WritableFile | None, data: bytes | None) -> None:
-        """Show the bytes `data` at a path; None shows what the source has, even if it was hidden. The caller locks.
+    def _replace(self, path: str, old: WritableFile | None, data: bytes | None) -> None:
+        """Replace a file of the mount by one with the bytes `data`; None shows what the source has, even if hidden.
 
-        The file gets a new inode number, because the kernel may have cached size and bytes of the old file.
+        The caller holds the lock. The file gets a new inode number, because the kernel may have cached size and bytes
+        of the old file.
         """
         if old is not None:
             old.discard()
@@ -214,7 +211,11 @@ class Descriptions(Part):
     def describe_anew(self, directory: str) -> None:
         """Update the files in a directory whose documents have changed: their names may now have another kind.
 
-        Update none and raise OSError if a document that tells the kind of a name cannot be read.
+        - A version for an array of another form is a conflict, and the source's chunk is shown.
+        - A chunk gets the target that the documents give it now, and an orphan that is a chunk now becomes one.
+        - An orphan that the documents describe as a plain file goes to the store.
+
+        Update none and raise OSError if a document that decides the kind of a name cannot be read.
         """
         former = self._former(self._names.renew(directory))
         obsolete = list[tuple[str, WritableFile | None]]()
@@ -244,7 +245,7 @@ class Descriptions(Part):
                 elif file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
                     strays.append(file)
             for path, file in obsolete:  # show the source's chunks, not versions for a former array
-                self._show_anew(path, file, None)
+                self._replace(path, file, None)
         if reshaped:
             self._names.hooks.reshaped(np.array(reshaped, np.uint64))
         for file in strays:

@@ -183,7 +183,7 @@ class Kinds(Part):
             if file.writers or path is None:
                 return
             if file.superseded:
-                self._descriptions.show_stored(file)
+                self._descriptions.show_superseding(file)
                 return
             if not file.handles and file.leave_disk():
                 self._base.changed(path)

@@ -167,7 +167,7 @@ class Renames(Entries):
         if hides:
             self._files.hide(*split(old))
         file.leave_disk()
-        self._descriptions.show_stored(file)
+        self._descriptions.show_superseding(file)
 
     def _move_version(
         self, file: WritableFile, old: str, look: Look, meaning: NameMeaning, whole: bytes | None,
