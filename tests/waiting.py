@@ -28,7 +28,7 @@ def settle(shared: ReadAhead, seconds: float = 10) -> None:
     They may wait for an index that the caller loads: then this ends after so many seconds.
     """
     with suppress(AssertionError):
-        wait_until(lambda: shared._free == shared._threads, seconds)
+        wait_until(lambda: shared._threads._free == shared._threads.count, seconds)
 
 
 def read_terminal(master: int) -> bytes:

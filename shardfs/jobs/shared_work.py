@@ -202,7 +202,7 @@ class ShardsToVerify(Unit[VerifyJob, Report]):
         report, tree = Report(self.collection), job.source.tree()
         verifier = ShardVerifier(tree.collection(self.collection), deep=job.deep, regions=job.regions)
         pool = None if job.deep else tree.store.read_ahead  # several whole shards would take much memory
-        reports = load_ahead(pool, verifier.verify, self.shards, weigh=lambda r: r.tally.chunks, most=MOST_CHUNKS)
+        reports = load_ahead(pool, verifier.verify, self.shards, weigh=lambda r: r.tally.chunks, room=MOST_CHUNKS)
         for _, shard_report in reports:
             report.add(shard_report)
         return report

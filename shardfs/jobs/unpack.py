@@ -87,7 +87,7 @@ class NewFiles(ShardUnit["UnpackJob"]):
         last, chunks = "", unpacking.tree.collection(self.path)
         parts = _filled(chunks, self.filled) if self.filled else _stored(chunks, self.shards)
         pool = unpacking.store.read_ahead
-        for part, contents in load_ahead(pool, lambda part: part.load(), parts, weigh=_weight, most=MOST_AHEAD):
+        for part, contents in load_ahead(pool, lambda part: part.load(), parts, weigh=_weight, room=MOST_AHEAD):
             paths = chunks.chunk_paths(np.array(part.cells, np.uint64).reshape(len(part.cells), -1))
             files = list[tuple[str, Content]]()
             for path, content in zip(paths, contents, strict=True):

@@ -261,7 +261,7 @@ class ShardIndices:
     def _ahead(self, load: Callable[[T], int], items: Iterable[T], first: int) -> Iterator[T]:
         entries = self.format.capacity(0) if all(self.format.grid) else None
         first = max(min(first, self._room // (16 * entries if entries else PAGE_BYTES)), 1)
-        return (item for item, _ in load_ahead(self.pool, load, items, first=first, weigh=int, most=self._room))
+        return (item for item, _ in load_ahead(self.pool, load, items, first=first, weigh=int, room=self._room))
 
     def _load_first(self, shard: int) -> int:
         with suppress(*UNREADABLE):

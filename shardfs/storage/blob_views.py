@@ -25,8 +25,11 @@ class SliceBlob:
     __slots__ = ("__weakref__", "_outer", "_size", "_start", "base", "fd")
 
     def __init__(self, outer: Blob, start: int, size: int) -> None:
-        self._outer, self._start, self._size = outer, start, size
-        self.fd, self.base = outer.fd, outer.base + start
+        self._outer = outer
+        self._start = start
+        self._size = size
+        self.fd = outer.fd
+        self.base = outer.base + start
 
     def stat(self) -> Stat:
         return self._outer.stat()._replace(size=self._size)
@@ -42,8 +45,10 @@ class BytesBlob:
     __slots__ = ("__weakref__", "_data", "_origin", "base", "fd")
 
     def __init__(self, data: bytes, origin: Blob) -> None:
-        self._data, self._origin = data, origin
-        self.fd, self.base = -1, 0
+        self._data = data
+        self._origin = origin
+        self.fd = -1
+        self.base = 0
 
     def stat(self) -> Stat:
         return self._origin.stat()._replace(size=len(self._data))
@@ -61,9 +66,12 @@ class PairBlob:
     __slots__ = ("__weakref__", "_data", "_head", "_index", "base", "fd")
 
     def __init__(self, index: Blob, data: Blob, head: int) -> None:
-        self._index, self._data, self._head = index, data, head
+        self._index = index
+        self._data = data
+        self._head = head
         # All chunks are in the data file, so `fd` is that file; position 0 of the pair is `head` bytes before it.
-        self.fd, self.base = data.fd, data.base - head
+        self.fd = data.fd
+        self.base = data.base - head
 
     def stat(self) -> Stat:
         a, b = self._index.stat(), self._of_data(lambda data: data.stat())
@@ -100,17 +108,19 @@ class EitherBlob:
     __slots__ = ("__weakref__", "_blob", "_other", "base", "fd")
 
     def __init__(self, blob: Blob, other: Callable[[], Blob]) -> None:
-        self._blob, self._other = blob, other
-        self.fd, self.base = blob.fd, blob.base
+        self._blob = blob
+        self._other = other
+        self.fd = blob.fd
+        self.base = blob.base
 
     def _with_fallback(self, ask: Callable[[Blob], T]) -> T:
         try:
             return ask(self._blob)
         except FileNotFoundError:
             other = self._other()
-            result = ask(other)
+            answer = ask(other)
             self._blob = other
-            return result
+            return answer
 
     def stat(self) -> Stat:
         return self._with_fallback(lambda blob: blob.stat())

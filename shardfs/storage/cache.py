@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from shardfs.model.blobs import ByteRange
@@ -64,8 +65,10 @@ class ByteLRU:
     """
 
     def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
-        self.limit, self.waiting = limit, waiting
-        self._spent_limit, self.reader_caches = spent, spent is not None
+        self.limit = limit
+        self.waiting = waiting
+        self._spent_limit = spent
+        self.reader_caches = spent is not None
         self._spent: OrderedDict[Hashable, int] = OrderedDict()
         self._spent_bytes = 0
         self._entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()
@@ -216,12 +219,8 @@ class WindowCache:
         pieces: list[bytes | memoryview] = []
         while size > 0:
             window = offset // WINDOW
-
-            def load(window: int = window) -> tuple[bytes, int, float]:
-                data = fetch(ByteRange(window * WINDOW, (window + 1) * WINDOW))
-                return data, len(data), expires - time.monotonic()
-
-            piece = memoryview(self._cache.get((key, window), load))[offset % WINDOW : offset % WINDOW + size]
+            data = self._cache.get((key, window), partial(_load_window, fetch, window, expires))
+            piece = memoryview(data)[offset % WINDOW : offset % WINDOW + size]
             if not len(piece):
                 break
             pieces.append(piece)
@@ -232,3 +231,8 @@ class WindowCache:
         """Drop all windows of an object of at most `size` bytes."""
         for window in range(-(-size // WINDOW)):
             self._cache.drop((key, window))
+
+
+def _load_window(fetch: Callable[[ByteRange], bytes], window: int, expires: float) -> tuple[bytes, int, float]:
+    data = fetch(ByteRange(window * WINDOW, (window + 1) * WINDOW))
+    return data, len(data), expires - time.monotonic()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import time
 from contextlib import suppress
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from shardfs.model.blobs import Stat, Suffix
 from shardfs.model.redact import public_name, redacted_values
+from shardfs.storage.counters import WARM_HITS
 from shardfs.storage.disk_cache import NAME_BYTES, TAG_BYTES, TOUCH_S
 from shardfs.storage.remote import identifies_bytes, requested_size
 from shardfs.storage.store import LARGE, DirEntry
@@ -31,9 +31,6 @@ T = TypeVar("T")
 
 ANSWER = bytes(TAG_BYTES)
 """The tag of entries that have no version: answers that are kept for `offline`."""
-
-WARM_HITS, WARM_S = 64, 1.0
-"""The cache is warm after so many hits in a row, and so many seconds after the last miss."""
 
 
 class CachedStore:
@@ -62,27 +59,19 @@ class CachedStore:
         *,
         offline: bool = False,
     ) -> None:
-        self.inner, self.cache, self.waiting, self.offline = inner, cache, waiting, offline
-        self.blind, self.name = inner.blind, inner.name
-        self.read_ahead, self.retry = inner.read_ahead, inner.retry
+        self.inner = inner
+        self.cache = cache
+        self.waiting = waiting
+        self.offline = offline
+        self.blind = inner.blind
+        self.name = inner.name
+        self.read_ahead = inner.read_ahead
+        self.retry = inner.retry
         settings = json.dumps(redacted_values(options), sort_keys=True, default=str)
         # The query may be a signature, or select the object; nobody can recover it from the hash.
         self._source = f"{settings}\0{urlsplit(source).query}\0{public_name(source).rstrip('/')}"
         self.asks_for_versions = False
-        self._hits, self._missed = WARM_HITS, -math.inf
-        if self.read_ahead is not None:
-            self.read_ahead.is_warm = self.is_warm
-
-    def is_warm(self) -> bool:
-        """Return whether the cache had all bytes that were read lately. So it does before the first read."""
-        return self._hits >= WARM_HITS and time.monotonic() - self._missed > WARM_S
-
-    def count(self, hits: int, misses: int, nbytes: int) -> None:
-        """Count requests for bytes that the cache answered or could not answer."""
-        self.retry.counters.cache(hits=hits, misses=misses, nbytes=nbytes)
-        self._hits += hits
-        if misses:
-            self._hits, self._missed = 0, time.monotonic()
+        self.retry.counters.hits_in_a_row = WARM_HITS  # nothing is fetched ahead before the first miss
 
     def open(self, key: str) -> CachedBlob:
         return CachedBlob(self, self.inner.open(key), self._name(key))
@@ -117,28 +106,28 @@ class CachedStore:
         """
         if not self.offline:
             try:
-                found = ask()
+                answer = ask()
             except FileNotFoundError:
                 self.keep(question, name, None)
                 raise
-            self.keep(question, name, found)
-            return convert(found)
+            self.keep(question, name, answer)
+            return convert(answer)
         self.waiting()
-        kept = self.cache.get(_digest(f"{name}\0{question}", NAME_BYTES))
-        if kept is None:
+        entry = self.cache.get(_digest(f"{name}\0{question}", NAME_BYTES))
+        if entry is None:
             raise self.unreachable()
         try:
-            found = json.loads(kept[1])
-            if found is not None:
-                return convert(found)
+            answer = json.loads(entry[1])
+            if answer is not None:
+                return convert(answer)
         except (ValueError, TypeError, AttributeError, RecursionError):
             raise self.unreachable() from None
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
-    def keep(self, question: str, name: str, found: Any) -> None:
+    def keep(self, question: str, name: str, answer: Any) -> None:
         """Keep an answer; None if there is no such object."""
         with suppress(TypeError):  # some file systems have versions that JSON does not know
-            self.cache.put(_digest(f"{name}\0{question}", NAME_BYTES), ANSWER, json.dumps(found).encode())
+            self.cache.put(_digest(f"{name}\0{question}", NAME_BYTES), ANSWER, json.dumps(answer).encode())
 
     def unreachable(self) -> OSError:
         """Return the error for what is not in the cache."""
@@ -169,8 +158,11 @@ class CachedBlob:
     )
 
     def __init__(self, store: CachedStore, inner: FsspecBlob, name: str) -> None:
-        self.fd, self.base = -1, 0
-        self._store, self._inner, self._name = store, inner, name
+        self.fd = -1
+        self.base = 0
+        self._store = store
+        self._inner = inner
+        self._name = name
         self._hash = _hash(f"{name}\0", NAME_BYTES)
         self._first: bytes | None = None
         self._used = 0.0
@@ -197,14 +189,14 @@ class CachedBlob:
         # or else the bytes could be kept as those of another version (see `_fetch`).
         if any(entries) or store.asks_for_versions or store.offline:
             self._ask_for_version()
-        found = [self._usable(entry, request) for entry, request in zip(entries, requests, strict=True)]
-        missing = [i for i, data in enumerate(found) if data is None]
-        hits, nbytes = len(found) - len(missing), sum(len(data) for data in found if data)
+        pieces = [self._usable(entry, request) for entry, request in zip(entries, requests, strict=True)]
+        missing = [i for i, data in enumerate(pieces) if data is None]
+        hits, nbytes = len(pieces) - len(missing), sum(len(data) for data in pieces if data)
         if missing:
             store.waiting()
-        store.count(hits, len(missing), nbytes)
+        store.retry.counters.cache(hits=hits, misses=len(missing), nbytes=nbytes)
         fetched = iter(self._fetch([names[i] for i in missing], [requests[i] for i in missing]) if missing else ())
-        return [next(fetched) if data is None else data for data in found]
+        return [next(fetched) if data is None else data for data in pieces]
 
     def _entry(self, request: ByteRequest) -> bytes:
         """Return the name of the entry with these bytes."""
@@ -219,7 +211,8 @@ class CachedBlob:
         """
         now = time.monotonic()
         if self._first is None:
-            self._first, self._used = next(iter(names), None), now
+            self._first = next(iter(names), None)
+            self._used = now
         elif now - self._used > TOUCH_S:
             self._used = now
             self._store.cache.get(self._first)
@@ -282,28 +275,28 @@ class CachedBlob:
         return data[:wanted] if complete else None
 
 
-def _stat(found: Any) -> Stat:
+def _stat(value: Any) -> Stat:
     """Convert the JSON form of a `Stat`, or the `Stat` itself."""
-    size, mtime_ns, version = found
+    size, mtime_ns, version = value
     if not (type(size) is int and size >= 0 and type(mtime_ns) is int and isinstance(version, list | tuple)):
         raise ValueError("is no size, time and version")
     return Stat(size, mtime_ns, tuple(version))
 
 
-def _entry(found: Any) -> DirEntry:
+def _entry(value: Any) -> DirEntry:
     """Convert the JSON form of a `DirEntry`, or the entry itself."""
-    name, directory, stat, page = found
+    name, directory, stat, page = value
     if not (isinstance(name, str) and isinstance(directory, bool)):
         raise ValueError("is no entry of a directory")
     return DirEntry(name, directory, None if stat is None else _stat(stat), page)
 
 
-def _entries(found: Any) -> list[DirEntry]:
-    return [_entry(entry) for entry in found]
+def _entries(value: Any) -> list[DirEntry]:
+    return [_entry(entry) for entry in value]
 
 
-def _documents(found: Any) -> dict[str, bytes]:
-    return {name: text.encode("latin-1") for name, text in found.items()}
+def _documents(value: Any) -> dict[str, bytes]:
+    return {name: text.encode("latin-1") for name, text in value.items()}
 
 
 def _start(request: ByteRequest) -> int:

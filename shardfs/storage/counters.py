@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter
 from typing import Any
 
@@ -42,12 +44,22 @@ class Histogram:
 
         The result is the upper bound of a bin, infinite for the last bin.
         """
-        left = share * self.count
+        remaining = share * self.count
         for bound, n in zip(BOUNDS_S, self.bins, strict=False):
-            left -= n
-            if left <= 0:
+            remaining -= n
+            if remaining <= 0:
                 return bound
         return float("inf")
+
+
+FIGURES = (
+    "retries", "timeouts", "bytes_fetched", "bytes_ahead_used", "bytes_ahead_wasted", "disk_cache_hits",
+    "disk_cache_misses", "bytes_from_disk_cache", "waiting",
+)  # fmt: skip
+"""The names of `StoreCounters.figures`."""
+
+WARM_HITS, WARM_S = 64, 1.0
+"""The disk cache is warm after so many hits in a row, and so many seconds after the last miss."""
 
 
 OPCODES = 256
@@ -64,7 +76,9 @@ class RequestTally:
     __slots__ = ("calls", "errors", "nbytes", "rounds", "times")
 
     def __init__(self) -> None:
-        self.calls, self.rounds, self.nbytes = [0] * OPCODES, [0] * OPCODES, 0
+        self.calls = [0] * OPCODES
+        self.rounds = [0] * OPCODES
+        self.nbytes = 0
         self.errors = Counter[tuple[int, int]]()  # opcode, errno
         self.times = [Histogram() for _ in range(OPCODES)]
 
@@ -72,72 +86,58 @@ class RequestTally:
 class StoreCounters:
     """Counters of the requests to a remote store. Thread-safe.
 
-    `requests` are operations by kind, without retries; `errors` are operations that failed finally, by errno.
-    `timeouts` are attempts that timed out; `retries` are attempts after the first. Of the bytes that were fetched
-    before a reader asked for them, `ahead_used` were read, and `ahead_wasted` were not. The disk cache had the bytes of
-    `cache_hits` requests, together `cache_bytes`.
+    `requests` are operations by kind, without retries; `errors` are operations that failed finally, by errno. Of the
+    `figures`, `waiting` are operations under way; `timeouts` are attempts that timed out; `retries` are attempts after
+    the first. Of the bytes that were fetched before a reader asked for them, `bytes_ahead_used` were read, and
+    `bytes_ahead_wasted` were not. The disk cache answered `disk_cache_hits` requests for byte ranges.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.requests, self.errors = Counter[str](), Counter[int]()
-        self.retries = self.timeouts = self.nbytes = self.waiting = 0
-        self.ahead_used = self.ahead_wasted = self.cache_hits = self.cache_misses = self.cache_bytes = 0
+        self.requests = Counter[str]()
+        self.errors = Counter[int]()
+        self.figures = dict.fromkeys(FIGURES, 0)
         self.times = Histogram()
+        self.hits_in_a_row = 0
+        self._missed = -math.inf
+
+    def add(self, **figures: int) -> None:
+        """Add to `figures`."""
+        with self._lock:
+            for name, n in figures.items():
+                self.figures[name] += n
 
     def begin(self, kind: str) -> None:
         """Count the start of an operation."""
+        self.add(waiting=1)
         with self._lock:
             self.requests[kind] += 1
-            self.waiting += 1
 
     def end(self, seconds: float, error: int | None) -> None:
         """Count the end of an operation; `error` is its errno if it failed."""
+        self.add(waiting=-1)
         with self._lock:
-            self.waiting -= 1
             self.times.add(seconds)
             if error is not None:
                 self.errors[error] += 1
 
-    def attempt(self, *, again: bool, timeout: bool) -> None:
-        """Count the end of an attempt."""
-        with self._lock:
-            self.retries += again
-            self.timeouts += timeout
-
     def received(self, nbytes: int) -> None:
         """Count received bytes."""
-        with self._lock:
-            self.nbytes += nbytes
-
-    def ahead(self, *, used: int = 0, wasted: int = 0) -> None:
-        """Count bytes that were fetched ahead, when they are read or given up."""
-        with self._lock:
-            self.ahead_used += used
-            self.ahead_wasted += wasted
+        self.add(bytes_fetched=nbytes)
 
     def cache(self, *, hits: int, misses: int, nbytes: int) -> None:
         """Count requests for byte ranges that the disk cache answered with so many bytes, or could not answer."""
-        with self._lock:
-            self.cache_hits += hits
-            self.cache_misses += misses
-            self.cache_bytes += nbytes
+        self.add(disk_cache_hits=hits, disk_cache_misses=misses, bytes_from_disk_cache=nbytes)
+        self.hits_in_a_row = 0 if misses else self.hits_in_a_row + hits
+        if misses:
+            self._missed = time.monotonic()
+
+    def is_cache_warm(self) -> bool:
+        """Return whether the disk cache had all bytes that were read lately."""
+        return self.hits_in_a_row >= WARM_HITS and time.monotonic() - self._missed > WARM_S
 
     def snapshot(self) -> dict[str, Any]:
         """Return a snapshot of the counters, by name."""
         with self._lock:
-            return {
-                "requests": dict(self.requests),
-                "errors": dict(self.errors),
-                "retries": self.retries,
-                "timeouts": self.timeouts,
-                "bytes_fetched": self.nbytes,
-                "bytes_ahead_used": self.ahead_used,
-                "bytes_ahead_wasted": self.ahead_wasted,
-                "disk_cache_hits": self.cache_hits,
-                "disk_cache_misses": self.cache_misses,
-                "bytes_from_disk_cache": self.cache_bytes,
-                "waiting": self.waiting,
-                "bins": list(self.times.bins),
-                "seconds": self.times.seconds,
-            }
+            counts = {"requests": dict(self.requests), "errors": dict(self.errors), **self.figures}
+            return counts | {"bins": list(self.times.bins), "seconds": self.times.seconds}

@@ -72,8 +72,8 @@ IDLE_S = 10.0
 LAST_FLUSH_S = 2.0
 """Seconds that the end of a program waits for the disk."""
 
-MAX_BINS = 4096
-"""Bins of the histogram of ages that decides which entries are evicted: a bound for memory, not for precision."""
+BIN_NS = 1 << 34
+"""Entries whose last uses differ by less than these 17 s count as equally old."""
 
 
 class CacheUsage(NamedTuple):
@@ -90,10 +90,10 @@ class _Pending(NamedTuple):
     data: bytes
 
 
-def cache_directory(given: str) -> str:
+def cache_directory(path: str) -> str:
     """Return the path of a cache directory; `auto` is the service's or the user's. Raise OSError if there is none."""
-    if given != "auto":
-        return given
+    if path != "auto":
+        return path
     if service := os.environ.get("CACHE_DIRECTORY"):  # systemd.exec(5); may name several directories
         return service.split(":")[0]
     home = os.environ.get("XDG_CACHE_HOME", "")
@@ -113,7 +113,8 @@ class DiskCache:
     """
 
     def __init__(self, directory: str, limit: int) -> None:
-        self.directory, self.limit = directory, limit
+        self.directory = directory
+        self.limit = limit
         self._root = _opened(directory)
         self._pid = os.getpid()
         self._changed = threading.Condition()
@@ -131,11 +132,11 @@ class DiskCache:
 
     def get(self, name: bytes) -> tuple[bytes, bytes] | None:
         """Return the tag and the bytes of an entry; None if there is none. A damaged entry is removed."""
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             return self._read(name)
         finally:
-            self.slow = time.monotonic() - began > SLOW_S
+            self.slow = time.monotonic() - start > SLOW_S
 
     def _read(self, name: bytes) -> tuple[bytes, bytes] | None:
         path = _path(name)
@@ -206,7 +207,8 @@ class DiskCache:
                 self._store(entry)
             except OSError as e:
                 self._failed(e)
-                self._room, self._resume = 0, time.monotonic() + PAUSE_S
+                self._room = 0
+                self._resume = time.monotonic() + PAUSE_S
             except Exception:
                 log.exception("the cache %s", self.directory)
             with self._changed:
@@ -265,24 +267,19 @@ class DiskCache:
 
     def _make_room(self) -> int:
         """Evict the entries that were used least recently. Return the bytes to write until the next call."""
-        ages, shift = Counter[int](), 20
+        ages = Counter[int]()
         for _, info in self._files():
-            ages[info.st_mtime_ns >> shift] += info.st_blocks * 512
-            while len(ages) > MAX_BINS:
-                ages, finer = Counter[int](), ages
-                for age, nbytes in finer.items():
-                    ages[age >> 1] += nbytes
-                shift += 1
+            ages[info.st_mtime_ns // BIN_NS] += info.st_blocks * 512
         total = ages.total()
-        most = min(self.limit, total + self._free())
-        excess = total - most * (SHARE - 1) // SHARE
+        limit = min(self.limit, total + self._free())
+        excess = total - limit * (SHARE - 1) // SHARE
         evicted, cutoff = 0, 0
         for age in sorted(ages):
             if evicted >= excess:
                 break
             evicted += ages[age]
-            cutoff = (age + 1) << shift
-        return max(min(most - total + self._evict(cutoff, excess), most // SHARE), 0)
+            cutoff = (age + 1) * BIN_NS
+        return max(min(limit - total + self._evict(cutoff, excess), limit // SHARE), 0)
 
     def _evict(self, cutoff_ns: int, nbytes: int) -> int:
         """Remove entries that were not used since a time, until so many bytes are free. Return the bytes removed."""
@@ -298,8 +295,8 @@ class DiskCache:
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the path and attributes of all entries, and of files that killed processes have left."""
-        with descriptors.obtain(lambda: os.scandir(self._root)) as found:
-            folders = [entry.name for entry in found if len(entry.name) == 2]
+        with descriptors.obtain(lambda: os.scandir(self._root)) as listing:
+            folders = [entry.name for entry in listing if len(entry.name) == 2]
         for folder in folders:
             try:
                 fd = descriptors.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at=self._root)

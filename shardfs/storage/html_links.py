@@ -24,15 +24,15 @@ class PageLinks(HTMLParser):
 
 def names_in(links: Iterable[str], url: str) -> dict[str, bool]:
     """Return the names directly below `url` to which links of the page lead, each with whether it ends with a slash."""
-    here = urlsplit(url.rstrip("/") + "/")
-    above = [unquote(part, errors="surrogateescape") for part in here.path.split("/")[:-1]]
+    page = urlsplit(url.rstrip("/") + "/")
+    above = [unquote(part, errors="surrogateescape") for part in page.path.split("/")[:-1]]
     names: dict[str, bool] = {}
     for link in links:
         try:
-            target = urlsplit(urljoin(here.geturl(), link.replace(";", "%3B")))  # otherwise a `;` at the end is lost
+            target = urlsplit(urljoin(page.geturl(), link.replace(";", "%3B")))  # otherwise a `;` at the end is lost
         except ValueError:  # an invalid URL
             continue
-        if target.query or target.fragment or target.netloc != here.netloc:
+        if target.query or target.fragment or target.netloc != page.netloc:
             continue  # such as a link that sorts the listing
         parts = target.path.removesuffix("/").split("/")
         *parents, name = (unquote(part, errors="surrogateescape") for part in parts)

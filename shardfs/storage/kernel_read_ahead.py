@@ -35,14 +35,14 @@ class KernelReadAhead(ReadAhead):
     def take(self, key: tuple[int, Coords], where: ByteRange, since: float, *, keep: bool) -> None:
         """Note that a chunk is read. The reader reads it by itself."""
         with self._lock:
-            held = self._held.get(key)
-            if held is not None:
-                self._counters.ahead(used=held.nbytes)
+            fetch = self._fetches.get(key)
+            if fetch is not None:
+                self._counters.add(bytes_ahead_used=fetch.nbytes)
                 self._drop(key)
 
     def _read(self, owner: int, members: Sequence[tuple[Coords, Piece]]) -> None:
         """Advise the kernel of neighbouring chunks of one shard."""
-        blob, ranges = members[0][1].blob, [piece.where for c, piece in members if (owner, c) in self._held]
+        blob, ranges = members[0][1].blob, [piece.where for c, piece in members if (owner, c) in self._fetches]
         start, stop = min((r.start for r in ranges), default=0), max((r.stop for r in ranges), default=0)
         for at in range(start, stop, ADVICE) if blob.fd >= 0 else ():  # not of a decoded shard, which is in memory
             os.posix_fadvise(blob.fd, blob.base + at, min(ADVICE, stop - at), os.POSIX_FADV_WILLNEED)

@@ -60,7 +60,9 @@ class LocalBlob:
     __slots__ = ("__weakref__", "_owner", "_stat", "_waiting", "base", "fd")
 
     def __init__(self, fd: int, info: os.stat_result, waiting: Callable[[], None]) -> None:
-        self.fd, self.base, self._waiting = fd, 0, waiting
+        self.fd = fd
+        self.base = 0
+        self._waiting = waiting
         self._owner = _Descriptor(fd)
         self._stat = stat_of(info)
 
@@ -86,11 +88,12 @@ def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> byt
         if len(whole) == size:
             return whole
     data = bytearray(size)
-    view, done = memoryview(data), 0
+    view = memoryview(data)
+    length = 0
     flags = os.RWF_NOWAIT
-    while done < size:
+    while length < size:
         try:
-            n = os.preadv(fd, [view[done:]], position + done, flags)
+            n = os.preadv(fd, [view[length:]], position + length, flags)
         except OSError as e:
             if not flags or e.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                 raise
@@ -99,8 +102,8 @@ def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> byt
             continue
         if n == 0:
             break
-        done += n
-    return bytes(view[:done]) if done < size else bytes(data)
+        length += n
+    return bytes(view[:length]) if length < size else bytes(data)
 
 
 class LocalStore:
@@ -116,9 +119,12 @@ class LocalStore:
         *,
         follow_symlinks: bool = False,
     ) -> None:
-        self.root, self.name = os.path.realpath(root), os.path.basename(os.path.abspath(root))
+        self.root = os.path.realpath(root)
+        self.name = os.path.basename(os.path.abspath(root))
         self._inside = self.root.rstrip("/") + "/"
-        self.follow_symlinks, self._waiting, self.read_ahead = follow_symlinks, waiting, read_ahead
+        self.follow_symlinks = follow_symlinks
+        self._waiting = waiting
+        self.read_ahead = read_ahead
         self._blobs: OrderedDict[str, LocalBlob] = OrderedDict()
         self._directories: dict[str, _Descriptor] = {}
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -42,8 +42,8 @@ def _call(number: int, path: str, *arguments: int | bytes) -> int:
     return _check(_libc.syscall(ctypes.c_long(number), *words), path)
 
 
-def _check(result: int, path: str) -> int:
-    if result < 0:
+def _check(answer: int, path: str) -> int:
+    if answer < 0:
         number = ctypes.get_errno()
         raise MountError(number, os.strerror(number), path)
-    return result
+    return answer

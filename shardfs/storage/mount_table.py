@@ -52,8 +52,8 @@ def entries(process: int | str = "self") -> Iterator[MountInfo]:
 
 def mount_type(mountpoint: str) -> str | None:
     """Return the type of the file system that `mounted_at` finds; None if there is none."""
-    found = mounted_at(mountpoint)
-    return None if found is None else found.type
+    mount = mounted_at(mountpoint)
+    return None if mount is None else mount.type
 
 
 def mounted_at(mountpoint: str) -> MountInfo | None:
@@ -63,9 +63,9 @@ def mounted_at(mountpoint: str) -> MountInfo | None:
 
 def topmost() -> dict[str, MountInfo]:
     """Return the visible mount of each mountpoint: the one to whose root no other mount is attached."""
-    found = list(entries())
-    covered = {(e.parent, e.mountpoint) for e in found}
-    return {e.mountpoint: e for e in found if (e.number, e.mountpoint) not in covered}
+    mounts = list(entries())
+    covered = {(e.parent, e.mountpoint) for e in mounts}
+    return {e.mountpoint: e for e in mounts if (e.number, e.mountpoint) not in covered}
 
 
 def covered_by(top: MountInfo) -> MountInfo | None:
@@ -85,11 +85,11 @@ def elsewhere(mounted: MountInfo) -> tuple[int, str] | None:
     The other mount may be a bind mount or in another mount namespace. The source is compared, too, because the kernel
     reuses the device number of an unmounted file system at once.
     """
-    same = (mounted.device, mounted.type, mounted.source)
+    file_system = (mounted.device, mounted.type, mounted.source)
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # the process has ended, or belongs to another user
             for e in entries(process):
-                if (e.device, e.type, e.source) == same:
+                if (e.device, e.type, e.source) == file_system:
                     return int(process), e.mountpoint
     return None
 
@@ -106,10 +106,10 @@ def mount_of(path: str) -> str | None:
     Accesses the path, to resolve links, only if the path as written is not on a mount of shardfs.
     """
     for candidate in (os.path.abspath, os.path.realpath):
-        found = candidate(path)
+        directory = candidate(path)
         types = {e.mountpoint: e.type for e in entries()}
-        while found not in types and found != "/":
-            found = os.path.dirname(found)
-        if types.get(found) == FS_TYPE:
-            return found
+        while directory not in types and directory != "/":
+            directory = os.path.dirname(directory)
+        if types.get(directory) == FS_TYPE:
+            return directory
     return None

@@ -78,19 +78,17 @@ def _is_protocol(word: str) -> bool:
 
 def _file_system(source: str, options: Mapping[str, Any], retry: RetryPolicy) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, None if it is that of the local disk, and the path in it."""
-    from shardfs.storage.late_http import late_http, without_foreign_headers
+    from shardfs.storage.late_file_system import late_file_system, without_foreign_headers
 
-    if (late := late_http(source, options)) is not None:
-        return late, source
+    if (late := late_file_system(source, options)) is not None:
+        return late
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
     try:
         # Some file systems send requests when they are created, for instance to read the directory of an archive.
         fs, path = retry.run("open", lambda: url_to_fs(source, **options))
-        if "http" in fs.protocol:
-            without_foreign_headers(fs)
-        return None if isinstance(fs, LocalFileSystem) else fs, path
+        return None if isinstance(fs, LocalFileSystem) else without_foreign_headers(fs), path
     except TypeError as e:  # fsspec's file systems raise this for a missing or unknown option
         raise ValueError(str(e)) from e
     except ValueError as e:  # "The HTTP server doesn't appear to support range requests", "Cannot seek streaming HTTP"

@@ -24,7 +24,9 @@ from urllib.parse import urlsplit
 
 from shardfs.model.blobs import ByteRange, Suffix
 from shardfs.model.errors import StaleShardError
-from shardfs.storage.retry import BOUND, DaemonThreads, StoreTimeout, bounded, is_transient, timeout_error
+from shardfs.storage.daemon_threads import DaemonThreads
+from shardfs.storage.retry import BOUND, MOST_THREADS, StoreTimeout, UnsuitedError, bounded, is_transient, timeout_error
+from shardfs.storage.s3_settings import S3Settings, s3_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,28 +38,35 @@ log = logging.getLogger(__name__)
 PLAIN = re.compile(r"[\w.~-]+(/[\w.~-]+)*", re.ASCII)
 """Keys that no client changes or encodes. Keys of shards are almost always among them."""
 
-# Options of the file systems that do not concern byte ranges, or are read from the connected client.
-_FSSPEC = {"asynchronous", "loop", "skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths",
+# Options that obstore heeds, that are read from the connected client, or that do not concern the reading of objects.
+_FSSPEC = {"skip_instance_cache", "use_listings_cache", "listings_expiry_time", "max_paths",
            "default_block_size", "default_fill_cache", "default_cache_type", "block_size", "cache_type",
            "cache_options"}  # fmt: skip
 _S3 = {"anon", "key", "secret", "token", "username", "password", "profile", "endpoint_url", "use_ssl",
-       "requester_pays", "client_kwargs", "config_kwargs", "max_concurrency", "fixed_upload_size",
-       *_FSSPEC}  # fmt: skip
+       "requester_pays", "client_kwargs", "config_kwargs", "max_concurrency", "fixed_upload_size", "version_aware",
+       "s3_additional_kwargs", *_FSSPEC}  # fmt: skip
 _S3_INNER = {
     "client_kwargs": {"endpoint_url", "region_name", "verify", "use_ssl", "aws_access_key_id", "aws_secret_access_key",
                       "aws_session_token"},
     "config_kwargs": {"max_pool_connections", "connect_timeout", "read_timeout", "retries"},
+    "s3_additional_kwargs": {"ACL", "BucketKeyEnabled", "SSEKMSEncryptionContext", "SSEKMSKeyId",
+                             "ServerSideEncryption", "StorageClass", "Tagging"},
 }  # fmt: skip
 _GCS = {"project", "access", "token", "endpoint_url", "cache_timeout", "secure_serialize", "check_connection",
-        "requests_timeout", "timeout", "default_location", *_FSSPEC}  # fmt: skip
+        "requests_timeout", "timeout", "default_location", "requester_pays", "version_aware", *_FSSPEC}  # fmt: skip
 _AZURE = {"account_name", "account_key", "connection_string", "credential", "sas_token", "client_id", "client_secret",
           "tenant_id", "anon", "account_host", "assume_container_exists", "max_concurrency", "blocksize", "timeout",
-          "connection_timeout", "read_timeout", *_FSSPEC}  # fmt: skip
+          "connection_timeout", "read_timeout", "version_aware", *_FSSPEC}  # fmt: skip
 _HTTP = {"headers", "ssl", "client_kwargs", "simple_links", "same_scheme", "size_policy", *_FSSPEC}
-_HTTP_INNER = {"client_kwargs": {"headers"}}
+_HTTP_INNER = {"client_kwargs": {"headers", "trust_env"}}
+
+THROTTLED = (429, 503)
+"""Statuses of answers in which web servers say how long to wait. obstore does not report that, but aiohttp does."""
 
 NO_OBJECT = ("NoSuchKey", "BlobNotFound")
 """What S3 and Azure say of a missing object. Otherwise, the bucket may be missing."""
+
+GOOGLE = "https://storage.googleapis.com"
 
 AZURE_SCOPE = "https://storage.azure.com/.default"
 
@@ -76,12 +85,6 @@ _runtime_pid: int | None = None
 """
 
 
-class UnsuitedError(Exception):
-    """obstore cannot answer the request; fsspec's file system may. `status`: the HTTP status, if there is one."""
-
-    status: int | None = None
-
-
 class ServerError(ConnectionError):
     """The server, or the connection to it, failed. `status`: the HTTP status, if there was an answer."""
 
@@ -89,10 +92,14 @@ class ServerError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`."""
+    """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`.
+
+    `encoded`: the bytes are those of a compressed form (`Content-Encoding`), which fsspec's client would decompress.
+    """
 
     data: bytes | memoryview
     info: Mapping[str, Any]
+    encoded: bool = False
 
 
 def replaced(path: str) -> StaleShardError:
@@ -101,40 +108,39 @@ def replaced(path: str) -> StaleShardError:
 
 
 def range_client(fs: Any, root: str, timeout_s: float) -> RangeClient | None:
-    """Return a client for the objects below `root` of a file system; None if obstore cannot.
+    """Return a client for the objects below `root` of a file system; None if obstore does not know its protocol.
 
-    Connects at the first request.
+    Connects at the first request. Raise ValueError for a storage option that obstore does not know.
     """
     protocol = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
     name = next((name for name in protocol if name in _CLIENTS), None)
     if name is None:
         return None
-    if (obstacle := obstacle_to(name, fs.storage_options)) is not None:
-        log.info("%s: fsspec reads all bytes, because obstore %s", root, obstacle)
-        return None
-    return RangeClient(fs, root, _CLIENTS[name][0], timeout_s)
-
-
-def obstacle_to(protocol: str, given: Mapping[str, Any]) -> str | None:
-    """Return why obstore cannot read from a file system with the options `given`; None if nothing speaks against it."""
-    _, known, inner = _CLIENTS[protocol]
-    unknown = [name for name in given if name not in known]
-    unknown += [f"{name}.{key}" for name in inner for key in (given.get(name) or ()) if key not in inner[name]]
+    if find_spec("obstore") is None:
+        raise ImportError("obstore is not installed")
+    connect, options, inner = _CLIENTS[name]
+    unknown = [option for option in fs.storage_options if option not in options]
+    for outer, keys in inner.items():
+        unknown += [f"{outer}.{key}" for key in (fs.storage_options.get(outer) or ()) if key not in keys]
     if unknown:
-        return f"does not know the option {unknown[0]}"
-    return "is not installed" if find_spec("obstore") is None else None
+        raise ValueError(f"unknown storage option {unknown[0]!r} for {name}; docs/stores.md lists the options")
+    return RangeClient(fs, root, connect, timeout_s)
 
 
 class RangeClient:
     """Reads byte ranges of one store. Thread-safe. `proven`: a request has succeeded."""
 
     def __init__(self, fs: Any, root: str, connect: Callable[..., tuple[str, Any]], timeout_s: float) -> None:
-        self._fs, self._root, self._threads = fs, root, DaemonThreads()
-        self._connect, self._timeout_s = connect, timeout_s
+        self._fs = fs
+        self._root = root
+        self._threads = DaemonThreads("shardfs-store", MOST_THREADS)
+        self._connect = connect
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._prefix = ""
         self._store: Any = None
-        self._usable, self.proven = True, False
+        self._usable = True
+        self.proven = False
 
     def suits(self, path: str) -> bool:
         """Return whether obstore may be asked for an object; its path is that in fsspec's file system.
@@ -158,9 +164,9 @@ class RangeClient:
             client = dict.fromkeys(("timeout", "connect_timeout"), timedelta(seconds=BOUND * self._timeout_s))
             try:
                 retry_config = {"max_retries": 0}  # `RetryPolicy` repeats requests
-                self._prefix, self._store = self._connect(
-                    self._fs, self._root, {**client, "allow_http": True}, retry_config
-                )
+                prefix, store = self._connect(self._fs, self._root, {**client, "allow_http": True}, retry_config)
+                self._prefix = prefix
+                self._store = store
             except Exception as e:  # noqa: BLE001 - the reason is logged, and fsspec serves instead
                 self.give_up(e)
 
@@ -183,9 +189,9 @@ class RangeClient:
                 meta = obstore.head(self._store, self._key(path))
                 request, tag = ByteRange(max(meta["size"] - request.size, 0), meta["size"]), tag or meta["e_tag"]
                 if not meta["size"]:
-                    return Answer(b"", _info(meta))
-            result = obstore.get(self._store, self._key(path), options=self._options(request, tag))
-            return self._answer(result, memoryview(result.bytes()))
+                    return Answer(b"", self._info(meta))
+            reply = obstore.get(self._store, self._key(path), options=self._options(request, tag))
+            return self._answer(reply, memoryview(reply.bytes()))
 
     @bounded
     def head(self, path: str) -> Mapping[str, Any]:
@@ -196,13 +202,14 @@ class RangeClient:
             meta = obstore.head(self._store, self._key(path))
             if meta["e_tag"] is None:
                 raise UnsuitedError("the answer may describe the listing of a directory")
-            return _info(meta)
+            return self._info(meta)
 
     def get_many(self, calls: Sequence[tuple[str, ByteRequest, str | None]]) -> list[Answer | BaseException]:
         """Return the answers of `get`, or its errors, for requests that are sent at the same time.
 
         `calls`: the arguments of `get`. Raise StoreTimeout if no request was answered in time.
         """
+        self._threads.require_thread()
         futures = [self._threads.submit(partial(self.get, *call)) for call in calls]
         wait(futures)
         answers = [future.exception() or future.result() for future in futures]
@@ -230,20 +237,25 @@ class RangeClient:
     def _key(self, path: str) -> str:
         return path.removeprefix(self._prefix)
 
-    def _answer(self, result: Any, data: memoryview) -> Answer:
+    def _answer(self, reply: Any, data: memoryview) -> Answer:
         """Return the answer, unless it may be a web server's page or an encoded form of the object."""
-        kind, encoding = result.attributes.get("Content-Type", ""), result.attributes.get("Content-Encoding", "")
-        if self._prefix.startswith("http") and ("html" in kind or encoding not in ("", "identity")):
+        kind, encoding = reply.attributes.get("Content-Type", ""), reply.attributes.get("Content-Encoding", "")
+        encoded = encoding not in ("", "identity") and self._connect is not _s3  # s3fs returns the bytes as they are
+        if self._connect is _http and ("html" in kind or encoded):
             raise UnsuitedError(f"the answer has the type {kind!r} and the encoding {encoding!r}")
         self.proven = True
-        info = _info(result.meta)
-        return Answer(data, info | ({"generation": result.meta["version"]} if self._connect is _gcs else {}))
+        return Answer(data, self._info(reply.meta), encoded)
+
+    def _info(self, meta: Mapping[str, Any]) -> dict[str, Any]:
+        info = {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
+        return info | ({"generation": meta["version"]} if self._connect is _gcs else {})
 
     def _error(self, error: Exception, path: str, tag: str | None) -> Exception:
         """Return the exception that says what an exception of obstore means, which has the reason only as text."""
         if isinstance(error, UnsuitedError):
             return error
         text, _, details = str(error).partition("\n\nDebug source")
+        text = re.sub(r" in [\d.]+[nµu]?m?s\b", "", text)  # equal failures have equal texts
         status, failure = re.search(r"status code: (\d+)", text), re.search(r"HttpError \{\s+kind: (\w+)", details)
         # To obstore, an answer 405 means a missing object as well, but some servers give it to each HEAD.
         missing = isinstance(error, FileNotFoundError) and not (status and status[1] == "405")
@@ -253,15 +265,13 @@ class RangeClient:
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if failure is not None and failure[1] == "Timeout":
             return timeout_error(self._timeout_s)
-        known, unsuited = ServerError(errno.EIO, text, path), UnsuitedError(text)
-        known.status = unsuited.status = int(status[1]) if status is not None else None
+        failed, unsuited = ServerError(errno.EIO, text, path), UnsuitedError(text)
+        failed.status = unsuited.status = int(status[1]) if status is not None else None
         # A connection that never succeeded may need a proxy or a certificate that only the other client knows.
         lost = failure is not None and (self.proven or failure[1] == "Interrupted")
-        return known if lost or (known.status is not None and is_transient(known)) else unsuited
-
-
-def _info(meta: Mapping[str, Any]) -> dict[str, Any]:
-    return {"size": meta["size"], "ETag": meta["e_tag"], "LastModified": meta["last_modified"]}
+        if self._connect is _http and unsuited.status in THROTTLED:
+            return unsuited
+        return failed if lost or (failed.status is not None and is_transient(failed)) else unsuited
 
 
 def _end() -> None:
@@ -293,69 +303,84 @@ def _http(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tupl
     parts = urlsplit(root)
     if "@" in parts.netloc:
         raise UnsuitedError("the URL contains a password")
-    if any(name.lower().endswith("_proxy") and value for name, value in os.environ.items()):
-        raise UnsuitedError("the environment names proxies, which fsspec does not use for web servers")
-    given = fs.storage_options
-    headers = {**(given.get("client_kwargs") or {}).get("headers", {}), **given.get("headers", {})}
+    inner = fs.storage_options.get("client_kwargs") or {}
+    if not inner.get("trust_env") and any(n.lower().endswith("_proxy") and value for n, value in os.environ.items()):
+        raise UnsuitedError("the environment names proxies, which are not used without client_kwargs.trust_env")
+    headers = {**inner.get("headers", {}), **fs.storage_options.get("headers", {})}
     if not HARMLESS_HEADERS.issuperset(map(str.lower, headers)):
         raise UnsuitedError("it would send the headers to other hosts, too, if the server redirects to them")
     client["default_headers"] = {**headers, "Accept-Encoding": "identity"}
-    _verify(client, given.get("ssl", True))
+    _verify(client, fs.storage_options.get("ssl", True))
     url = f"{parts.scheme}://{parts.netloc}"
     return f"{url}/", HTTPStore(url, client_options=client, retry_config=retry_config)  # type: ignore[arg-type]
 
 
 def _s3(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
-    """Return the bucket and a slash, and obstore's store for it, connected as s3fs is.
-
-    s3fs knows best which options, variables and configuration files apply, so its connected client is asked.
-    """
-    import botocore
+    """Return the bucket and a slash, and obstore's store for it, connected as s3fs is."""
     from obstore.store import S3Store
 
-    seconds = client["timeout"].total_seconds()
-    boto = _wait_for(fs.set_session(), fs.loop, seconds)
+    settings = s3_settings(fs.storage_options) or _asked_of_botocore(fs, client["timeout"].total_seconds())
     bucket = root.partition("/")[0]
-    config, credentials = boto.meta.config, boto._request_signer._credentials
-    options: dict[str, Any] = {"request_payer": True} if fs.req_kw else {}
-    if fs.split_path(f"{root}/x")[0] != bucket or not bucket:
+    if PLAIN.fullmatch(bucket) is None:
         raise UnsuitedError("the source is not in a bucket")
-    if config.proxies or (config.s3 or {}).get("addressing_style") == "virtual":
-        raise UnsuitedError("the AWS configuration names proxies or the virtual addressing style")
-    if config.signature_version is botocore.UNSIGNED:
-        options["skip_signature"] = True
-    elif config.signature_version != "s3v4" or credentials is None:
-        raise UnsuitedError(f"requests are signed with {config.signature_version}, or there are no credentials")
-    else:
-        options["credential_provider"] = _credentials(credentials, fs.loop, seconds)
-    _verify(client, boto._endpoint.http_session._verify)
-    region = boto.meta.region_name
-    options["region"] = "us-east-1" if region in (None, "aws-global") else region
-    options["endpoint"] = boto.meta.endpoint_url
+    options: dict[str, Any] = {"request_payer": True} if fs.storage_options.get("requester_pays") else {}
+    options |= {"credential_provider": settings.provide} if settings.provide else {"skip_signature": True}
+    options |= {"region": settings.region, "endpoint": settings.endpoint}
+    _verify(client, settings.verify)
     return f"{bucket}/", S3Store(bucket, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
+
+
+def _asked_of_botocore(fs: Any, seconds: float) -> S3Settings:
+    """Return how s3fs connects. It knows best which options, variables, files and services apply."""
+    import botocore
+
+    boto = _wait_for(fs.set_session(), fs.loop, seconds)
+    config = boto.meta.config
+    credentials = boto._request_signer._credentials
+    provide = None
+    if (config.s3 or {}).get("addressing_style") == "virtual":
+        raise UnsuitedError("the AWS configuration names the virtual addressing style")
+    if config.signature_version is not botocore.UNSIGNED:
+        if config.signature_version != "s3v4" or credentials is None:
+            raise UnsuitedError(f"requests are signed with {config.signature_version}, or there are no credentials")
+        provide = _credentials(credentials, fs.loop, seconds)
+    region = boto.meta.region_name
+    region = "us-east-1" if region in (None, "aws-global") else region
+    return S3Settings(boto.meta.endpoint_url, region, provide, boto._endpoint.http_session._verify)
+
+
+def gcs_is_open(options: Mapping[str, Any]) -> bool:
+    """Return whether gcsfs sends no credentials, to a known endpoint."""
+    variables = {"STORAGE_EMULATOR_HOST", "GOOGLE_API_USE_MTLS_ENDPOINT"}
+    return options.get("token") == "anon" and ("endpoint_url" in options or variables.isdisjoint(os.environ))
 
 
 def _gcs(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
     """Return the bucket and a slash, and obstore's store for it, connected as gcsfs is."""
     from obstore.store import GCSStore
 
-    bucket, found, seconds = root.partition("/")[0], fs.credentials, client["timeout"].total_seconds()
+    bucket, options, seconds = root.partition("/")[0], fs.storage_options, client["timeout"].total_seconds()
 
     def provide() -> Any:
         headers: dict[str, str] = {}
         import asyncio
 
         # gcsfs may refresh the token, with blocking calls.
-        _wait_for(asyncio.to_thread(found.apply, headers), fs.loop, seconds)
+        _wait_for(asyncio.to_thread(fs.credentials.apply, headers), fs.loop, seconds)
         name = next(name for name in headers if name.lower() == "authorization")
-        expiry = found.credentials.expiry
+        expiry = fs.credentials.credentials.expiry
         return {"token": headers[name].removeprefix("Bearer "), "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
     if not bucket:
         raise UnsuitedError("the source is not in a bucket")
-    options: dict[str, Any] = {"credential_provider": provide} if found.credentials else {"skip_signature": True}
-    store = GCSStore(bucket, base_url=fs._location, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
-    return f"{bucket}/", store
+    is_open = gcs_is_open(options)
+    signing: dict[str, Any] = {"skip_signature": True}
+    if not is_open and fs.credentials.credentials:
+        signing = {"credential_provider": provide}
+    if (payer := options.get("requester_pays")) is not None and payer is not False:
+        client["default_headers"] = {"x-goog-user-project": payer if isinstance(payer, str) else fs.project}
+    url = (options.get("endpoint_url") or GOOGLE) if is_open else fs._location
+    return f"{bucket}/", GCSStore(bucket, base_url=url, client_options=client, retry_config=retry_config, **signing)  # type: ignore[arg-type]
 
 
 def _azure(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tuple[str, Any]:
@@ -386,12 +411,12 @@ def _azure(fs: Any, root: str, client: dict[str, Any], retry_config: Any) -> tup
     return f"{container}/", AzureStore(container, client_options=client, retry_config=retry_config, **options)  # type: ignore[arg-type]
 
 
-def _credentials(found: Any, loop: Any, seconds: float) -> Callable[[], Any]:
+def _credentials(credentials: Any, loop: Any, seconds: float) -> Callable[[], Any]:
     """Return what obstore calls for credentials, which botocore may have to refresh."""
 
     def provide() -> Any:
-        frozen = _wait_for(found.get_frozen_credentials(), loop, seconds)
-        expires_at = getattr(found, "_expiry_time", None)
+        frozen = _wait_for(credentials.get_frozen_credentials(), loop, seconds)
+        expires_at = getattr(credentials, "_expiry_time", None)
         names = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key, "token": frozen.token}
         return {**names, "expires_at": expires_at and expires_at.astimezone(UTC)}
 

@@ -12,14 +12,13 @@ import math
 import os
 import threading
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from time import monotonic as clock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardfs.model.byte_ranges import coalesce
 from shardfs.storage.cache import nothing
+from shardfs.storage.daemon_threads import DaemonThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import Blob, ByteRange
     from shardfs.model.values import Coords
     from shardfs.storage.retry import RetryPolicy
+
+T = TypeVar("T")
 
 GAP = 10
 """Neighbours are fetched with one request if the gap between them is at most a tenth of a chunk, or `SMALL_GAP`."""
@@ -51,9 +52,6 @@ OVERLOAD_S, CALM_S = 1.0, 10.0
 """The number of connections is halved at most once in the first number of seconds while requests must be repeated, and
 doubled again after the second without that."""
 
-IDLE_S = 10.0
-"""Seconds after which a thread ends that has nothing to fetch."""
-
 PAUSE_S = 1.0
 """Seconds for which nothing is fetched ahead after a failed request. Further failures double them, up to a minute."""
 
@@ -66,14 +64,15 @@ class Piece(NamedTuple):
     where: ByteRange
 
 
-class _Held:
+class _Fetch:
     """A chunk that is being fetched or waits to be read."""
 
     __slots__ = ("data", "nbytes", "since")
 
     def __init__(self, nbytes: int) -> None:
         self.data: Future[bytes | None] = Future()
-        self.nbytes, self.since = nbytes, clock()
+        self.nbytes = nbytes
+        self.since = clock()
 
 
 class ReadAhead:
@@ -87,29 +86,35 @@ class ReadAhead:
     """
 
     def __init__(self, limit: int, connections: int, retry: RetryPolicy, waiting: Callable[[], None] = nothing) -> None:
-        self.limit, self.connections, self._retry, self.waiting = limit, connections, retry, waiting
+        self.limit = limit
+        self.connections = connections
+        self.waiting = waiting
+        self._retry = retry
         self._counters = retry.counters
-        self._allowed, self._adapted = connections, -math.inf
+        self._threads = DaemonThreads("shardfs-ahead", connections)
+        self._adapted = -math.inf
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._held: dict[tuple[int, Coords], _Held] = {}
-        self.nbytes = self._threads = self._free = 0  # free: idle threads minus jobs that no thread has taken yet
-        self.is_warm: Callable[[], bool] = (
-            bool  # whether readers get all bytes from a disk cache, so that nothing should be fetched
-        )
-        self._pause_s, self._resume = 0.0, 0.0
-        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._fetches: dict[tuple[int, Coords], _Fetch] = {}
+        self.nbytes = 0
+        self._pause_s = 0.0
+        self._resume = 0.0
 
     @property
     def usable(self) -> bool:
         """Whether this process has the threads; a forked process has none."""
         return os.getpid() == self._pid
 
+    def is_warm(self) -> bool:
+        """Return whether readers get all bytes from a disk cache, so that nothing should be fetched."""
+        return self._counters.is_cache_warm()
+
     def room(self) -> int:
         """Return the bytes that may be fetched now; 0 for some time after a failed request."""
         if not self.usable or clock() < self._resume:
             return 0
-        allowed = FREE_WASTE + int(WASTE * self._counters.ahead_used) - self._counters.ahead_wasted
+        figures = self._counters.figures
+        allowed = FREE_WASTE + int(WASTE * figures["bytes_ahead_used"]) - figures["bytes_ahead_wasted"]
         return max(min(self.limit, allowed) - self.nbytes, 0)
 
     def take(self, key: tuple[int, Coords], where: ByteRange, since: float, *, keep: bool) -> bytes | None:
@@ -120,36 +125,36 @@ class ReadAhead:
             since: a time of `time.monotonic`; bytes whose fetch began before are not returned.
             keep: whether the rest of the chunk will be asked for later.
         """
-        if key not in self._held or not self.usable:
+        if key not in self._fetches or not self.usable:
             return None
         with self._lock:
-            held = self._held.get(key)
-            if held is None:
+            fetch = self._fetches.get(key)
+            if fetch is None:
                 return None
-            if held.since < since:
+            if fetch.since < since:
                 self._waste(key)
                 return None
-            if self._free < 0 and held.data.cancel():  # its request is in a queue, so the reader is faster
+            if self._threads.busy and fetch.data.cancel():  # its request is in a queue, so the reader is faster
                 self._drop(key)
                 return None
-        if not held.data.done():
+        if not fetch.data.done():
             self.waiting()
         try:
-            data = held.data.result()
+            data = fetch.data.result()
         except CancelledError:  # the chunk is absent, or its shard changed
             return None
         with self._lock:
             usable = data is not None and len(data) == where.stop - where.start
-            if (not keep or not usable) and self._held.get(key) is held:
+            if (not keep or not usable) and self._fetches.get(key) is fetch:
                 self._drop(key)
                 if data is not None:  # else the request failed
-                    self._counters.ahead(**{"used" if usable else "wasted": held.nbytes})
+                    self._counters.add(**{"bytes_ahead_used" if usable else "bytes_ahead_wasted": fetch.nbytes})
         return data if usable else None
 
     def forget(self, owner: int) -> None:
         """Drop what was fetched for a collection, whose shards may have changed."""
         with self._lock:
-            for key in [key for key in self._held if key[0] == owner]:
+            for key in [key for key in self._fetches if key[0] == owner]:
                 self._waste(key)
 
     def fetch(
@@ -160,49 +165,18 @@ class ReadAhead:
             return
         with self._lock:
             self._waste_stale()
-            new = [c for c in coords if (owner, c) not in self._held]
+            new = [c for c in coords if (owner, c) not in self._fetches]
             for c in new:
-                self._held[owner, c] = _Held(nbytes)
+                self._fetches[owner, c] = _Fetch(nbytes)
             self.nbytes += nbytes * len(new)
         if new:
             self.start(partial(self._plan, owner, new, locate))
 
-    def start(self, job: Callable[[], object]) -> None:
-        """Let a thread do a job that may wait for the store, after the jobs that were started before.
-
-        If no thread can be started, the job waits in the queue for a later call.
-        """
-        with self._lock:
-            self._jobs.put(job)
-            self._free -= 1
-            if self._free >= 0 or self._threads >= self._allowed:
-                return
-            with suppress(RuntimeError):  # no more threads
-                # Daemon threads: the end of a mount does not wait for a store.
-                threading.Thread(target=self._work, name="shardfs-ahead", daemon=True).start()
-                self._threads += 1
-                self._free += 1
+    def start(self, job: Callable[[], T]) -> Future[T]:
+        """Let a thread do a job that may wait for the store, after the jobs that were started before."""
+        return self._threads.submit(job)
 
     # ---- in threads of its own ----
-
-    def _work(self) -> None:
-        while True:
-            try:
-                job = self._jobs.get(timeout=IDLE_S)
-            except Empty:
-                with self._lock:
-                    if not self._jobs.empty():  # it came just now, and counts on this thread
-                        continue
-                    self._threads -= 1
-                    self._free -= 1
-                    return
-            with suppress(BaseException):  # a thread that ends without notice would be counted for ever
-                job()
-            with self._lock:
-                if self._threads > self._allowed:
-                    self._threads -= 1
-                    return
-                self._free += 1
 
     def _plan(self, owner: int, coords: Sequence[Coords], locate: Callable[[Coords], Piece | None]) -> None:
         """Find where chunks are, and start one request for neighbours in a shard."""
@@ -225,44 +199,45 @@ class ReadAhead:
 
     def _reserve(self, key: tuple[int, Coords], nbytes: int) -> bool:
         with self._lock:
-            held = self._held.get(key)
-            if held is None or self.nbytes + nbytes - held.nbytes > self.limit:
+            fetch = self._fetches.get(key)
+            if fetch is None or self.nbytes + nbytes - fetch.nbytes > self.limit:
                 return False
-            self.nbytes += nbytes - held.nbytes
-            held.nbytes = nbytes
+            self.nbytes += nbytes - fetch.nbytes
+            fetch.nbytes = nbytes
             return True
 
     def _read(self, owner: int, members: Sequence[tuple[Coords, Piece]]) -> None:
         """Fetch chunks of one shard with one request."""
-        wanted: list[tuple[_Held, ByteRange]] = []
+        wanted: list[tuple[_Fetch, ByteRange]] = []
         with self._lock:
             for coords, piece in members:
-                held = self._held.get((owner, coords))
-                if held is not None and held.data.set_running_or_notify_cancel():
-                    wanted.append((held, piece.where))
+                fetch = self._fetches.get((owner, coords))
+                if fetch is not None and fetch.data.set_running_or_notify_cancel():
+                    wanted.append((fetch, piece.where))
         if not wanted:
             return
         repeated = self._repeated()
         try:
             with self._retry.optional():
-                found: list[bytes | None] = [*members[0][1].blob.read([where for _, where in wanted])]
+                pieces: list[bytes | None] = [*members[0][1].blob.read([where for _, where in wanted])]
             self._pause_s = 0.0
         except Exception:  # noqa: BLE001 - the reader makes its own request, and gets the error
-            found = [None] * len(wanted)
+            pieces = [None] * len(wanted)
             self._pause()
-        for (held, _), data in zip(wanted, found, strict=True):
-            held.data.set_result(data)
-        self._adapt(overloaded=found[0] is None or self._repeated() != repeated)
+        for (fetch, _), data in zip(wanted, pieces, strict=True):
+            fetch.data.set_result(data)
+        self._adapt(overloaded=pieces[0] is None or self._repeated() != repeated)
 
     def _repeated(self) -> int:
-        return self._counters.retries + self._counters.timeouts
+        return self._counters.figures["retries"] + self._counters.figures["timeouts"]
 
     def _adapt(self, *, overloaded: bool) -> None:
         """Use fewer connections if the store throttles requests or does not answer, and more again after a while."""
         with self._lock:
             if clock() - self._adapted < (OVERLOAD_S if overloaded else CALM_S):
                 return
-            self._allowed = max(self._allowed // 2, 1) if overloaded else min(self._allowed * 2, self.connections)
+            allowed = self._threads.limit
+            self._threads.limit = max(allowed // 2, 1) if overloaded else min(allowed * 2, self.connections)
             self._adapted = clock()
 
     def _pause(self) -> None:
@@ -275,16 +250,16 @@ class ReadAhead:
     # ---- with the lock ----
 
     def _drop(self, key: tuple[int, Coords]) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
-            held.data.cancel()
-            self.nbytes -= held.nbytes
+        fetch = self._fetches.pop(key, None)
+        if fetch is not None:
+            fetch.data.cancel()
+            self.nbytes -= fetch.nbytes
 
     def _waste(self, key: tuple[int, Coords]) -> None:
-        self._counters.ahead(wasted=self._held[key].nbytes)
+        self._counters.add(bytes_ahead_wasted=self._fetches[key].nbytes)
         self._drop(key)
 
     def _waste_stale(self) -> None:
         old = clock() - STALE_S
-        for key in list(itertools.takewhile(lambda key: self._held[key].since < old, self._held)):
+        for key in list(itertools.takewhile(lambda key: self._fetches[key].since < old, self._fetches)):
             self._waste(key)

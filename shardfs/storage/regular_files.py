@@ -80,26 +80,26 @@ def _require_directory_below(path: str, directory: str) -> None:
         raise PermissionError(errno.EACCES, f"is a symbolic link that leads out of {directory}; remove the link", path)
 
 
-def read_regular(path: str, most: int, *, inside: str = "", follow: bool = False) -> bytes:
-    """Return the content of a regular file. Raise ValueError if it has more than `most` bytes; see `open_regular`."""
+def read_regular(path: str, limit: int, *, inside: str = "", follow: bool = False) -> bytes:
+    """Return the content of a regular file. Raise ValueError if it has more than `limit` bytes; see `open_regular`."""
     fd = open_regular(path, inside=inside, follow=follow)
     try:
-        return read_all(fd, most)
+        return read_all(fd, limit)
     finally:
         os.close(fd)
 
 
-def read_all(fd: int, most: int, start: int = 0) -> bytes:
-    """Return the content of an open file from `start` on. Raise ValueError if the file has more than `most` bytes."""
+def read_all(fd: int, limit: int, start: int = 0) -> bytes:
+    """Return the content of an open file from `start` on. Raise ValueError if the file has more than `limit` bytes."""
     size = os.fstat(fd).st_size
-    if size > most:
-        raise ValueError(f"has {size} bytes, but at most {most} were expected")
+    if size > limit:
+        raise ValueError(f"has {size} bytes, but at most {limit} were expected")
     return read_file(fd, max(size - start, 0), start)
 
 
-def parse_object(raw: bytes, most: int) -> dict[str, Any]:
+def parse_object(raw: bytes, limit: int) -> dict[str, Any]:
     """Return a JSON object. Raise ValueError for anything else, and beyond the limits of `load_json`."""
-    document = load_json(raw, most)
+    document = load_json(raw, limit)
     if not isinstance(document, dict):
         raise ValueError(f"should be a JSON object, not {type(document).__name__}")
     return document

@@ -8,14 +8,15 @@ import threading
 import uuid
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from time import time
 from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.model.blobs import ByteRange, ByteRequest, Stat, Suffix
 from shardfs.model.errors import NOT_FOUND, ShardfsError, errno_of
 from shardfs.storage.cache import nothing
-from shardfs.storage.range_client import Answer, UnsuitedError, replaced
-from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
+from shardfs.storage.range_client import THROTTLED, Answer, ServerError, replaced
+from shardfs.storage.retry import RetryPolicy, StoreTimeout, UnsuitedError, http_status, is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -35,8 +36,10 @@ class FsspecBlob:
     __slots__ = ("__weakref__", "_known", "_lock", "_store", "base", "fd", "key")
 
     def __init__(self, store: FsspecStore, key: str) -> None:
-        self.fd, self.base = -1, 0
-        self._store, self.key = store, key
+        self.fd = -1
+        self.base = 0
+        self._store = store
+        self.key = key
         self._known: Stat | None = None
         self._lock = threading.Lock()
 
@@ -75,11 +78,11 @@ class FsspecBlob:
         if answer is None:
             return False
         with self._lock:
-            known = self._known = self._known or answer
-        same = same_version(known, answer)
-        if same is False:
+            version = self._known = self._known or answer
+        is_same = same_version(version, answer)
+        if is_same is False:
             raise replaced(self._store.path(self.key))
-        return same is True
+        return is_same is True
 
 
 class FsspecStore:
@@ -99,9 +102,13 @@ class FsspecStore:
         read_ahead: ReadAhead | None = None,
         ranges: RangeClient | None = None,
     ) -> None:
-        self.fs, self.root, self._waiting = fs, root.rstrip("/"), waiting
+        self.fs = fs
+        self.root = root.rstrip("/")
+        self._waiting = waiting
         self.name = self.root.rsplit("/", 1)[-1]
-        self.retry, self.read_ahead, self._ranges = retry or RetryPolicy(), read_ahead, ranges
+        self.retry = retry or RetryPolicy()
+        self.read_ahead = read_ahead
+        self._ranges = ranges
         self._denied: dict[str, bool] = {}  # answers of `_denied_if_missing`
 
     def path(self, key: str) -> str:
@@ -113,17 +120,21 @@ class FsspecStore:
 
     def reopen(self, key: str) -> None:
         """Drop fsspec's cached listing of the directory of `key`."""
-        self.fs.invalidate_cache(self.fs._parent(self.path(key)))
+        self.fs.invalidate_cache(self.path(key).rpartition("/")[0])
 
     def reopen_below(self, key: str) -> None:
         """Drop all cached listings of fsspec, which caches by directory."""
         self.fs.invalidate_cache()
 
     def stat(self, key: str) -> Stat:
-        info = self._info(key)
+        info = self._info(key)  # of object stores, a listing that fsspec has cached answers this without a request
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
         return stat_of_info(info)
+
+    def _client(self, path: str) -> RangeClient | None:
+        """Return the client of obstore if it may be asked for an object."""
+        return self._ranges if self._ranges is not None and self._ranges.suits(path) else None
 
     def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Send a request with time-outs and retries, and convert the client's exceptions to OSError."""
@@ -143,18 +154,22 @@ class FsspecStore:
         `tag`: a strong ETag. If the client can, it reads no other version.
         """
         self._waiting()
-        path = self.path(key)
-        found: list[Stat | None] = []
-
-        def fetch(wanted: Sequence[ByteRequest]) -> list[bytes | memoryview]:
-            answers = self._fetch(path, wanted, tag)
-            found.extend(None if a.info.get("size") is None else stat_of_info(a.info) for a in answers)
-            return [a.data for a in answers]
-
+        answers: list[Answer] = []
+        fetch = partial(self._noted, self.path(key), tag, answers)
         if len(requests) == 1:
-            return [bytes(fetch(requests)[0]) if requested_size(requests[0]) > 0 else b""], found
-        parts = iter(read_merged([r for r in requests if isinstance(r, ByteRange)], fetch))
-        return [bytes(fetch([r])[0]) if isinstance(r, Suffix) else next(parts) for r in requests], found
+            data = [bytes(fetch(requests)[0]) if requested_size(requests[0]) > 0 else b""]
+        else:
+            parts = iter(read_merged([r for r in requests if isinstance(r, ByteRange)], fetch))
+            data = [bytes(fetch([r])[0]) if isinstance(r, Suffix) else next(parts) for r in requests]
+        return data, [None if a.info.get("size") is None else stat_of_info(a.info) for a in answers]
+
+    def _noted(
+        self, path: str, tag: str | None, answers: list[Answer], requests: Sequence[ByteRequest]
+    ) -> list[bytes | memoryview]:
+        """Return the bytes of each request, and add the answers to `answers`."""
+        replies = self._fetch(path, requests, tag)
+        answers += replies
+        return [reply.data for reply in replies]
 
     def _fetch(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
         """Return the answers to one suffix or any number of ranges, none of which is empty."""
@@ -166,18 +181,17 @@ class FsspecStore:
         return answers
 
     def _answers(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
-        ranges = self._ranges
-        if ranges is None or not ranges.suits(path):
+        if (client := self._client(path)) is None:
             return self._ask_for(path, requests, tag)
         try:
             if len(requests) == 1:
-                return [self.retry.run("read", ranges.get, path, requests[0], tag)]
-            found = self.retry.run("read", ranges.get_many, [(path, request, tag) for request in requests])
-            return [answer_or_raise(a) for a in found]
+                return [self.retry.run("read", client.get, path, requests[0], tag)]
+            answers = self.retry.run("read", client.get_many, [(path, request, tag) for request in requests])
+            return [answer_or_raise(a) for a in answers]
         except UnsuitedError as e:
             answers = self._ask_for(path, requests, tag)
-            if any(answer.data for answer in answers):
-                ranges.give_up(e)
+            if any(answer.data for answer in answers) and e.status not in THROTTLED:
+                client.give_up(e)
             return answers
 
     def _ask_for(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
@@ -191,17 +205,44 @@ class FsspecStore:
                 data = e
             return [Answer(_bytes_or_raise(data), {})]
         paths, (starts, stops) = [path] * len(requests), zip(*requests, strict=True)
-        found = self.retry.run("read", self.fs.cat_ranges, paths, [*starts], [*stops], on_error="return")
-        return [Answer(_bytes_or_raise(data), {}) for data in found]
+        parts = self.retry.run("read", self.fs.cat_ranges, paths, [*starts], [*stops], on_error="return")
+        return [Answer(_bytes_or_raise(data), {}) for data in parts]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
         """Return the first bytes of each object, or the exception that it caused.
 
         May return more than `limit` bytes.
         """
+        if (documents := self._read_documents(paths, limit)) is not None:
+            return documents
         starts, stops = [0] * len(paths), [limit + 1] * len(paths)  # without ranges, s3fs asks for each size first
-        found = self.retry.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
-        return cast("list[bytes | Exception]", found)
+        answers = self.retry.run("documents", self.fs.cat_ranges, list(paths), starts, stops, on_error="return")
+        return cast("list[bytes | Exception]", answers)
+
+    def _read_documents(self, paths: Sequence[str], limit: int) -> list[bytes | Exception] | None:
+        """Return what `_ask_for_documents` returns, through obstore; None if obstore cannot tell.
+
+        That is so if no request of obstore has succeeded yet, or if an answer is neither the plain range nor a clear
+        refusal. fsspec's clients repeat failed requests more often.
+        """
+        clients = [self._client(path) for path in paths]
+        client = clients[0] if all(clients) else None
+        if client is None:
+            return None
+        calls = [(path, ByteRange(0, limit + 1), None) for path in paths]
+        answers = self.retry.run("documents", client.get_many, calls)
+        out: list[bytes | Exception] = []
+        for path, answer in zip(paths, answers, strict=True):
+            if isinstance(answer, UnsuitedError):
+                if not client.proven or answer.status not in (401, 403, 404, 410):
+                    return None
+                number = errno.EACCES if answer.status in (401, 403) else errno.ENOENT
+                out.append(OSError(number, os.strerror(number), path))
+            elif isinstance(answer, ServerError) or (isinstance(answer, Answer) and answer.encoded):
+                return None
+            else:
+                out.append(bytes(answer.data) if isinstance(answer, Answer) else answer)
+        return out
 
     def entry(self, key: str) -> DirEntry:
         info = self._info(key)
@@ -252,11 +293,11 @@ class FsspecStore:
         Object stores do so if listing is not permitted, and web servers that hide names which begin with a dot. The
         store is asked once for names of the same kind, which cannot exist.
         """
-        if asked := [name for name in names if name not in self._denied]:
-            paths = [self.path(f"{name[0]}{uuid.uuid4().hex}{name.replace('/', '-')}") for name in asked]
+        if unknown := [name for name in names if name not in self._denied]:
+            paths = [self.path(f"{name[0]}{uuid.uuid4().hex}{name.replace('/', '-')}") for name in unknown]
             with store_errors(self.root):
                 answers = self._ask_for_documents(self.root, paths, 0)
-            for name, path, answer in zip(asked, paths, answers, strict=True):
+            for name, path, answer in zip(unknown, paths, answers, strict=True):
                 is_denied = False
                 try:
                     with suppress(*NOT_FOUND), store_errors(path):

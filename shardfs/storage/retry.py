@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import errno
 import inspect
-import os
-import queue
 import random
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from time import monotonic as clock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardfs.model.errors import errno_of
 from shardfs.storage.counters import StoreCounters
+from shardfs.storage.daemon_threads import DaemonThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -43,6 +43,12 @@ MOST_THREADS = 64
 
 class StoreTimeout(TimeoutError):
     """The store did not answer in time."""
+
+
+class UnsuitedError(Exception):
+    """The client cannot answer the request; another one may. `status`: the HTTP status, if there is one."""
+
+    status: int | None = None
 
 
 def bounded(method: Method) -> Method:
@@ -66,9 +72,10 @@ class RetryPolicy:
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
-        self.timeout_s, self.retries = timeout_s, retries
+        self.timeout_s = timeout_s
+        self.retries = retries
         self.counters = StoreCounters()
-        self._threads = DaemonThreads()
+        self._threads = DaemonThreads("shardfs-store", MOST_THREADS)
         self._silent = False
         self._probing = threading.Lock()
         self._thread = threading.local()
@@ -97,16 +104,18 @@ class RetryPolicy:
 
         `method` may return a list that contains exceptions; the call is retried if one of them is transient.
         """
-        began, failure = clock(), None
+        start, failure = clock(), None
         self.counters.begin(kind)
         try:
             with self._admitted() as retries:
-                return self._attempts(retries, began, method, args, kwargs)
+                return self._attempts(retries, start, method, args, kwargs)
+        except UnsuitedError:  # the store has not failed
+            raise
         except Exception as e:
             failure = errno_of(e)
             raise
         finally:
-            self.counters.end(clock() - began, failure)
+            self.counters.end(clock() - start, failure)
 
     @contextmanager
     def _admitted(self) -> Iterator[int]:
@@ -122,19 +131,19 @@ class RetryPolicy:
         finally:
             self._probing.release()
 
-    def _attempts(self, retries: int, began: float, method: Any, args: Any, kwargs: Any) -> Any:
-        end = began + self.timeout_s * (2 if retries else 1)
+    def _attempts(self, retries: int, start: float, method: Any, args: Any, kwargs: Any) -> Any:
+        end = start + self.timeout_s * (2 if retries else 1)
         for number in range(retries + 1):
-            result, failure = self._attempt(min(self.timeout_s, end - clock()), method, args, kwargs)
+            answer, failure = self._attempt(min(self.timeout_s, end - clock()), method, args, kwargs)
             timeout = isinstance(failure, StoreTimeout)
-            self.counters.attempt(again=number > 0, timeout=timeout)
+            self.counters.add(retries=number > 0, timeouts=timeout)
             if not timeout:
                 self._silent = False
             pause = min(FIRST_PAUSE_S * 3**number, LONGEST_PAUSE_S) * random.uniform(0.5, 1)
-            parts = [failure] if failure else result if isinstance(result, list) else ()
+            parts = [failure] if failure else answer if isinstance(answer, list) else ()
             transient = [part for part in parts if isinstance(part, BaseException) and is_transient(part)]
-            asked = max(map(_retry_after, transient), default=0.0)
-            pause = max(pause, min(asked, end - clock() - BOUND * self.timeout_s))
+            requested = max(map(_retry_after, transient), default=0.0)
+            pause = max(pause, min(requested, end - clock() - BOUND * self.timeout_s))
             last = end - BOUND * self.timeout_s if hasattr(method, "bounded") else end - pause
             if not transient or number == retries or clock() >= last:
                 break
@@ -142,7 +151,7 @@ class RetryPolicy:
         if failure is not None:
             self._silent |= timeout and not self._is_optional()
             raise failure
-        return result
+        return answer
 
     def _attempt(self, seconds: float, method: Any, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
         try:
@@ -164,62 +173,14 @@ class RetryPolicy:
             import asyncio
 
             return asyncio.run_coroutine_threadsafe(coroutine(*args, **kwargs), loop)
+        self._threads.require_thread()
         return self._threads.submit(lambda: method(*args, **kwargs))
-
-
-class DaemonThreads:
-    """A pool of daemon threads. Unlike the standard library's executor, it does not delay the program's exit."""
-
-    def __init__(self) -> None:
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._count = self._free = 0
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Let a thread do a call. Raise OSError (EAGAIN) if the pool has no thread and none can be started."""
-        if self._pid != os.getpid():  # no thread survives a fork
-            self._reset()
-        future: Future[Any] = Future()
-        with self._lock:
-            # `_free` is the number of idle threads minus the number of waiting calls, so it can be negative. It changes
-            # here and after a call, not when a thread takes a call: the thread might report that too late.
-            if self._free <= 0 and self._count < MOST_THREADS:
-                self._add_thread()
-            self._free -= 1
-            self._jobs.put((future, call))
-        return future
-
-    def _add_thread(self) -> None:
-        """Start a thread. The caller holds the lock."""
-        try:
-            threading.Thread(target=self._work, name=f"shardfs-store-{self._count + 1}", daemon=True).start()
-        except RuntimeError as e:  # the limit of threads is reached; `call`s wait for the other threads
-            if self._count:
-                return
-            why = f"cannot start a thread for a request: {e}; raise `ulimit -u` or the limits of the container"
-            raise OSError(errno.EAGAIN, why) from e
-        self._count += 1
-        self._free += 1
-
-    def _work(self) -> None:
-        while True:
-            future, call = self._jobs.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call())
-                except BaseException as e:  # noqa: BLE001 - `Future.result` raises it in the waiting thread
-                    future.set_exception(e)
-            del future, call
-            with self._lock:
-                self._free += 1
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether the error is transient: a lost connection, a time-out, throttling or a server error."""
+    if isinstance(error, UnsuitedError):
+        return False
     if _error_code(error) in _THROTTLED:
         return True
     status = http_status(error)

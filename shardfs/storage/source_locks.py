@@ -38,11 +38,11 @@ def canonical(source: str) -> str:
 
     Symbolic links of local paths are resolved.
     """
-    protocol, separator, rest = source.partition("://")
+    protocol, separator, path = source.partition("://")
     if separator and protocol not in ("file", "local"):
-        host, slash, path = rest.partition("/")
-        return f"{protocol}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}".rstrip("/")
-    return os.path.realpath(rest if separator else source)
+        host, slash, below = path.partition("/")
+        return f"{protocol}://{host.rpartition('@')[2]}{slash}{below.partition('?')[0]}".rstrip("/")
+    return os.path.realpath(path if separator else source)
 
 
 def source_id(source: str) -> bytes:
@@ -52,8 +52,8 @@ def source_id(source: str) -> bytes:
 
 def state_directory() -> Path:
     """Return the default directory of journals: `$XDG_STATE_HOME/shardfs`, or `~/.local/state/shardfs`."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    return Path(given if os.path.isabs(given) else os.path.expanduser("~/.local/state"), "shardfs")
+    home = os.environ.get("XDG_STATE_HOME", "")
+    return Path(home if os.path.isabs(home) else os.path.expanduser("~/.local/state"), "shardfs")
 
 
 def journal_directory(source: str, base: str | Path | None = None) -> Path:
@@ -69,9 +69,9 @@ def names(source: str) -> list[str]:
     """
     name = canonical(public_name(source))
     above = {name, *map(str, Path(name).parents)}
-    if "://" in name or not (found := [e for e in topmost().values() if e.mountpoint in above]):
+    if "://" in name or not (mounts := [e for e in topmost().values() if e.mountpoint in above]):
         return [name]
-    mount = max(found, key=lambda e: len(e.mountpoint))
+    mount = max(mounts, key=lambda e: len(e.mountpoint))
     inside = os.path.normpath(os.path.join(mount.root, os.path.relpath(name, mount.mountpoint)))
     return [name, f"{mount.device}:{inside}"]
 

@@ -243,8 +243,8 @@ def is_locked(fd: int) -> bool:
 def _ofd_lock(fd: int, command: int, kind: int) -> int:
     """Call fcntl(2) for a lock of the whole file; return the kind of lock in the answer."""
     answer = fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0))
-    found: int = struct.unpack_from("h", answer)[0]
-    return found
+    answered_kind: int = struct.unpack_from("h", answer)[0]
+    return answered_kind
 
 
 def copy_range(source: int, target: int, start: int, size: int, at: int) -> None:
@@ -256,8 +256,8 @@ def copy_range(source: int, target: int, start: int, size: int, at: int) -> None
     aligned = (size - head) // BLOCK * BLOCK
     if aligned >= MIN_CLONE and (start - at) % BLOCK == 0 and _clone(source, target, start + head, aligned, at + head):
         _copy(source, target, start, head, at)
-        done = head + aligned
-        start, size, at = start + done, size - done, at + done
+        end = head + aligned
+        start, size, at = start + end, size - end, at + end
     _copy(source, target, start, size, at)
 
 
@@ -275,16 +275,16 @@ def _clone(source: int, target: int, start: int, size: int, at: int) -> bool:
 def _copy(source: int, target: int, start: int, size: int, at: int) -> None:
     in_kernel = True
     while size:
-        most = min(size, MAX_COPY)
+        length = min(size, MAX_COPY)
         try:
-            n = call("copy_file_range", os.copy_file_range, source, target, most, start, at) if in_kernel else 0
+            n = call("copy_file_range", os.copy_file_range, source, target, length, start, at) if in_kernel else 0
         except OSError as e:
             if e.errno not in _NOT_HERE:
                 raise
             n = 0
         if not n:  # an error above, the end of the file, or a file type for which copy_file_range returns 0
             in_kernel = False
-            data = os.pread(source, min(most, 1 << 20), start)
+            data = os.pread(source, min(length, 1 << 20), start)
             if not data:
                 raise OSError(errno.EIO, f"the file ends at {start}, where {size} further bytes were expected")
             pwrite_all(target, data, at)

@@ -18,14 +18,16 @@ from urllib.parse import quote
 
 from shardfs.model.blobs import ByteRange, Suffix, absolute
 from shardfs.model.errors import NOT_FOUND
-from shardfs.storage.range_client import Answer, UnsuitedError, replaced
+from shardfs.storage.range_client import Answer, replaced
 from shardfs.storage.remote import FsspecStore, answer_or_raise, range_header, stat_of_info, store_errors
+from shardfs.storage.retry import UnsuitedError
 from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.model.blobs import ByteRequest, Stat
+    from shardfs.storage.range_client import RangeClient
 
 log = logging.getLogger(__name__)
 
@@ -92,12 +94,16 @@ class WebStore(FsspecStore):
     def reopen_below(self, key: str) -> None:
         """Do nothing: no listing is cached."""
 
+    def _client(self, path: str) -> RangeClient | None:
+        # Where a page stands for missing names, each answer must be compared with that page.
+        return super()._client(path) if self._missing_page is None else None
+
     def stat(self, key: str) -> Stat:
-        url, ranges = self.path(key), self._ranges
-        if self._missing_page is None and ranges is not None and ranges.suits(url):
+        url = self.path(key)
+        if (client := self._client(url)) is not None:
             self._waiting()
             with store_errors(url), suppress(UnsuitedError):
-                return stat_of_info(self.retry.run("stat", ranges.head, url))
+                return stat_of_info(self.retry.run("stat", client.head, url))
         return super().stat(key)
 
     def _info(self, key: str) -> Mapping[str, Any]:
@@ -112,57 +118,33 @@ class WebStore(FsspecStore):
         unknown = directory or (info["page"] and info["size"] is None)
         return DirEntry(key.rsplit("/", 1)[-1], directory, None if unknown else stat_of_info(info), info["page"])
 
-    def _answers(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
-        # Where a page stands for missing names, each answer must be compared with that page.
-        return (super()._answers if self._missing_page is None else self._ask_for)(path, requests, tag)
-
     def _ask_for(self, path: str, requests: Sequence[ByteRequest], tag: str | None) -> list[Answer]:
         if len(requests) == 1:
             return [self.retry.run("read", self._part, path, requests[0], tag)]
         return [answer_or_raise(a) for a in self._each("read", self._part, [(path, r, tag) for r in requests])]
 
     def _ask_for_documents(self, directory: str, paths: Sequence[str], limit: int) -> list[bytes | Exception]:
-        if (simple := self._simple_documents(paths, limit)) is not None:
+        simple = self._read_documents(paths, limit)
+        if simple is not None and not any(_looks_like_a_page(data) for data in simple if isinstance(data, bytes)):
             return simple
-        got = self._each("documents", self._document, [(path, limit) for path in paths])
-        documents = [found for found in got if isinstance(found, _Document)]
-        pages = [found.page for found in documents if found.page is not None]
+        answers = self._each("documents", self._document, [(path, limit) for path in paths])
+        documents = [answer for answer in answers if isinstance(answer, _Document)]
+        pages = [document.page for document in documents if document.page is not None]
         proven = len(pages) < len(documents)
         if proven and pages:  # pages beside documents stand for missing names; they are not login pages
             self._missing_page = pages[0]
         elif pages and directory != self.root:  # some servers ignore the rest of a path after the name of a file
             proven = self.retry.run("stat", self._head, directory).get("identity") in pages
         out: list[bytes | Exception] = []
-        for url, found in zip(paths, got, strict=True):
-            if isinstance(found, Exception) or found.page is None:
-                out.append(found if isinstance(found, Exception) else found.data)
+        for url, answer in zip(paths, answers, strict=True):
+            if isinstance(answer, Exception) or answer.page is None:
+                out.append(answer if isinstance(answer, Exception) else answer.data)
             elif proven:
                 out.append(_missing(url))
             else:
                 why = "the web server sends an HTML page instead of a metadata document or 404 Not Found"
                 out.append(OSError(errno.EIO, f"{why}; look at the URL in a browser: must you log in?", url))
         return out
-
-    def _simple_documents(self, paths: Sequence[str], limit: int) -> list[bytes | Exception] | None:
-        """Return what `_ask_for_documents` returns, through obstore; None if obstore cannot tell.
-
-        That is so if an answer may be a page, or has not the byte range, or if no request of obstore has succeeded yet.
-        """
-        ranges = self._ranges
-        if self._missing_page is not None or ranges is None or not all(ranges.suits(path) for path in paths):
-            return None
-        calls = [(path, ByteRange(0, limit + 1), None) for path in paths]
-        answers = self.retry.run("documents", ranges.get_many, calls)
-        out: list[bytes | Exception] = []
-        for url, answer in zip(paths, answers, strict=True):
-            if isinstance(answer, UnsuitedError):
-                if not ranges.proven or answer.status not in (401, 403, 404, 410):
-                    return None
-                denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), url)
-                out.append(denied if answer.status in (401, 403) else _missing(url))
-            else:
-                out.append(bytes(answer.data) if isinstance(answer, Answer) else answer)
-        return None if any(_looks_like_a_page(data) for data in out if isinstance(data, bytes)) else out
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         self._waiting()
@@ -186,11 +168,11 @@ class WebStore(FsspecStore):
         A program that ignores ranges may generate the documents, so requests for shards decide. Without any shard the
         source is accepted, but large objects may be unreadable.
         """
-        rest = iter(keys)
-        while self._ignored and (some := [self.path(key) for key in itertools.islice(rest, TRIED)]):
+        shards = iter(keys)
+        while self._ignored and (some := [self.path(key) for key in itertools.islice(shards, TRIED)]):
             with store_errors(some[0]):
-                found: list[str | Exception | None] = self._each("probe", self._probe, [(url,) for url in some])
-            for url, answer in zip(some, found, strict=True):
+                answers = self._each("probe", self._probe, [(url,) for url in some])
+            for url, answer in zip(some, answers, strict=True):
                 if isinstance(answer, str):
                     why = f"does not send byte ranges (it answers {answer}), and chunks in shards are byte ranges"
                     raise OSError(errno.EOPNOTSUPP, f"the web server {why}; {ADVICE}", url)
@@ -218,27 +200,28 @@ class WebStore(FsspecStore):
         Raise FileNotFoundError if the object is missing, IsADirectoryError if the server redirects to the URL with a
         slash.
         """
-        session, asked = await self.fs.set_session(), self.fs.encode_url(url)
+        session, encoded = await self.fs.set_session(), self.fs.encode_url(url)
         options = {"allow_redirects": True, **self.fs.kwargs}
         # Request no compression: a range of the compressed form is not a range of the object.
         options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity", **headers}
-        async with session.request(method, asked, **options) as answer:
-            if (failure := self._failure(answer, asked, url)) is None:
+        async with session.request(method, encoded, **options) as answer:
+            if (failure := self._failure(answer, encoded, url)) is None:
                 yield answer
             await _body(answer, 0, DRAINED)
             if failure is not None:
                 raise failure
 
-    def _failure(self, answer: Any, asked: Any, url: str) -> OSError | None:
+    def _failure(self, answer: Any, encoded: Any, url: str) -> OSError | None:
         """Return the error for an answer that contains nothing of the object; None for any other answer."""
         if answer.status in (404, 410) or (self._missing_page and _page_of(answer) == self._missing_page):
             return _missing(url)
         if not answer.history or not (answer.ok or answer.status in (401, 403)):
             return None
-        name = asked.path.rstrip("/").rpartition("/")[2]
+        name = encoded.path.rstrip("/").rpartition("/")[2]
         if answer.url.parent.name == name:  # redirected to the same URL with a slash, or to a page below it
-            is_asked = asked.path.endswith("/")
-            return None if is_asked else IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+            return (
+                None if encoded.path.endswith("/") else IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+            )
         if answer.ok and _is_html(answer) and answer.url.name != name:
             why = f"the web server redirects to the page {answer.url.with_query(None)}"
             return PermissionError(errno.EACCES, f"{why}; look at the URL in a browser: must you log in?", url)
@@ -292,9 +275,9 @@ class WebStore(FsspecStore):
         """
         async with self._asked("GET", url, Range=range_header(ByteRange(0, limit + 1))) as answer:
             if answer.ok:
-                found = await _document_of(answer, limit)
-                self._ignored |= answer.status != 206 and found.page is None and bool(found.data)
-                return found
+                document = await _document_of(answer, limit)
+                self._ignored |= answer.status != 206 and document.page is None and bool(document.data)
+                return document
             if answer.status not in (416, 501):
                 answer.raise_for_status()
             if answer.status == 416 and _total(answer) == 0:
@@ -350,8 +333,8 @@ def _is_encoded(answer: Any) -> bool:
 def _total(answer: Any) -> int | None:
     """Return the size of the object; None if the answer does not contain it."""
     if answer.status in (206, 416):
-        found = _content_range(answer)
-        return int(found[3]) if found is not None and found[3] != "*" else None
+        match = _content_range(answer)
+        return int(match[3]) if match is not None and match[3] != "*" else None
     length = answer.headers.get("Content-Length", "")
     return int(length) if answer.ok and length.isdecimal() and not _is_encoded(answer) else None
 
@@ -369,8 +352,8 @@ def _range_sent(answer: Any, request: ByteRequest, url: str) -> tuple[int, int]:
         if start > MAX_MERGED:
             raise IgnoredRangeError(f"{status} with the whole object", url)
         return start, stop - start
-    found = _content_range(answer)
-    sent = None if found is None or found[1] is None else ByteRange(int(found[1]), int(found[2]) + 1)
+    match = _content_range(answer)
+    sent = None if match is None or match[1] is None else ByteRange(int(match[1]), int(match[2]) + 1)
     if sent is None or absolute(request, sent.stop if total is None else total) != sent:
         header = answer.headers.get("Content-Range")
         raise IgnoredRangeError(f"206 and the Content-Range {header!r} for {range_header(request)!r}", url)

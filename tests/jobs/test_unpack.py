@@ -549,7 +549,7 @@ def test_remote_stores(sharded: Path, tmp_path: Path) -> None:
         assert files(tmp_path / "local") == shown(sharded)
         retry = run.job.opened().tree.retry
         assert retry is not None
-        reads, nbytes = retry.counters.requests["read"], retry.counters.nbytes
+        reads, nbytes = retry.counters.requests["read"], retry.counters.figures["bytes_fetched"]
         assert reads <= 2 * run.shards + 2, "an index and all chunks of a shard, and other files"
         assert nbytes <= 1.1 * sum(map(len, files(sharded).values()))
         shardfs.unpack(sharded, "memory://unpack/target", layout="n5")

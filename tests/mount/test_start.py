@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -31,12 +32,15 @@ JOURNAL = {"shardfs.write.journal", "shardfs.write.recover"}
 
 
 @contextmanager
-def importing(source: str, mount: Path, log: Path) -> Iterator[Callable[[], set[str]]]:
+def importing(source: str, mount: Path, log: Path, **variables: str) -> Iterator[Callable[[], set[str]]]:
     """Mount a source, and yield a function that returns the modules that the mount has imported."""
     need_fuse()
     mount.mkdir()
     command = [sys.executable, "-X", "importtime", "-m", "shardfs", "mount", "--foreground", source, str(mount)]
-    with log.open("wb") as errors, subprocess.Popen(command, stdout=errors, stderr=errors) as process:
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, stdout=errors, stderr=errors, env=os.environ | variables) as process,
+    ):
         try:
             wait_until(lambda: process.poll() is not None or os.path.ismount(mount))
             yield lambda: set(re.findall(r"^import time: +\d+ \| +\d+ \| +(\S+)$", log.read_text(), re.MULTILINE))
@@ -53,17 +57,26 @@ def test_a_local_mount_imports_no_client(dataset: Callable[[str, str], Dataset],
     assert not modules & (NETWORK | JOURNAL | {"obstore", "shardfs.storage.remote"})
 
 
-def test_a_mount_of_a_web_server_imports_only_obstore(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    for package in ("obstore", "aiohttp"):
+@pytest.mark.parametrize("kind", ["http", "s3", "gs"])
+def test_a_distant_mount_imports_only_obstore(
+    kind: str, dataset: Callable[[str, str], Dataset], tmp_path: Path
+) -> None:
+    for package in ("obstore", {"http": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}[kind]):
         pytest.importorskip(package)
     variant = dataset("zarr3", "default")
-    with (
-        serving(variant.path, 1) as store,
-        importing(store.url, tmp_path / "mount", tmp_path / "log") as imported,
-    ):
-        assert (tmp_path / "mount/c/1/1").read_bytes() == (variant.twin / "c/1/1").read_bytes()
-        modules = imported()
-        assert "obstore" in modules
-        assert not modules & (NETWORK | JOURNAL)
-        assert sorted(os.listdir(tmp_path / "mount/c")) == sorted(os.listdir(variant.twin / "c"))
-        assert imported() >= NETWORK, "a listing needs them"
+    variables = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_CONFIG_FILE": "/x"}
+    variables["AWS_SHARED_CREDENTIALS_FILE"] = "/x"
+    with serving(variant.path.parent, 1) as store:
+        url = f"{store.url}/{variant.path.name}"
+        if kind != "http":
+            url = f"{kind}://{variant.path.name}"
+            given = {"endpoint_url": store.url} | ({"token": "anon"} if kind == "gs" else {})
+            variables["SHARDFS_STORAGE_OPTIONS"] = json.dumps(given)
+        with importing(url, tmp_path / "mount", tmp_path / "log", **variables) as imported:
+            assert (tmp_path / "mount/c/1/1").read_bytes() == (variant.twin / "c/1/1").read_bytes()
+            modules = imported()
+            assert "obstore" in modules
+            assert not modules & (NETWORK | JOURNAL | {"botocore", "s3fs", "gcsfs"})
+            if kind == "http":
+                assert sorted(os.listdir(tmp_path / "mount/c")) == sorted(os.listdir(variant.twin / "c"))
+                assert imported() >= NETWORK, "a listing needs them"

@@ -123,7 +123,7 @@ def test_the_order_of_a_listing_is_the_order_of_the_shards(tmp_path: Path) -> No
     assert len(names) == OBJECTS
     assert len(store.requests) < OBJECTS / 4
     assert sum(n for _, n in store.requests) == sum(len(content(i)) for i in IDS)
-    assert store.counters.ahead_wasted == 0
+    assert store.counters.figures["bytes_ahead_wasted"] == 0
 
 
 def test_ascending_ids_follow_the_order_of_each_page(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_ascending_ids_follow_the_order_of_each_page(tmp_path: Path) -> None:
     read(tree, sorted(names, key=int))
     assert len(store.requests) < OBJECTS / 2
     assert sum(n for _, n in store.requests) == sum(len(content(i)) for i in IDS)
-    assert store.counters.ahead_wasted == 0
+    assert store.counters.figures["bytes_ahead_wasted"] == 0
 
 
 def test_random_ids_fetch_next_to_nothing_else(tmp_path: Path) -> None:
@@ -150,4 +150,4 @@ def test_meshes_of_two_files_are_fetched_ahead(tmp_path: Path, ascending: bool) 
     read(tree, sorted(names, key=lambda name: (int(name.removesuffix(".index")), name)) if ascending else names)
     assert len(names) == 2 * OBJECTS
     assert store.own < OBJECTS / 2
-    assert store.counters.ahead_wasted == 0
+    assert store.counters.figures["bytes_ahead_wasted"] == 0

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from shardfs.model.blobs import ByteRange, Stat, Suffix, absolute
 from shardfs.model.errors import StaleShardError
 from shardfs.storage import cached_store, disk_cache, syscalls
+from shardfs.storage import counters as counters_of_stores
 from shardfs.storage.cached_store import CachedStore
 from shardfs.storage.disk_cache import DiskCache
 from shardfs.storage.open_store import open_store
@@ -159,8 +160,7 @@ def test_what_a_killed_process_left_is_evicted(cache: DiskCache, tmp_path: Path)
     assert not list(tmp_path.rglob("*.0123456789abcdef"))
 
 
-def test_histogram_of_ages_is_bounded(cache: DiskCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_cache, "MAX_BINS", 8)
+def test_the_oldest_of_many_ages_are_evicted(cache: DiskCache, tmp_path: Path) -> None:
     for number in range(64):
         stored(cache, number, b"x")
     for age, path in enumerate(files(tmp_path)):
@@ -504,17 +504,18 @@ def test_cached_bytes_cost_one_open_each_and_no_other_thread(
 
 def test_the_cache_is_warm_until_a_miss(source: Source, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     store, where = over(source, cache), [ByteRange(0, 10)]
-    assert store.is_warm()
+    counters = store.retry.counters
+    assert counters.is_cache_warm()
     store.open("k").read(where)
     cache.flush(60)
     blob = store.open("k")
-    for _ in range(cached_store.WARM_HITS):
-        assert not store.is_warm()
+    for _ in range(counters_of_stores.WARM_HITS):
+        assert not counters.is_cache_warm()
         blob.read(where)
-    monkeypatch.setattr(cached_store, "WARM_S", 0)
-    assert store.is_warm()
-    monkeypatch.setattr(cached_store, "WARM_S", 1e9)
-    assert not store.is_warm()
+    monkeypatch.setattr(counters_of_stores, "WARM_S", 0)
+    assert counters.is_cache_warm()
+    monkeypatch.setattr(counters_of_stores, "WARM_S", 1e9)
+    assert not counters.is_cache_warm()
 
 
 @pytest.mark.parametrize("asks", [False, True])

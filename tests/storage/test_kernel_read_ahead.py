@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -16,9 +17,13 @@ from tests import handmade
 from tests.mount.test_server import serving
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from shardfs.storage.read_ahead import ReadAhead
     from shardfs.vfs.tree import Tree
+
+T = TypeVar("T")
 
 N, NBYTES = 8, 20**3
 CHUNKS = [bytes([i % 251]) * NBYTES for i in range(N**3)]
@@ -45,8 +50,14 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[range]:
         found.append(range(offset, offset + length))
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
-    monkeypatch.setattr(kernel_read_ahead.KernelReadAhead, "start", lambda self, job: job())
+    monkeypatch.setattr(kernel_read_ahead.KernelReadAhead, "start", at_once)
     return found
+
+
+def at_once(ahead: ReadAhead, job: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(job())
+    return future
 
 
 def as_type(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_nothing_is_loaded_that_the_consumer_did_not_come_near() -> None:
 
 def test_heavy_results_are_loaded_one_by_one() -> None:
     loads = Loads()
-    list(load_ahead(pool(), loads, range(1, 30), weigh=lambda _: 100, most=150))
+    list(load_ahead(pool(), loads, range(1, 30), weigh=lambda _: 100, room=150))
     assert loads.most <= 2
 
 

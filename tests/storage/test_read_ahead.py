@@ -20,6 +20,7 @@ from shardfs.shards.chunk_read_ahead import CollectionReadAhead
 from shardfs.shards.shard_indices import IndexPage
 from shardfs.storage import read_ahead
 from shardfs.storage.blob_views import BytesBlob
+from shardfs.storage.counters import WARM_HITS
 from shardfs.storage.read_ahead import Piece, ReadAhead
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.store import read_merged
@@ -151,24 +152,24 @@ def test_a_whole_array_needs_few_requests_and_no_byte_more() -> None:
     assert reader.store.nbytes == len(WHOLE) * reader.store.size
     assert len(reader.store.requests) < len(WHOLE) / 4
     assert reader.shared.nbytes == 0
-    assert reader.counters.ahead_wasted == 0
+    assert reader.counters.figures["bytes_ahead_wasted"] == 0
 
 
 def test_what_a_disk_cache_has_is_not_fetched_ahead() -> None:
     """Only index pages are loaded ahead. After the first miss, chunks are fetched ahead again."""
-    reader, half, warm = Reader(Store()), len(WHOLE) // 2, True
+    reader, half = Reader(Store()), len(WHOLE) // 2
     reader.index.missing = {1, 2}
-    reader.shared.is_warm = lambda: warm
+    reader.counters.hits_in_a_row = WARM_HITS
     for coords in WHOLE[:half]:
         assert reader.read(coords) == reader.store.content(coords)
     assert reader.own == len(reader.store.requests) == half
     wait_until(lambda: not reader.index.missing)
-    warm = False
+    reader.counters.cache(hits=0, misses=1, nbytes=0)
     for coords in WHOLE[half:]:
         assert reader.read(coords) == reader.store.content(coords)
         settle(reader.shared)
     assert reader.own < half + 16
-    assert reader.counters.ahead_wasted == 0
+    assert reader.counters.figures["bytes_ahead_wasted"] == 0
 
 
 def test_a_chunk_is_read_in_parts() -> None:
@@ -209,7 +210,7 @@ def test_without_threads_readers_read_by_themselves_until_there_is_one(monkeypat
     starts.fails = False
     reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
     for coords in ((6,), (7,)):
-        assert reader.shared._held[reader.ahead._owner, coords].data.result(60) == store.content(coords)
+        assert reader.shared._fetches[reader.ahead._owner, coords].data.result(60) == store.content(coords)
 
 
 def test_a_failed_fetch_fails_no_reader() -> None:
@@ -219,10 +220,10 @@ def test_a_failed_fetch_fails_no_reader() -> None:
         reader.read((x,))
     store.fails = True
     reader.shared.fetch(reader.ahead._owner, [(30,)], store.size, store.locate)
-    reader.shared._held[reader.ahead._owner, (30,)].data.exception(60)
+    reader.shared._fetches[reader.ahead._owner, (30,)].data.exception(60)
     store.fails = False
     assert reader.read((30,)) == store.content((30,))
-    assert reader.counters.ahead_wasted == 0
+    assert reader.counters.figures["bytes_ahead_wasted"] == 0
 
 
 def test_a_chunk_that_cannot_be_located_keeps_no_reader_waiting() -> None:
@@ -236,7 +237,7 @@ def test_a_chunk_that_cannot_be_located_keeps_no_reader_waiting() -> None:
     reader = Reader(store, connections=1)
     reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, locate)
     reader.shared.fetch(reader.ahead._owner, [(6,)], store.size, store.locate)
-    assert reader.shared._held[reader.ahead._owner, (6,)].data.result(60) == store.content((6,))
+    assert reader.shared._fetches[reader.ahead._owner, (6,)].data.result(60) == store.content((6,))
     assert reader.read((5,)) == store.content((5,))
 
 
@@ -247,12 +248,12 @@ def test_an_overloaded_store_gets_fewer_connections_for_a_while(monkeypatch: pyt
     reader = Reader(store, connections=8)
 
     def throttled() -> None:
-        reader.counters.attempt(again=True, timeout=False)
+        reader.counters.add(retries=1)
 
     def fetch(number: int) -> None:
         x = 7 * number  # no stream
         reader.shared.fetch(reader.ahead._owner, [(x,)], store.size, store.locate)
-        reader.shared._held[reader.ahead._owner, (x,)].data.result(60)
+        reader.shared._fetches[reader.ahead._owner, (x,)].data.result(60)
         assert reader.read((x,)) == store.content((x,))
         settle(reader.shared)
 
@@ -260,12 +261,12 @@ def test_an_overloaded_store_gets_fewer_connections_for_a_while(monkeypatch: pyt
     for number, (at, allowed) in enumerate([(0, 4), (0.5, 4), (1, 2), (2, 1), (3, 1)]):
         now[0] = at * read_ahead.OVERLOAD_S
         fetch(number)
-        assert reader.shared._allowed == allowed
-    assert reader.shared._threads == 1
+        assert reader.shared._threads.limit == allowed
+    assert reader.shared._threads.count == 1
     store.on_request = lambda: None
     for number, allowed in enumerate([1, 2, 4, 8, 8], 5):
         fetch(number)
-        assert reader.shared._allowed == allowed
+        assert reader.shared._threads.limit == allowed
         now[0] += read_ahead.CALM_S
 
 
@@ -276,7 +277,7 @@ def test_failures_make_pauses_that_become_longer(monkeypatch: pytest.MonkeyPatch
 
     def fetch(x: int) -> None:
         reader.shared.fetch(reader.ahead._owner, [(x,)], store.size, store.locate)
-        reader.shared._held[reader.ahead._owner, (x,)].data.exception(60)
+        reader.shared._fetches[reader.ahead._owner, (x,)].data.exception(60)
 
     for x, (fails, seconds) in enumerate([(True, 1), (True, 2), (True, 4), (False, 0), (True, 1)]):
         store.fails = fails
@@ -317,7 +318,7 @@ def test_what_was_fetched_is_forgotten_when_shards_change() -> None:
     store = Store((64,))
     reader = Reader(store)
     reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
-    reader.shared._held[reader.ahead._owner, (7,)].data.result(60)
+    reader.shared._fetches[reader.ahead._owner, (7,)].data.result(60)
     reader.ahead.forget()
     assert reader.shared.nbytes == 0
     store.requests.clear()
@@ -344,11 +345,11 @@ def test_what_nobody_reads_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -
     store = Store((64,))
     reader = Reader(store)
     reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
-    reader.shared._held[reader.ahead._owner, (7,)].data.result(60)
+    reader.shared._fetches[reader.ahead._owner, (7,)].data.result(60)
     now[0] = read_ahead.STALE_S + 1
     reader.shared.fetch(reader.ahead._owner, [(8,)], store.size, store.locate)
-    assert (reader.ahead._owner, (7,)) not in reader.shared._held
-    assert reader.counters.ahead_wasted == store.size
+    assert (reader.ahead._owner, (7,)) not in reader.shared._fetches
+    assert reader.counters.figures["bytes_ahead_wasted"] == store.size
 
 
 def box(corner: Coords, shape: Coords) -> list[Coords]:
@@ -385,6 +386,6 @@ def test_any_order_of_accesses_gets_right_bytes_with_bounded_waste(runs: list[li
 
 def finish(shared: ReadAhead) -> None:
     """Wait until nothing is under way."""
-    for held in list(shared._held.values()):
+    for held in list(shared._fetches.values()):
         if not held.data.cancel():
             held.data.result(60)

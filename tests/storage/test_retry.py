@@ -19,6 +19,7 @@ from fsspec.asyn import AsyncFileSystem
 
 from shardfs.model.blobs import ByteRange
 from shardfs.storage import retry
+from shardfs.storage.daemon_threads import DaemonThreads
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
@@ -297,7 +298,7 @@ def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypa
 
 
 def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
-    threads, taken, go = retry.DaemonThreads(), threading.Event(), threading.Event()
+    threads, taken, go = DaemonThreads("shardfs-store", 64), threading.Event(), threading.Event()
     before = set(threading.enumerate())
 
     class Jobs(queue.SimpleQueue[Any]):
@@ -324,7 +325,7 @@ def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
 
 
 def test_calls_wait_for_the_first_thread_if_no_other_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, go = retry.DaemonThreads(), threading.Event()
+    threads, go = DaemonThreads("shardfs-store", 64), threading.Event()
     first = threads.submit(lambda: go.wait(60))
     starts = FailingStarts(monkeypatch)
     others = [threads.submit(lambda n=n: n) for n in range(3)]  # type: ignore[misc]

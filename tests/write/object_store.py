@@ -59,6 +59,7 @@ class Server:
     fault: told of every request by number and name, says what goes wrong with it: "lost" (done, but no answer),
         "late error" (done, but the answer is 500), "reset" (not done, no answer), "cut" (half of the answer), "hang"
         (until `released`), one of `ANSWERS` (not done), or "".
+    retry_after: the header of answers 503.
     """
 
     heeds: frozenset[str] = ALL
@@ -66,6 +67,7 @@ class Server:
     missing: int = 404
     min_part: int = 1
     fault: Callable[[int, str], str] = lambda number, name: ""
+    retry_after: str = ""
     objects: dict[str, Object] = field(default_factory=dict)
     uploads: dict[str, Upload] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
@@ -148,7 +150,8 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "late error":
                 raise Refused(*ANSWERS["error"])
         except Refused as e:
-            status, headers = e.status, {}
+            status = e.status
+            headers = {"Retry-After": state.retry_after} if status == 503 and state.retry_after else {}
             data = f"<Error><Code>{e.code}</Code><Message>{e.said}</Message></Error>".encode()
         if fault == "lost":
             self.close_connection = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.storage.late_http import LateHttp
+from shardfs.storage.late_file_system import LateFileSystem
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import stat_of_info
 from shardfs.storage.retry import RetryPolicy, StoreTimeout
@@ -149,9 +149,9 @@ def test_options_of_fsspec_that_are_not_given_here(
 ) -> None:
     """They may concern obstore, so fsspec is imported to read them."""
     monkeypatch.delitem(sys.modules, "fsspec.config", raising=False)
-    assert isinstance(opened(server).fs, LateHttp)
+    assert isinstance(opened(server).fs, LateFileSystem)
     configure(monkeypatch, tmp_path)
-    assert not isinstance(opened(server).fs, LateHttp)
+    assert not isinstance(opened(server).fs, LateFileSystem)
 
 
 def test_options_of_a_running_program(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,5 +159,5 @@ def test_options_of_a_running_program(server: Any, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"X-Own": "1"}})
     store = opened(server)
-    assert not isinstance(store.fs, LateHttp)
+    assert not isinstance(store.fs, LateFileSystem)
     assert store.documents("", NAMES, 100) == {"zarr.json": b"{}"}

@@ -1,0 +1,91 @@
+"""A pool of daemon threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import queue
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class DaemonThreads:
+    """A pool of daemon threads. Unlike the standard library's executor, it does not delay the program's exit.
+
+    Args:
+        name: of the threads.
+        limit: the most threads. It may change: threads beyond it end after their calls.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self.count = 0
+        # The number of idle threads minus the number of waiting calls, so it can be negative. It changes in `submit`
+        # and after a call, not when a thread takes a call: the thread might report that too late.
+        self._free = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether calls wait for a thread."""
+        return self._free < 0
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Let a thread do a call. If no thread can be started, the call waits for one that can, or for a busy one."""
+        future: Future[T] = Future()
+        with self._locked():
+            if self._free <= 0 and self.count < self.limit:
+                with suppress(RuntimeError):  # the limit of threads is reached
+                    self._add_thread()
+            self._free -= 1
+            self._jobs.put((future, call))
+        return future
+
+    def require_thread(self) -> None:
+        """Raise OSError (EAGAIN) if the pool has no thread and none can be started."""
+        with self._locked():
+            try:
+                if not self.count:
+                    self._add_thread()
+            except RuntimeError as e:
+                why = f"cannot start a thread for a request: {e}; raise `ulimit -u` or the limits of the container"
+                raise OSError(errno.EAGAIN, why) from e
+
+    def _locked(self) -> threading.Lock:
+        if self._pid != os.getpid():  # no thread survives a fork, and one may have held the lock
+            self._lock = threading.Lock()
+            self._begin()
+        return self._lock
+
+    def _add_thread(self) -> None:
+        threading.Thread(target=self._work, name=self.name, daemon=True).start()
+        self.count += 1
+        self._free += 1
+
+    def _work(self) -> None:
+        while True:
+            future, call = self._jobs.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as e:  # noqa: BLE001 - `Future.result` raises it in the waiting thread
+                    future.set_exception(e)
+            del future, call
+            with self._lock:
+                if self.count > self.limit:
+                    self.count -= 1
+                    return
+                self._free += 1
