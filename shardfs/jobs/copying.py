@@ -248,15 +248,16 @@ class CopyRun(Run):
 
     def _is_complete(self) -> bool:
         """Return whether all parts have made their objects, and count these."""
-        self.objects = 0
+        objects = 0
         for unit in self._units():
-            if (objects := self._target.noted(unit.note)) is None:
+            if (noted := self._target.noted(unit.note)) is None:
                 return False
-            self.objects += objects
+            objects += noted
         for key in self._other_files():
             if not self._target.is_stored(key):
                 return False
-            self.objects += 1
+            objects += 1
+        self.objects = objects
         return True
 
     def _end(self) -> None:

@@ -27,7 +27,7 @@ from shardfs.jobs.in_place_shards import LOCK, is_litter, opened, require_plain,
 from shardfs.jobs.pack_job import Packing, PackJob
 from shardfs.jobs.runs import PackReport, Run
 from shardfs.jobs.shared_work import JobSource, Task, Unit
-from shardfs.jobs.target import FULL
+from shardfs.jobs.target import require_room
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, UnsupportedError, message
 from shardfs.model.kinds import is_in
@@ -79,9 +79,8 @@ class ShardInPlace(Unit[InPlaceJob, PackReport]):
 
     def failed(self, job: InPlaceJob, error: BaseException) -> PackReport:
         """Return the report of a failed unit. Raise OSError for a full disk, because all others would fail as well."""
-        if isinstance(error, OSError) and error.errno in FULL:
-            why = "; nothing is lost: free some space and repeat the command, or go back with --abort"
-            raise OSError(error.errno, f"{os.strerror(error.errno)}{why}", job.root) from error
+        advice = "nothing is lost: free some space and repeat the command, or go back with --abort"
+        require_room(error, job.root, advice)
         return PackReport(problems=[Problem(self.array, f"shard {self.shard}: {message(error)}", damaged=True)])
 
 

@@ -114,10 +114,10 @@ def note_of(path: str, task: str) -> str:
     return join(NOTES, join(path, f"{OWN}-{task}"))
 
 
-def require_room(error: BaseException, where: str) -> None:
-    """Raise the error again if a disk is full, because all other tasks would fail as well."""
+def require_room(error: BaseException, place: str, advice: str = "free some space and repeat it") -> None:
+    """Raise OSError, with the advice, for the error of a full disk, because all other tasks would fail as well."""
     if isinstance(error, OSError) and error.errno in FULL:
-        raise OSError(error.errno, f"{os.strerror(error.errno)}; free some space and repeat it", where) from error
+        raise OSError(error.errno, f"{os.strerror(error.errno)}; {advice}", place) from error
 
 
 def is_of(part: JobPart, key: str) -> bool:
