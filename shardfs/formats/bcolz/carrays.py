@@ -11,6 +11,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardfs.codecs.encoded_chunks import BCOLZ_HEADER
 from shardfs.formats import zarr_values
 from shardfs.formats.bcolz.values import integers, numpy_dtype
 from shardfs.formats.documents import UNFIT, integer, mapping_or_empty, parse_json, reason
@@ -41,15 +42,13 @@ class BlpHeader(Transform):
 
     name = "bcolz header"
     unwritable = None
-    head = b"blpk\x01\0\0\0" + (1).to_bytes(8, "little")
+    head = BCOLZ_HEADER
 
     def sizes(self, coords: U64, stored_sizes: Sizes) -> Sizes:
         return stored_sizes + len(self.head)
 
     def show(self, coords: Coords, stored_bytes: bytes) -> bytes:
-        if blosc_size(stored_bytes[:BLOSC_HEADER]) != len(stored_bytes):
-            raise ValueError(f"not a whole Blosc chunk: {len(stored_bytes)} bytes are not the size in its header")
-        return self.head + stored_bytes
+        return self.head + self._whole(stored_bytes)
 
     def work(self, coords: Coords, stored_size: int) -> int:
         return len(self.head) + stored_size
@@ -57,10 +56,12 @@ class BlpHeader(Transform):
     def store(self, coords: Coords, shown_bytes: bytes) -> bytes:
         if not shown_bytes.startswith(self.head[:4]):
             raise ValueError(f"not a chunk of bcolz: it should begin with {self.head[:4]!r}, not {shown_bytes[:4]!r}")
-        stored_bytes = shown_bytes[len(self.head) :]
-        if blosc_size(stored_bytes[:BLOSC_HEADER]) != len(stored_bytes):
-            raise ValueError(f"not a whole Blosc chunk: {len(stored_bytes)} bytes are not the size in its header")
-        return stored_bytes
+        return self._whole(shown_bytes[len(self.head) :])
+
+    def _whole(self, chunk: bytes) -> bytes:
+        if blosc_size(chunk[:BLOSC_HEADER]) != len(chunk):
+            raise ValueError(f"not a whole Blosc chunk: {len(chunk)} bytes are not the size in its header")
+        return chunk
 
     def is_exact(self, coords: Coords, shown_bytes: bytes) -> bool:
         return shown_bytes.startswith(self.head)

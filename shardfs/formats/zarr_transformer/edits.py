@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import integers, intelligible, parse_written, require_same
 from shardfs.formats.edit_base import ArrayEdits
@@ -12,6 +12,7 @@ from shardfs.formats.zarr_transformer.stored import (
     FORMAT,
     TRANSFORMERS,
     chunk_grid,
+    codec_of,
     item_size,
     split_transformers,
     unshard,
@@ -38,14 +39,8 @@ def _restore(source: Document, shown_doc: Document, doc: Document) -> Changes:
     require_same(doc["data_type"], shown_doc["data_type"], "the data type")
     for member, default in (("chunk_memory_layout", "C"), ("extensions", []), (TRANSFORMERS, [])):
         require_same(doc.get(member) or default, shown_doc.get(member) or default, member)
-    require_same(_codec(doc), _codec(shown_doc), "the compressor")
+    require_same(codec_of(doc), codec_of(shown_doc), "the compressor")
     return {(TRANSFORMERS,): source[TRANSFORMERS]}
-
-
-def _codec(doc: Mapping[str, Any]) -> Any:
-    """The codec of the member `compressor`, without its parameters, which may change while chunks are stored."""
-    compressor = doc.get("compressor") or None
-    return compressor.get("codec") if isinstance(compressor, dict) else compressor
 
 
 def _sizes(doc: Document) -> tuple[Coords, Coords, int]:

@@ -179,9 +179,13 @@ def unshard(doc: Any) -> tuple[Collection, dict[str, Any]] | None:
 def _form(doc: Mapping[str, Any], shardings: Sequence[Mapping[str, Any]]) -> str:
     """The `Collection.form` of a sharded array."""
     members = [doc.get(name) for name in ("data_type", "chunk_grid", "chunk_memory_layout", "extensions")]
+    return form_of(FORMAT, members, codec_of(doc), [s["configuration"] for s in shardings])
+
+
+def codec_of(doc: Mapping[str, Any]) -> Any:
+    """The URL of the compressor, without its parameters, which may change while chunks are stored; None for none."""
     compressor = doc.get("compressor") or None
-    codec = compressor.get("codec") if isinstance(compressor, dict) else compressor
-    return form_of(FORMAT, members, codec, [s["configuration"] for s in shardings])
+    return compressor.get("codec") if isinstance(compressor, dict) else compressor
 
 
 def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -225,8 +229,7 @@ def _shards(grid: Coords, per_shard: Coords, keys: ChunkKeys) -> ShardingIndexed
 
 def _codecs(doc: Mapping[str, Any]) -> tuple[str, ...]:
     """The compressor's name from its URL, such as `.../codec/gzip/1.0`; () without a compressor."""
-    compressor = doc.get("compressor")
-    url = compressor.get("codec") if isinstance(compressor, dict) else None
+    url = codec_of(doc)
     return tuple(url.split("/")[-2:-1]) if isinstance(url, str) else ()
 
 

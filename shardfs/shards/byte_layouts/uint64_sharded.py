@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     Columns = tuple[U64, U64, U64]
 
 
+SUFFIX = ".shard"
+
+
 class Uint64Sharded:
     """A `ShardFormat`: page = minishard, slot = chunk id."""
 
@@ -49,12 +52,11 @@ class Uint64Sharded:
     unwritable = ""
     walk = None
 
-    def __init__(self, spec: ShardingSpec, ids: ChunkIds, *, suffix: str = ".shard") -> None:
+    def __init__(self, spec: ShardingSpec, ids: ChunkIds) -> None:
         self.spec = spec
         self.ids = ids
         self.page_bits = spec.minishard_bits
         self._digits = max(1, -(-spec.shard_bits // 4))
-        self._suffix = suffix
         self._header = ENTRY << spec.minishard_bits  # stored offsets count from the end of the shard index
         self._minishard_mask = (1 << spec.minishard_bits) - 1
         self._shard_mask = (1 << spec.shard_bits) - 1
@@ -141,13 +143,11 @@ class Uint64Sharded:
         return None  # would need a hash of every possible id
 
     def key(self, shard: int) -> str:
-        return f"{shard:0{self._digits}x}{self._suffix}"
+        return f"{shard:0{self._digits}x}{SUFFIX}"
 
     def shard_of(self, key: str) -> int | None:
-        digits = key.removesuffix(self._suffix)
-        if len(key) - len(digits) != len(self._suffix) or len(digits) != self._digits:
-            return None
-        if not set(digits) <= set("0123456789abcdef"):
+        digits = key.removesuffix(SUFFIX)
+        if digits == key or len(digits) != self._digits or not set(digits) <= set("0123456789abcdef"):
             return None
         shard = int(digits, 16)
         return shard if shard <= self._shard_mask else None
