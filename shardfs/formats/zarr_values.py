@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardfs.codecs.encoded_chunks import fill_element
-from shardfs.formats.documents import named_number
+from shardfs.formats.documents import choice, named_number
 from shardfs.model.arrays import BYTES, ChunkEncoding, Codec
 
 if TYPE_CHECKING:
@@ -232,10 +232,8 @@ def _ordered(data_type: str, endian: Any) -> str:
         raise ValueError("codec 'bytes' cannot make bytes of strings")
     if dtype.itemsize == 1 or dtype.kind == "S" or (dtype.kind == "c" and dtype.itemsize == 2):
         return dtype.str
-    order: dict[Any, Literal["<", ">"]] = {"little": "<", "big": ">"}
-    if endian not in order:
-        raise ValueError(f"bytes: endian should be little or big, not {endian!r:.80}")
-    return dtype.newbyteorder(order[endian]).str
+    is_little = choice(endian, "bytes: endian", "little", "big") == "little"
+    return dtype.newbyteorder("<" if is_little else ">").str
 
 
 def _normal(name: str, configuration: Mapping[str, Any]) -> Codec:

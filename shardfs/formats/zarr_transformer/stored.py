@@ -12,6 +12,7 @@ from shardfs.formats.documents import (
     form_of,
     integers,
     listed,
+    mapping,
     parse_json,
     print_json,
     require_rank,
@@ -276,9 +277,7 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
 
 def _compressor(value: Any, itemsize: int) -> tuple[str, Mapping[str, Any]]:
     *_, kind, _ = str(value["codec"]).split("/")
-    configuration = value.get("configuration", {})
-    if not isinstance(configuration, dict):
-        raise ValueError(f"{kind}: configuration should be an object, not {configuration!r:.80}")
+    configuration = mapping(value.get("configuration", {}), f"{kind}: configuration")
     return zarr_values.of_numcodecs(kind, configuration, itemsize)
 
 
