@@ -312,9 +312,8 @@ class ShardFormat(Protocol):
     grid coordinates or ids. No method checks that coordinates are inside the grid.
     """
 
-    @property
-    def grid(self) -> Coords:
-        """The number of chunks along each axis, in the order of coordinates."""
+    grid: Coords
+    """The number of chunks along each axis, in the order of coordinates."""
 
     def place(self, coords: Coords) -> Placement:
         """The shard, the page and the slot of a chunk, whether it exists or not."""
@@ -331,14 +330,13 @@ class ShardFormat(Protocol):
         An entry that readers cannot reach (outside the grid, or on a page to which its hash does not lead) is invalid.
         """
 
-    @property
-    def walk(self) -> Callable[[Blob], ShardIndex] | None:
-        """Reads the index of a shard that has neither a root nor pages; None for formats with these.
+    walk: Callable[[Blob], ShardIndex] | None = None
+    """Reads the index of a shard that has neither a root nor pages; None for formats with these.
 
-        The function makes few calls of `read`, of many ranges each. It raises ValueError with the reason.
-        """
+    The function makes few calls of `read`, of many ranges each. It raises ValueError with the reason.
+    """
 
-    page_bits: int
+    page_bits: int = 0
     """Page numbers fit in this number of bits."""
 
     def root_request(self) -> ByteRange | None:
@@ -368,11 +366,10 @@ class ShardFormat(Protocol):
     def capacity(self, shard: int) -> int | None:
         """The number of the collection's chunks that belong to a shard; None if unknown."""
 
-    @property
-    def unwritable(self) -> str:
-        """Why shards of this format cannot be rewritten; "" if they can."""
+    unwritable: str = ""
+    """Why shards of this format cannot be rewritten; "" if they can."""
 
-    in_place: int
+    in_place: int = 0
     """The size of an index entry at a shard's beginning that can be overwritten in place, once the data it refers to
     are stored: the entry is valid independently of the others. 0 if the format has no such entries."""
 

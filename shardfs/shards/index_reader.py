@@ -8,7 +8,7 @@ import numpy as np
 
 from shardfs.model.blobs import ByteRange, absolute
 from shardfs.model.byte_ranges import cover
-from shardfs.model.shard_format import IndexPart, ShardIndex, Usage
+from shardfs.model.shard_format import IndexPart, ShardIndex, StoredIndex, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +103,7 @@ def require_sound(format: ShardFormat, shard: int, page: int, index: ShardIndex)
         raise ValueError(why_broken(format, shard, page, index, i))
 
 
-class ShardIndexReader:
+class ShardIndexReader(StoredIndex):
     """A `StoredIndex` that keeps what it has read and decoded.
 
     Args:

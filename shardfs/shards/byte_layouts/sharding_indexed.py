@@ -168,8 +168,6 @@ class ShardingIndexed(GridShards):
             for a, shard, slot in zip(self.axes, self._shard_strides, self._steps, strict=False)
         )
 
-    walk = None
-
     def _slots_per_axis(self, g: Coords) -> tuple[int, ...]:
         """Return the number of slots along each axis, in the shard's own axis order."""
         return tuple(self.axes[a].slots(g[a]) for a in self.order)

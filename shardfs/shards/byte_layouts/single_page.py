@@ -8,7 +8,7 @@ import numpy as np
 
 from shardfs.model.blobs import ByteRange
 from shardfs.model.grid import ravel, unravel
-from shardfs.model.shard_format import Placements, Reason, ShardIndex
+from shardfs.model.shard_format import Placements, Reason, ShardFormat, ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +24,11 @@ A larger size counts as damage, so that a malicious size allocates no memory.
 """
 
 
-class SinglePage:
+class SinglePage(ShardFormat):
     """The part of `ShardFormat` that is the same for shards with one index page and no root.
 
     Shards whose index `walk` reads have no page to request.
     """
-
-    page_bits, in_place = 0, 0
-    unwritable = ""
 
     def root_request(self) -> None:
         return None

@@ -18,7 +18,7 @@ from shardfs.model.arrays import Codec
 from shardfs.model.blobs import ByteRange
 from shardfs.model.byte_ranges import require_still_leaving
 from shardfs.model.errors import UnsupportedError
-from shardfs.model.shard_format import Placement, Placements, Put, ShardIndex, Usage
+from shardfs.model.shard_format import Placement, Placements, Put, ShardFormat, ShardIndex, Usage
 from shardfs.model.write_plan import joined, packed, pieces_of, size_of
 from shardfs.shards.byte_layouts.single_page import MAX_INDEX_BYTES
 from shardfs.shards.byte_layouts.uint64_spec import (
@@ -45,16 +45,15 @@ if TYPE_CHECKING:
 SUFFIX = ".shard"
 
 
-class Uint64Sharded:
+class Uint64Sharded(ShardFormat):
     """A `ShardFormat`: page = minishard, slot = chunk id."""
 
     in_place = ENTRY  # the shard index has no checksum, and its entries are independent of each other
-    unwritable = ""
-    walk = None
 
     def __init__(self, spec: ShardingSpec, ids: ChunkIds) -> None:
         self.spec = spec
         self.ids = ids
+        self.grid = ids.grid
         self.page_bits = spec.minishard_bits
         self._digits = max(1, -(-spec.shard_bits // 4))
         self._header = ENTRY << spec.minishard_bits  # stored offsets count from the end of the shard index
@@ -62,10 +61,6 @@ class Uint64Sharded:
         self._shard_mask = (1 << spec.shard_bits) - 1
         self._murmur = spec.hash == "murmurhash3_x86_128"
         self._capacity = lru_cache(1024)(self._count)
-
-    @property
-    def grid(self) -> Coords:
-        return self.ids.grid
 
     def place(self, coords: Coords) -> Placement:
         chunk_id = self.ids.encode(coords)
