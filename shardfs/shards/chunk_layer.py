@@ -91,10 +91,10 @@ class ChunkLayer:
         """Return the location of the stored bytes from which the chunk is made; None if the chunk is absent."""
         return self.locate(coords)
 
-    def forget(self, coords: Coords) -> None:
+    def invalidate_shard(self, coords: Coords) -> None:
         """Drop everything cached for the chunk's shard, so that the next lookup reads the current shard."""
         shard, number, _ = self.format.place(coords)
-        self.index.forget(shard, number)
+        self.index.invalidate_page(shard, number)
 
     def shard_of(self, coords: Coords) -> int:
         """Return the number, in this layer, of the shard that a chunk belongs to, whether the chunk exists or not."""

@@ -125,9 +125,9 @@ class CollectionReadAhead:
         data = self._shared.take((self._owner, coords), whole, since, keep=where.stop < stop)
         return None if data is None else data[where.start - start : where.stop - start]
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Drop what was fetched: shards may have changed."""
-        self._shared.forget(self._owner)
+        self._shared.invalidate(self._owner)
 
     def _note(self, coords: Coords, size: int) -> None:
         room, beyond, warm = self._shared.room() // size, 0, self._shared.is_warm()

@@ -235,7 +235,7 @@ class ChunkStore:
                 why = f"chunk {coords}: {e}"
             if attempt == 1:
                 before, place = place.blob.stat().version, None
-                self.forget(coords)
+                self.invalidate_shard(coords)
         shard, _, slot = layer.format.place(coords)
         key = layer.source.key(shard)
         if before != layer.index.stat(shard).version:
@@ -344,23 +344,23 @@ class ChunkStore:
         Call this after the pages, from which these bytes are computed.
         """
         self._invalidations += 1
-        self._cache.drop((number, "shown"))
+        self._cache.invalidate((number, "shown"))
         self._windows.invalidate(number, size)
 
-    def forget(self, coords: Coords) -> None:
+    def invalidate_shard(self, coords: Coords) -> None:
         """Drop everything cached for the chunk's shard, so that the next lookup reads the current shard."""
-        self.layer.forget(coords)
-        self._forget_ahead()
+        self.layer.invalidate_shard(coords)
+        self._invalidate_ahead()
 
-    def forget_all(self) -> None:
+    def invalidate_all(self) -> None:
         """Drop what is cached of all indices of this collection."""
         for layer in self.layer.layers:
-            layer.index.forget_all()
-        self._forget_ahead()
+            layer.index.invalidate_all()
+        self._invalidate_ahead()
 
-    def _forget_ahead(self) -> None:
+    def _invalidate_ahead(self) -> None:
         if self._ahead is not None:
-            self._ahead.forget()
+            self._ahead.invalidate()
 
     def _missing(self, coords: Coords) -> FileNotFoundError:
         return FileNotFoundError(f"{self.layer.index.path or '/'}: no chunk {coords}")

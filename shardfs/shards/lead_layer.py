@@ -71,7 +71,7 @@ class LeadLayer(ChunkLayer):
 
         manifest = self.index.cached("lead", coords[0], load)
         if manifest.origin != _origin(chunk):
-            self.index.drop("lead", coords[0])
+            self.index.invalidate("lead", coords[0])
             manifest = self.index.cached("lead", coords[0], load)
         return manifest
 
@@ -120,9 +120,9 @@ class LeadLayer(ChunkLayer):
         place = self.locate(second)
         return second if place is not None and place.start <= offset else None
 
-    def forget(self, coords: Coords) -> None:
-        super().forget(coords)
-        self.index.drop("lead", coords[0])
+    def invalidate_shard(self, coords: Coords) -> None:
+        super().invalidate_shard(coords)
+        self.index.invalidate("lead", coords[0])
 
     def _report_resized(self, shard: int, number: int, before: Index, after: Index) -> None:
         """Report both files of all chunks of the page: only a chunk contains the size of its second file."""

@@ -290,32 +290,32 @@ class ShardIndices:
         """Return when the page of a chunk was loaded, as a time of `time.monotonic`; -inf if pages do not expire."""
         return -math.inf if self.ttl_s == math.inf else chunk.expires - self.ttl_s
 
-    def drop(self, kind: str, number: int) -> None:
+    def invalidate(self, kind: str, number: int) -> None:
         """Invalidate a value of `cached`."""
-        self._cache.drop((self._id, kind, number))
+        self._cache.invalidate((self._id, kind, number))
 
-    def forget(self, shard: int, number: int) -> None:
+    def invalidate_page(self, shard: int, number: int) -> None:
         """Drop everything cached for a page of a shard, so that the next lookup reads the current shard."""
-        self._forget_shard(shard)
+        self._invalidate_shard(shard)
         # The page expires last. A thread that began to read it earlier has the old shard open, and its version check
         # fails.
         self._cache.expire((self._id, shard, number))
 
-    def forget_all(self) -> None:
+    def invalidate_all(self) -> None:
         """Drop everything that is cached."""
         self._id = next(_ids)
 
-    def _forget_shard(self, shard: int) -> None:
+    def _invalidate_shard(self, shard: int) -> None:
         self.source.reopen(shard)
-        self.drop("blob", shard)
-        self.drop("stat", shard)
-        self.drop("root", shard)
+        self.invalidate("blob", shard)
+        self.invalidate("stat", shard)
+        self.invalidate("root", shard)
 
     # ---- reading ----
 
     def _load(self, shard: int, number: int) -> tuple[object, int, float]:
         if self.ttl_s != math.inf:
-            self._forget_shard(shard)  # page, root and modification time must have the same version
+            self._invalidate_shard(shard)  # page, root and modification time must have the same version
         page: object
         try:
             page = self._twice_if_replaced(shard, lambda: self._read_page(shard, number)) or ABSENT
@@ -367,7 +367,7 @@ class ShardIndices:
         except ValueError:
             if not self.source.is_local:
                 raise
-        self._forget_shard(shard)
+        self._invalidate_shard(shard)
         return read()
 
     def _read_page(self, shard: int, number: int) -> IndexPage | None:
@@ -400,7 +400,7 @@ class ShardIndices:
 
         root, root_version = self.cached("root", shard, load)
         if root_version != version:  # another thread read the root before or after the shard was replaced
-            self.drop("root", shard)
+            self.invalidate("root", shard)
             root = load()[0][0]
         if root is None:
             raise FileNotFoundError(self.source.key(shard))

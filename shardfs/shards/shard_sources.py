@@ -229,7 +229,7 @@ class NestedShards(ShardSource):
         return SliceBlob(*chunk[:3])
 
     def reopen(self, shard: int) -> None:
-        self._outer.forget(unravel(shard, self._grid))
+        self._outer.invalidate_shard(unravel(shard, self._grid))
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
         numbers = [np.empty(0, np.uint64)]

@@ -143,7 +143,7 @@ class ByteLRU:
         nbytes += OVERHEAD
         with self._lock:
             if self._flights.get(key) is not flight:
-                return  # `drop` was called during the load, so the loaded value may be outdated
+                return  # `invalidate` was called during the load, so the loaded value may be outdated
             self._drop(key)
             entry = CacheEntry(flight.value, nbytes, time.monotonic() + seconds)
             if nbytes > self.limit:
@@ -181,14 +181,14 @@ class ByteLRU:
             while self._spent_bytes > self._spent_limit and len(self._spent) > FEW_SPENT:
                 self._drop(next(iter(self._spent)))
 
-    def drop(self, key: Hashable) -> None:
-        """Evict the value. The result of a load in progress is not cached, and later calls do not wait for it."""
+    def invalidate(self, key: Hashable) -> None:
+        """Drop the value, which is outdated. The result of a load in progress is not cached, and later calls do not wait for it."""
         with self._lock:
             self._drop(key)
             self._flights.pop(key, None)
 
     def expire(self, key: Hashable) -> None:
-        """Like `drop`, but until the value is loaded again, `former` returns it."""
+        """Like `invalidate`, but until the value is loaded again, `former` returns it."""
         with self._lock:
             for entries in (self._entries, self._large):
                 if key in entries:
@@ -230,7 +230,7 @@ class WindowCache:
     def invalidate(self, key: str | int, size: int) -> None:
         """Drop all windows of an object of at most `size` bytes."""
         for window in range(-(-size // WINDOW)):
-            self._cache.drop((key, window))
+            self._cache.invalidate((key, window))
 
 
 def _load_window(fetch: Callable[[ByteRange], bytes], window: int, expires: float) -> tuple[bytes, int, float]:

@@ -151,7 +151,7 @@ class ReadAhead:
                     self._counters.add(**{"bytes_ahead_used" if usable else "bytes_ahead_wasted": fetch.nbytes})
         return data if usable else None
 
-    def forget(self, owner: int) -> None:
+    def invalidate(self, owner: int) -> None:
         """Drop what was fetched for a collection, whose shards may have changed."""
         with self._lock:
             for key in [key for key in self._fetches if key[0] == owner]:

@@ -376,7 +376,7 @@ class ChunkDirs:
         self.is_frozen = True
         for layer in self.shards.layers:
             layer.index.is_frozen = True
-        self.chunks.forget_all()  # also what may be of the other array already
+        self.chunks.invalidate_all()  # also what may be of the other array already
 
     def move(self, old: str, new: str) -> None:
         """Update the paths after the directory, or one of its parents, was renamed."""

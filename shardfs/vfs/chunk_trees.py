@@ -172,7 +172,7 @@ class ChunkTrees:
                 tree.description = present.description
         return is_latest
 
-    def forget(self, path: str) -> list[str]:
+    def detach(self, path: str) -> list[str]:
         """Detach the trees at `path` and below, because their metadata changed. Return the paths of their directories.
 
         A tree keeps its inode numbers if the new metadata describes the same collection.

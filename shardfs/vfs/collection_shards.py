@@ -150,11 +150,11 @@ class CollectionShards:
         """Drop everything cached for the shards of these chunks. `moved`: other chunks of the shards may have moved."""
         place = self._chunks.layer.format.place
         for c in {place(c)[:2]: c for c in coords}.values():
-            self._chunks.forget(c)
+            self._chunks.invalidate_shard(c)
         for layer in self.layers:
-            layer.index.drop("existing", 0)
+            layer.index.invalidate("existing", 0)
         if moved and not self._chunks.is_local:
-            self._chunks.forget_all()
+            self._chunks.invalidate_all()
 
     def move(self, path: str, old: str, new: str) -> None:
         """Continue at `path`, after directory `old` of the store was renamed to `new`."""
@@ -162,4 +162,4 @@ class CollectionShards:
         for layer in self.layers:
             layer.index.path = path
             layer.source.move(old, new)
-        self._chunks.forget_all()  # a lookup under the new name may have cached the absence of the shards
+        self._chunks.invalidate_all()  # a lookup under the new name may have cached the absence of the shards

@@ -59,7 +59,7 @@ class KnownDamage:
 
     def invalidate(self, number: int) -> None:
         """Drop the error of an inode number."""
-        self._cache.drop(("damage", number))
+        self._cache.invalidate(("damage", number))
 
 
 class Datasets:

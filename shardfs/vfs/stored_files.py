@@ -182,7 +182,7 @@ class StoredFiles:
         self.store.reopen(path)
         stat = self._datasets.chunk_cache.peek((path, "stat"))
         self._windows.invalidate(path, stat.size if stat is not None else 0)
-        self._datasets.chunk_cache.drop((path, "stat"))
+        self._datasets.chunk_cache.invalidate((path, "stat"))
 
 
 def listed_by_name(path: str) -> Attributes:
@@ -261,7 +261,7 @@ class ForeignFiles:
 
     def invalidate(self, chunks: ChunkDirs, directory: int) -> None:
         """Drop the cached names of a directory of chunks."""
-        self._cache.drop(_key(chunks, chunks.numbers.place(directory)))
+        self._cache.invalidate(_key(chunks, chunks.numbers.place(directory)))
 
 
 def _key(chunks: ChunkDirs, place: TreePosition) -> tuple[str, int, TreePosition]:

@@ -458,7 +458,7 @@ class Tree:
         self.datasets.renewals.add(path)
         self.changed(path)
         nodes = self.nodes.below(path)
-        paths = self.datasets.trees.forget(path)
+        paths = self.datasets.trees.detach(path)
         for node in nodes:
             if isinstance(node, DirectoryNode):
                 self.datasets.damage.invalidate(node.number)

@@ -134,7 +134,7 @@ def test_the_bound_holds_and_the_count_is_true(script: list[tuple[int, int, bool
     sizes: dict[int, int] = {}
     for key, size, drop in script:
         if drop:
-            lru.drop(key)
+            lru.invalidate(key)
             order = [k for k in order if k != key]
             continue
         assert lru.get(key, lambda key=key, size=size: ((key, size), size, math.inf))[0] == key  # type: ignore[misc]
@@ -160,7 +160,7 @@ def test_of_values_larger_than_the_cache_the_last_one_is_kept() -> None:
     lru.expire("bigger")
     assert (lru.peek("bigger"), lru.former("bigger")) == (None, 3)
     assert lru.get("bigger", lambda: (4, 6000, math.inf)) == 4
-    lru.drop("bigger")
+    lru.invalidate("bigger")
     assert (lru.peek("small"), lru.former("bigger")) == (1, None)
 
 
@@ -188,7 +188,7 @@ def test_what_is_dropped_while_it_is_loaded_is_not_kept() -> None:
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(lru.get, "k", old)
         begun.wait(60)
-        lru.drop("k")
+        lru.invalidate("k")
         assert lru.get("k", lambda: ("new", 1, math.inf)) == "new"
         go.set()
         assert slow.result() == "old"
@@ -203,7 +203,7 @@ def test_many_threads_on_a_small_cache() -> None:
             key = (seed * 31 + i * 7) % 60
             assert lru.get(key, lambda key=key: (key + 1, 10, math.inf)) == key + 1  # type: ignore[misc]
             if i % 50 == 0:
-                lru.drop(key)
+                lru.invalidate(key)
 
     sys.setswitchinterval(1e-6)  # so that a thread is interrupted anywhere
     try:
@@ -223,7 +223,7 @@ def test_of_spent_values_few_are_kept_and_others_stay() -> None:
         lru.mark_read(key)
     assert [key for key in range(10) if lru.peek(key) is None] == [1, 5]
     assert lru.nbytes == 8 * (100 + OVERHEAD)
-    lru.drop(3)
+    lru.invalidate(3)
     lru.mark_read(3)
     lru.mark_read(6)
     assert lru.peek(2) == "value"

@@ -319,7 +319,7 @@ def test_what_was_fetched_is_forgotten_when_shards_change() -> None:
     reader = Reader(store)
     reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
     reader.shared._fetches[reader.ahead._owner, (7,)].data.result(60)
-    reader.ahead.forget()
+    reader.ahead.invalidate()
     assert reader.shared.nbytes == 0
     store.requests.clear()
     assert reader.read((7,)) == store.content((7,))
