@@ -129,7 +129,7 @@ class PlacedArray:
     encoding: ChunkEncoding
 
     @classmethod
-    def of(cls, collection: Collection, path: str, encode: Callable[[Array], ChunkEncoding]) -> Self:
+    def from_collection(cls, collection: Collection, path: str, encode: Callable[[Array], ChunkEncoding]) -> Self:
         """The array of `collection` in the encoding from `encode`, unless the option `chunk_codec` sets the codec.
 
         Raise UnsupportedError, with the reason, if the array has no description, or no encoding is possible.

@@ -58,7 +58,7 @@ class Zarr3View(View):
             return dataset  # the native layout is this one
         is_array, arrays = arrays_of(dataset)
         encode = created_encoding if self._creates else shown_encoding
-        placed = [_Zarr3Array.of(c, at, encode) for c, at in arrays]
+        placed = [_Zarr3Array.from_collection(c, at, encode) for c, at in arrays]
         if self._creates:
             placed = [replace(p, separator=separator_of(p.stored.names)) for p in placed]
         if around.level_of is not None:  # OME-Zarr 0.5 requires the image's axis names in the levels, too

@@ -105,7 +105,7 @@ class Control:
         """The names behind `cookie`, without sizes, so that the kernel looks each of them up."""
         names = list(self._makers)[cookie:]
         if names:
-            yield Batch.of_entries([(name, Attributes(DIRECTORY, False, -1, 0)) for name in names], cookie)
+            yield Batch.from_entries([(name, Attributes(DIRECTORY, False, -1, 0)) for name in names], cookie)
 
 
 class ControlReplies:

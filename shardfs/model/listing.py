@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     by_name: bool = False
 
     @classmethod
-    def of(
+    def from_columns(
         cls,
         names: npt.NDArray[np.bytes_],
         numbers: U64,
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
         return cls(names, numbers, np.full(n, directories, np.bool_), sizes, mtimes_ns, cookies)
 
     @classmethod
-    def of_entries(cls, entries: Sequence[tuple[bytes, Attributes]], position: int) -> Batch:
+    def from_entries(cls, entries: Sequence[tuple[bytes, Attributes]], position: int) -> Batch:
         """A batch of names with their attributes; the first one has the position after `position`."""
         rows = [a for _, a in entries]
         return cls(

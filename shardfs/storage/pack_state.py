@@ -170,7 +170,7 @@ class UnfinishedJob(NamedTuple):
     groups: frozenset[str]
 
     @classmethod
-    def of(cls, root: str) -> Self | None:
+    def from_directory(cls, root: str) -> Self | None:
         """Return the job in the directory of a source; None if it has none, or if only files of the job are left.
 
         Raise the errors of `PackState.read`, but not for the target of another kind of job.
@@ -233,7 +233,7 @@ class SourceJobs:
         directories = [real]
         while directories[-1] != self._root:
             directories.append(os.path.dirname(directories[-1]))
-        yield from filter(None, map(UnfinishedJob.of, directories))
+        yield from filter(None, map(UnfinishedJob.from_directory, directories))
         yield from filter(None, map(_job_above, self._above))
 
 
@@ -241,7 +241,7 @@ def unfinished_jobs(source: str) -> Iterator[UnfinishedJob]:
     """Yield the unfinished jobs in place in the directory of a local source, and above it; none for a URL."""
     if os.path.isabs(source):
         root = os.path.realpath(source)
-        if (job := UnfinishedJob.of(root)) is not None:
+        if (job := UnfinishedJob.from_directory(root)) is not None:
             yield job
         yield from _jobs_above(root)
 
@@ -260,7 +260,7 @@ def _job_above(root: str) -> UnfinishedJob | None:
     """
     with suppress(OSError):
         if os.path.lexists(os.path.join(root, STATE)) and is_closed(root):
-            return UnfinishedJob.of(root)
+            return UnfinishedJob.from_directory(root)
     return None
 
 

@@ -56,7 +56,7 @@ class ChunkListing:
         """Yield subdirectories without looking for chunks; some may be empty."""
         for values in self._values(place.level, cookie):
             names, numbers = self._names.render(place.level, values), self._numbers.numbers(place, values)
-            yield Batch.of(names, numbers, 0, self._mtime_ns, values + np.uint64(1), directories=True)
+            yield Batch.from_columns(names, numbers, 0, self._mtime_ns, values + np.uint64(1), directories=True)
 
     def _scan_row(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
         """Yield the chunks of one directory; each is looked up."""
@@ -74,7 +74,7 @@ class ChunkListing:
             last = last[exists]
             if len(last):
                 names, numbers = self._names.render(place.level, last), self._numbers.numbers(place, last)
-                yield Batch.of(names, numbers, sizes[exists], mtimes[exists], last + np.uint64(1))
+                yield Batch.from_columns(names, numbers, sizes[exists], mtimes[exists], last + np.uint64(1))
 
     def _scan_stored(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
         """Yield the chunks of one directory from the shard indices, shard by shard."""
@@ -97,5 +97,5 @@ class ChunkListing:
                     sizes = np.where(large, -1, sizes)
             else:
                 names = self._names.render(place.level, last)
-            batch = Batch.of(names, numbers, sizes, mtime_ns, cookies)
+            batch = Batch.from_columns(names, numbers, sizes, mtime_ns, cookies)
             yield batch._replace(by_name=listed > IDS_WITH_INODES)

@@ -248,7 +248,7 @@ class Tree:
                 name = e.key.rsplit("/", 1)[-1].partition("[")[0]
                 entry = listed_by_name(f"{chunks.directory_path(place)}/{name}")
                 self.datasets.damage.put(entry.number, e, math.inf)
-                yield Batch.of_entries([(os.fsencode(name), entry)], REST - 2)
+                yield Batch.from_entries([(os.fsencode(name), entry)], REST - 2)
         yield from _batches(further, cookie)
 
     def statvfs(self) -> os.statvfs_result | None:
@@ -511,7 +511,7 @@ def _batches(entries: Iterator[tuple[str, Attributes]], cookie: int) -> Iterator
     position = max(cookie, REST)
     following = itertools.islice(entries, position - REST, None)
     while part := [(os.fsencode(name), attributes) for name, attributes in itertools.islice(following, BATCH)]:
-        yield Batch.of_entries(part, position)
+        yield Batch.from_entries(part, position)
         position += len(part)
 
 

@@ -283,7 +283,7 @@ class Overlay(Part):
             if file is not None and (entry := self._listed(path, name, file)) is not None:
                 changed.append((name, entry))
         if cookie < len(changed):
-            yield Batch.of_entries(changed[cookie:], cookie)
+            yield Batch.from_entries(changed[cookie:], cookie)
         base = self._names.base_number(path)
         if base is None:
             return

@@ -47,7 +47,7 @@ class Stored(NamedTuple):
     digests: tuple[str, ...] | None = ()
 
     @classmethod
-    def of(cls, target: Target, *, read: bool = True) -> Stored:
+    def from_target(cls, target: Target, *, read: bool = True) -> Stored:
         """Return what is stored for a chunk now.
 
         `read`: note the digest, too. Raise CorruptShardError if bytes of the chunk are missing.

@@ -238,7 +238,7 @@ class WriteBuffer:
         if version is not None and not version.obsolete:
             base = version.base
         else:
-            base = self._stored(path) if target is None else Stored.of(target, read=self._writer.local)
+            base = self._stored(path) if target is None else Stored.from_target(target, read=self._writer.local)
         return Look(path, target, version, replaced, base)
 
     def _stored(self, path: str) -> Stored:

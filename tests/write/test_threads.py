@@ -268,7 +268,7 @@ def test_a_close_meets_another_call_at_each_of_its_steps(call: str, tmp_path: Pa
 def test_a_close_reads_a_stored_chunk_again_if_its_shard_was_replaced(
     is_replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, looks, of = TARGETS["zarr_end"], list[object](), Stored.of
+    target, looks, of = TARGETS["zarr_end"], list[object](), Stored.from_target
     (tmp_path / "store").mkdir()
     (tmp_path / "journal").mkdir(mode=0o700)
     target.create(tmp_path / "store")
@@ -283,7 +283,7 @@ def test_a_close_reads_a_stored_chunk_again_if_its_shard_was_replaced(
             looks.append(target)
             return of(target, read=read)
 
-        monkeypatch.setattr(Stored, "of", staticmethod(counted))
+        monkeypatch.setattr(Stored, "from_target", staticmethod(counted))
         look = pending.look(path, chunk)
         if is_replaced:
             pending.backlog.done(key)

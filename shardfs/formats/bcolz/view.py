@@ -37,7 +37,7 @@ MAX_CHUNK = 2**31 - 1 - 16
 def shown_as_bcolz(dataset: Dataset) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if bcolz cannot express it."""
     is_array, arrays = arrays_of(dataset)
-    placed = [_ShownCarray.of(c, at, shown_encoding) for c, at in arrays]
+    placed = [_ShownCarray.from_collection(c, at, shown_encoding) for c, at in arrays]
     documents = {} if is_array or not dataset.attributes else {ATTRS: _attributes(dataset.attributes)}
     for p in placed:
         documents |= p.documents()

@@ -37,7 +37,7 @@ KNOWN_VERSIONS = ("1.", "2.", "3.", "4.")
 def shown_as_n5(path: str, dataset: Dataset, around: Surroundings) -> Dataset:
     """The dataset in this layout. Raise UnsupportedError, with the reason, if N5 cannot express it."""
     is_array, placed = arrays_of(dataset)
-    arrays = [_ShownDataset.of(c, at, shown_encoding) for c, at in placed]
+    arrays = [_ShownDataset.from_collection(c, at, shown_encoding) for c, at in placed]
     image = None if is_array else image_of(dataset, around.names)
     levels = _levels_of(image, arrays, around.below) if image is not None else []
     level_paths = {level.path for level in levels}
@@ -116,7 +116,7 @@ def _level_below(path: str, dataset: Dataset | None) -> _ShownDataset | None:
     if len(collections) != 1:
         return None
     try:
-        return _ShownDataset.of(from_above(path, collections[0]), path, shown_encoding)
+        return _ShownDataset.from_collection(from_above(path, collections[0]), path, shown_encoding)
     except UnsupportedError:
         return None  # showing the level's own directory reports the reason
 
