@@ -283,7 +283,7 @@ class XattrRequests(Requests):
         if not name.startswith("user."):
             # ENODATA would be true as well, but after EOPNOTSUPP `ls -l` stops asking every file for its ACL.
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), name)
-        value = self._tree.usage(number).get(name) if name in _USAGE else self._values(number).get(name)
+        value = self._tree.costly_xattrs(number).get(name) if name in _USAGE else self._values(number).get(name)
         if value is None:
             raise OSError(errno.ENODATA, os.strerror(errno.ENODATA), name)
         self._send_value(unique, value)

@@ -89,7 +89,7 @@ class ReadRequests:
                 recent.pop(number, None)
                 self._send_bytes(unique, number, offset, size)
 
-        return answer if self._tree.note is None else self._noted(answer, self._tree.note)
+        return answer if self._tree.note_read is None else self._noted(answer, self._tree.note_read)
 
     def _noted(self, answer: Handler, note: Callable[[int], None]) -> Handler:
         """Return the handler of READ for a slow local source, whose chunks are read ahead."""

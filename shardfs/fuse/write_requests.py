@@ -140,7 +140,7 @@ class WriteRequests(_TreeRequests):
 
     def handlers(self) -> dict[int, Handler]:
         return {
-            protocol.OPEN: self._open,
+            protocol.OPEN: self._open_file,
             protocol.WRITE: self._write_handler(),
             protocol.FALLOCATE: self._fallocate,
             protocol.FLUSH: self._sync_handler(self._tree.flush),
@@ -152,7 +152,7 @@ class WriteRequests(_TreeRequests):
             protocol.REMOVEXATTR: self._removexattr,
         }
 
-    def _open(self, unique: int, number: int, _size: int) -> None:
+    def _open_file(self, unique: int, number: int, _size: int) -> None:
         (flags,) = protocol.OPEN_IN.unpack_from(self._request, protocol.BODY)
         flags &= OPEN_FLAGS
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) == os.O_RDONLY

@@ -180,7 +180,7 @@ class PackedIds(PackedArray):
     """Objects with 64-bit ids: meshes, skeletons, annotations. Their numbers are their ids, once for each file."""
 
     @property
-    def _names(self) -> IdNames:
+    def _id_names(self) -> IdNames:
         return cast("IdNames", self.target.names)
 
     @property
@@ -188,11 +188,11 @@ class PackedIds(PackedArray):
         return 1 if self.target.lead is None else 2
 
     def number(self, name: str) -> int | None:
-        cell = self._names.cell(name.removesuffix(self.suffix).encode(errors="replace"))
+        cell = self._id_names.cell(name.removesuffix(self.suffix).encode(errors="replace"))
         return cell[0] if cell is not None and name.endswith(self.suffix) else None
 
     def files(self, numbers: U64) -> list[str]:
-        names: npt.NDArray[np.bytes_] = self._names.names(self.cells(numbers))
+        names: npt.NDArray[np.bytes_] = self._id_names.names(self.cells(numbers))
         return [join(self.path, name.decode() + self.suffix) for name in names.tolist()]
 
     def stored(self, numbers: U64) -> U64:

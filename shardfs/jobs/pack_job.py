@@ -118,7 +118,7 @@ class Packing(OpenedJob):
             if not self.job.arrays or path in self.job.arrays:
                 survey.problems.append(Problem(path, f"was not packed, and keeps its chunk files: {why}"))
         with_others = set[str]()
-        for array, name, key in self._walk("", None, self._names("")):
+        for array, name, key in self._walk("", None, self._listed_names("")):
             if key.endswith("/"):
                 why = "is a directory, but has the name of a chunk; move it out of the source"
                 survey.problems.append(Problem(key[:-1], why, damaged=True))
@@ -149,7 +149,7 @@ class Packing(OpenedJob):
 
     def other_files(self) -> Iterator[str]:
         """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""
-        for array, name, key in self._walk("", None, self._names(""), self._only_chunks):
+        for array, name, key in self._walk("", None, self._listed_names(""), self._only_chunks):
             is_chunk = array is not None and array.number(name) is not None
             if not is_chunk and not key.endswith("/") and self._problem_of(array, name, key) is None:
                 yield key
@@ -198,11 +198,11 @@ class Packing(OpenedJob):
             elif self.store.remote:
                 directories.append(key)
             else:
-                yield from self._walk(key, array, self._names(key), skipped)
-        for key, entries in load_ahead(self.store.read_ahead, self._names, directories):
+                yield from self._walk(key, array, self._listed_names(key), skipped)
+        for key, entries in load_ahead(self.store.read_ahead, self._listed_names, directories):
             yield from self._walk(key, array, entries, skipped)
 
-    def _names(self, path: str) -> Iterable[tuple[str, bool]]:
+    def _listed_names(self, path: str) -> Iterable[tuple[str, bool]]:
         """The names in a directory, and whether each is a directory itself. Links of a local source are files."""
         if isinstance(self.store, LocalStore):
             return self.store.names(path)

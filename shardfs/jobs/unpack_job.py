@@ -217,7 +217,7 @@ class Unpacking(OpenedJob):
 
         Also yield problems of stored files with the names of chunks that are no shards: a mount does not show them.
         """
-        place, source = chunks.numbers.place(parent), chunks.shards.outermost.source
+        place, source = chunks.numbers.position(parent), chunks.shards.outermost.source
         path, single_name = chunks.directory_path(place), chunks.collection.layers[0].single_name
         for entry in self.store.scan(path):
             number = chunks.number(parent, os.fsencode(entry.name)) if entry.directory else None

@@ -38,7 +38,7 @@ class FileTree(Listable, Protocol):
     """The server sets the attributes of this object."""
 
     @property
-    def note(self) -> Callable[[int], None] | None:
+    def note_read(self) -> Callable[[int], None] | None:
         """To be called with the number of a file whose first bytes are read without `read`. None: not needed."""
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
@@ -65,7 +65,7 @@ class FileTree(Listable, Protocol):
     def xattrs(self, number: int) -> dict[str, bytes]:
         """The extended attributes that are listed."""
 
-    def usage(self, number: int) -> dict[str, bytes]:
+    def costly_xattrs(self, number: int) -> dict[str, bytes]:
         """The extended attributes that are too expensive to be listed: `user.shardfs.live` and `user.shardfs.dead`."""
 
     def statvfs(self) -> os.statvfs_result | None:

@@ -56,6 +56,8 @@ class Placements(NamedTuple):
 class Index(Protocol):
     """One page of a shard index, in the form that needs the least memory."""
 
+    __slots__ = ()
+
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the page takes."""
@@ -95,7 +97,7 @@ class Reason(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardIndex:
+class ShardIndex(Index):
     """One page of a shard index: the slots that are present, and the byte range of each.
 
     Args:

@@ -196,7 +196,7 @@ class ShardIndices:
         Raise CorruptShardError if the root cannot be read.
         """
         try:
-            root = self._twice_if_replaced(shard, lambda: self._root(shard, self._open(shard)))
+            root = self._twice_if_replaced(shard, lambda: self._root(shard, self._open_shard(shard)))
             pages = self.format.nonempty_pages(root)
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
             raise self._unreadable(shard, e) from e
@@ -214,7 +214,7 @@ class ShardIndices:
 
         def load() -> tuple[Stat, int, float]:
             try:
-                return (blob or self._open(shard)).stat(), 100, self.ttl_s
+                return (blob or self._open_shard(shard)).stat(), 100, self.ttl_s
             except ValueError as e:
                 raise self._damage(shard, str(e)) from e
 
@@ -344,7 +344,7 @@ class ShardIndices:
             raise error
         return self._damage(shard, f"should be a file that can be read, but {error.strerror}")
 
-    def _open(self, shard: int) -> Blob:
+    def _open_shard(self, shard: int) -> Blob:
         """Return the shard. A remote one stays open, because everything read from one blob has the same version."""
         if self.source.is_local:
             return self.source.open(shard)
@@ -371,7 +371,7 @@ class ShardIndices:
         return read()
 
     def _read_page(self, shard: int, number: int) -> IndexPage | None:
-        blob, walks = self._open(shard), self.format.walk is not None
+        blob, walks = self._open_shard(shard), self.format.walk is not None
         root = self._root(shard, blob)
         local = blob.fd >= 0 or isinstance(blob, BytesBlob)
         index = read_page(self.format, shard, number, root, blob, blob.stat().size if local else MAX_OBJECT)

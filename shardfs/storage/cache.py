@@ -182,7 +182,7 @@ class ByteLRU:
                 self._drop(next(iter(self._spent)))
 
     def invalidate(self, key: Hashable) -> None:
-        """Drop the value, which is outdated. The result of a load in progress is not cached, and later calls do not wait for it."""
+        """Drop a value that may be outdated. A load in progress is not cached, and later calls do not wait for it."""
         with self._lock:
             self._drop(key)
             self._flights.pop(key, None)

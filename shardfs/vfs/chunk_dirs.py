@@ -140,7 +140,7 @@ class ChunkDirs:
         if row is not None:
             value = self._names.parse(self.depth - 1, name)
             return None if value is None else self._in_row(row, value)
-        place = self.numbers.place(parent)
+        place = self.numbers.position(parent)
         level = place.level
         if level >= self.depth:
             raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(parent))
@@ -188,7 +188,7 @@ class ChunkDirs:
 
         The child need not exist.
         """
-        place = self.numbers.place(parent)
+        place = self.numbers.position(parent)
         value = self._names.parse(place.level, name) if place.level < self.depth else None
         return None if value is None else self.numbers.number(place, value)
 
@@ -198,7 +198,7 @@ class ChunkDirs:
 
     def small_listing(self, directory: int, limit: int) -> list[EntryRow] | None:
         """Return all entries of a directory with at most `limit` places; None for any other directory."""
-        place = self.numbers.place(directory)
+        place = self.numbers.position(directory)
         level = place.level
         if not self._has_rows or self.chunks.filler is not None:
             return None
@@ -237,7 +237,7 @@ class ChunkDirs:
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
         """Return bytes of a chunk; fewer than `size` only at its end."""
         if number - self.first < self.directories:
-            path = self.directory_path(self.numbers.place(number), is_shown=True)
+            path = self.directory_path(self.numbers.position(number), is_shown=True)
             raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", path)
         return self.chunks.read(number, self.numbers.coords(number), offset, size)
 
@@ -249,13 +249,13 @@ class ChunkDirs:
 
     def classify_name(self, directory: int, name: bytes) -> NameMeaning:
         """Return the kind of a name in a directory of chunks."""
-        place, text = self.numbers.place(directory), os.fsdecode(name)
+        place, text = self.numbers.position(directory), os.fsdecode(name)
         other = NameKind.FIXED if self.is_moved else NameKind.PLAIN
         return self.classify_child(directory, name) or not_a_chunk(text, self.reserved(place.level, text), other)
 
     def classify_child(self, parent: int | None, name: bytes) -> NameMeaning | None:
         """Return the kind of a name in a directory (None: the dataset's); None if the collection has no such name."""
-        place = self.numbers.place(parent)
+        place = self.numbers.position(parent)
         value = self._names.parse(place.level, name) if place.level < self.depth else None
         if value is None:
             coords = self.unnumbered(name) if parent is None else None

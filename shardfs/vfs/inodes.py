@@ -64,7 +64,7 @@ class ChunkNumbers:
         self.count = position
         self.directories = self.bases[-1]
 
-    def place(self, number: int | None) -> TreePosition:
+    def position(self, number: int | None) -> TreePosition:
         """Return the position of an inode number. None stands for the dataset's directory."""
         if number is None:
             return TOP

@@ -226,7 +226,7 @@ class DirectoryNode(Node):
         """The path under which the directory is shown."""
         return self.inherited.shown(self.inside)
 
-    def move(self, scope: Scope) -> None:
+    def set_scope(self, scope: Scope) -> None:
         """Show the data directory of the scope in place of this one. Concurrent calls are safe."""
         inherited, inside = self.inherited, "/".join(filter(None, [self.path, scope.data]))
         if inherited.scope != (scope, self.path):
@@ -303,10 +303,10 @@ class NodeTable:
                 if isinstance(node, kind) and node.path == path:
                     return node
                 if node is None or node.path == path:
-                    return self._put(kind(number, path, *args), node)
+                    return self._install(kind(number, path, *args), node)
                 number = number % (TABLE_END - 1) + 2  # a hash collision of two paths, which is very rare
 
-    def _put(self, node: N, before: Node | None) -> N:
+    def _install(self, node: N, before: Node | None) -> N:
         """Add a node, or replace the one `before`. The caller holds the lock."""
         if before is not None and before.number not in self._recent:
             node.lookups = before.lookups

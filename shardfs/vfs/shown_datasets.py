@@ -69,7 +69,7 @@ class ShownDatasets:
         if dataset is not None and is_array:
             return ShownDataset(Dataset(self.view.name, hidden=dataset.format_names, closed=True))
         if dataset is not None and dataset.scope is not None:
-            directory.move(dataset.scope)
+            directory.set_scope(dataset.scope)
             dataset = self._stored(directory)
         if dataset is None and (
             directory.inherited.below or not self._source.may_lead_on(directory.inside, directory.inherited)

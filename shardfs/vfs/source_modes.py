@@ -46,7 +46,7 @@ class SourceModes:
 
     def directory(self, path: str) -> int:
         """Return the bits of a directory, or of the nearest one above that is in the source."""
-        while (bits := self._stored(path, directory=True)) is None and path:
+        while (bits := self._mode_bits(path, directory=True)) is None and path:
             path = path.rpartition("/")[0]
         return bits or 0
 
@@ -56,12 +56,12 @@ class SourceModes:
         Args:
             names: the names of documents.
         """
-        if (bits := self._stored(path)) is not None:
+        if (bits := self._mode_bits(path)) is not None:
             return bits
         above = path.rpartition("/")[0]
         bits = ALL & ~SEARCH & self.directory(above)
         for name in names:
-            beside = self._stored(f"{above}/{name}" if above else name)
+            beside = self._mode_bits(f"{above}/{name}" if above else name)
             bits &= ALL if beside is None else beside
         return bits
 
@@ -71,7 +71,7 @@ class SourceModes:
         A chunk whose shard does not exist is readable where the directory of its array is.
         """
         stem = key.removesuffix(".shard")
-        files = [b for name in {key, f"{stem}.index", f"{stem}.data"} if (b := self._stored(name)) is not None]
+        files = [b for name in {key, f"{stem}.index", f"{stem}.data"} if (b := self._mode_bits(name)) is not None]
         bits = reduce(and_, files or [self.directory(array)], ALL & ~SEARCH)
         above = key.rpartition("/")[0]
         while not is_in(array, above):
@@ -80,7 +80,7 @@ class SourceModes:
             above = above.rpartition("/")[0]
         return bits
 
-    def _stored(self, path: str, *, directory: bool = False) -> int | None:
+    def _mode_bits(self, path: str, *, directory: bool = False) -> int | None:
         """Return the bits of a file, or of what is shown as a `directory`; None if there is none."""
         bits = self._cache.get(("mode", path, directory), lambda: (self._look(path, directory), 1, self._ttl))
         return None if bits < 0 else bits

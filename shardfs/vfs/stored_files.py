@@ -206,7 +206,7 @@ class ForeignFiles:
 
     def lookup(self, chunks: ChunkDirs, parent: int, name: str) -> Attributes:
         """Return the attributes of a non-chunk name in a directory of chunks. Raise FileNotFoundError if missing."""
-        place = chunks.numbers.place(parent)
+        place = chunks.numbers.position(parent)
         if chunks.reserved(place.level, name):
             raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
         names = self._names(chunks, place)
@@ -261,7 +261,7 @@ class ForeignFiles:
 
     def invalidate(self, chunks: ChunkDirs, directory: int) -> None:
         """Drop the cached names of a directory of chunks."""
-        self._cache.invalidate(_key(chunks, chunks.numbers.place(directory)))
+        self._cache.invalidate(_key(chunks, chunks.numbers.position(directory)))
 
 
 def _key(chunks: ChunkDirs, place: TreePosition) -> tuple[str, int, TreePosition]:

@@ -70,7 +70,7 @@ class Tree:
         self._files = StoredFiles(self.nodes, datasets)
         self._foreign = ForeignFiles(self._files, datasets)
         self.directories = StoreDirectories(self.nodes, self._files, datasets)
-        self.note = self._note_read if self.store.read_ahead is not None and not self.store.remote else None
+        self.note_read = self._note_read if self.store.read_ahead is not None and not self.store.remote else None
         self.survey = Survey(self.directories, self._files, datasets)
 
     # ---- the calls of a file system ----
@@ -103,7 +103,7 @@ class Tree:
 
     def _present_number(self, former: ChunkDirs, number: int) -> int:
         """Return the inode number that a directory of chunks has since another tree has replaced the former one."""
-        place = former.numbers.place(number)
+        place = former.numbers.position(number)
         if place.level >= former.depth:
             raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
         present = self.resolve(former.directory_path(place, is_shown=True)).number
@@ -213,7 +213,7 @@ class Tree:
         if rows is None:
             return None
         try:
-            alone = next(self._foreign.scan(chunks, chunks.numbers.place(number)), None) is None
+            alone = next(self._foreign.scan(chunks, chunks.numbers.position(number)), None) is None
         except OSError:  # `scan` yields the chunks first and then raises this error
             return None
         self._follow_above(chunks)
@@ -228,7 +228,7 @@ class Tree:
             if chunks.is_former:
                 yield from self.scan(self._present_number(chunks, number), cookie)
                 return
-            place = chunks.numbers.place(number)
+            place = chunks.numbers.position(number)
             if place.level >= chunks.depth:
                 raise NotADirectoryError(errno.ENOTDIR, "is a chunk", str(number))
             further = self._foreign.scan(chunks, place)
@@ -268,7 +268,7 @@ class Tree:
             "user.shardfs.codecs": ",".join(where.codecs).encode(),
         }
 
-    def usage(self, number: int) -> dict[str, bytes]:
+    def costly_xattrs(self, number: int) -> dict[str, bytes]:
         """Return the `user.shardfs.*` attributes with the live and dead bytes of an array.
 
         Reads each of its indices.
@@ -326,7 +326,7 @@ class Tree:
             chunks = self._chunks_of(number)
         except FileNotFoundError:
             return ""
-        place = chunks.numbers.place(number)
+        place = chunks.numbers.position(number)
         if place.level < chunks.depth:
             return chunks.directory_path(place, is_shown=True)
         return chunks.chunk_path(chunks.numbers.coords(number))

@@ -171,7 +171,7 @@ class FileContents:
     def load(self, file: WritableFile) -> Buffer:
         """Return the buffer of a file with all its bytes, read from where they are now."""
         while (buffer := file.buffer) is None:
-            place = file.place
+            place = file.version_and_target
             file.load(self._read_whole(file), place)
         return buffer
 
@@ -189,7 +189,7 @@ class FileContents:
     def resize(self, file: WritableFile, size: int) -> None:
         """Shorten the contents of a file that has no descriptor, or extend them with zeros."""
         if not size and file.buffer is None:
-            file.load(self.new_buffer(file), file.place)
+            file.load(self.new_buffer(file), file.version_and_target)
         self._change(file, lambda buffer: buffer.truncate(size))
 
     def _change(self, file: WritableFile, change: Callable[[Buffer], None]) -> None:

@@ -109,7 +109,7 @@ class Descriptions(Part):
             except (OSError, ShardfsError) as e:
                 why = f"the document is stored, but names at {path or '/'} keep their kinds, because {message(e)}"
                 log.warning("%s: %s. Write the document again when this is mended", document, why)
-                self._pending.failures.note(document, OSError(errno_of(e), why, document))
+                self._pending.failures.record(document, OSError(errno_of(e), why, document))
 
     def _absent_beside(self, directory: str, name: str) -> list[tuple[str, bytes]]:
         """Return the documents that a layout could generate with a new one, and that the mount does not show yet."""

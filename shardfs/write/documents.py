@@ -240,7 +240,7 @@ class Documents:
         if not has_members and not (in_layout and edit.edited):
             return Written(text, set())
         if has_members:
-            self.expected.forget(document)
+            self.expected.record_written(document)
         for below, raw in edit.edited.items():
             changed |= self._update_copies(document.stored_at(below), raw, through_layout=in_layout)
         return Written(None if in_layout else text, changed)
@@ -340,7 +340,7 @@ class Documents:
         sources = {n: other for n, other in self._sources(document).items() if n != document.name}
         self._require_known(document, sources if raw is None else {**sources, document.name: raw})
         if raw is not None:
-            self.expected.remember(document, {document.name: raw})
+            self.expected.record_deleted(document, {document.name: raw})
 
     def _remove_translated(self, document: Document, form: Translation) -> set[str]:
         """Delete the sources of a layout's document, or remove from them what the document has."""
@@ -354,7 +354,7 @@ class Documents:
         if paths is None:
             written = self.write(document.directory, document.name, NOTHING, decided=True)
             return set() if written is None else written.changed
-        self.expected.remember(document, sources)
+        self.expected.record_deleted(document, sources)
         for below in paths:
             path = join(document.directory, below)
             with self._base.datasets.forms.removing(path):

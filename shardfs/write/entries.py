@@ -224,7 +224,7 @@ class Entries(Part):
         if file is None:
             require_changeable(kind, path)
         self._remove_cleared(number, path)
-        self._pending.refused.forget_below(path)
+        self._pending.refused.clear_below(path)
         if file is not None:
             with self._names.lock:
                 self._files.forget_below(path)
@@ -245,7 +245,9 @@ class Entries(Part):
         with self._names.lock:
             self._files.forget_below(path)
         self._base.store.reopen(path)
-        self._documents.seen.forget(path)  # the sharding is kept: tools delete an array in order to write it anew
+        self._documents.seen.discard_below(
+            path
+        )  # the sharding is kept: tools delete an array in order to write it anew
         self._names.renew(path)
 
     def _has_entries(self, number: int, besides: bytes = b"") -> bool:

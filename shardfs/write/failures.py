@@ -41,7 +41,7 @@ class Failures:
         self._unseen: set[str] = set()
         self._count = 0
 
-    def note(self, path: str, failure: OSError) -> None:
+    def record(self, path: str, failure: OSError) -> None:
         """Store an error for handles to get. A newer error of the same path replaces it."""
         with self._lock:
             self._count += 1
@@ -89,21 +89,21 @@ class Refused:
         self._failures = failures
         self._whys: dict[str, OSError] = {}
 
-    def note(self, path: str, failure: OSError) -> None:
+    def record(self, path: str, failure: OSError) -> None:
         """Remember the error of a file. Beyond `MOST_REFUSED` files, store it for the root."""
         if not self._whys:
             log.warning("%s: its last version was refused at close and is lost: %s", path, failure)
             self._failures.failed(path, failure)
         self._whys[path if len(self._whys) < MOST_REFUSED else ""] = failure
 
-    def forget(self, path: str) -> None:
-        """Forget the error of a file that has a newer version or is removed."""
+    def clear(self, path: str) -> None:
+        """Drop the error of a file that has a newer version or is removed."""
         self._whys.pop(path, None)
 
-    def forget_below(self, path: str) -> None:
-        """Forget the errors of all files in a removed directory."""
+    def clear_below(self, path: str) -> None:
+        """Drop the errors of all files in a removed directory."""
         for name in [name for name in self._whys if name and is_in(name, path)]:
-            self.forget(name)
+            self.clear(name)
 
     def first(self, path: str) -> OSError | None:
         """Return the error of one file at or below `path`; None if there is none."""

@@ -79,7 +79,7 @@ class FileCalls(Part):
             file = self._files.new(directory, name, meaning.kind, meaning.target)
             file.set_status(mtime_ns=time.time_ns(), mode=shown_mode(mode))
             if fd < 0:
-                file.load(self._contents.new_buffer(file), file.place, dirty=True)
+                file.load(self._contents.new_buffer(file), file.version_and_target, dirty=True)
             else:
                 file.use_disk(fd)
             return file, self._open_files.add(file, flags)
@@ -236,7 +236,7 @@ class FileCalls(Part):
                 try:
                     self._kinds.commit(file)
                 except OSError as e:
-                    self._pending.failures.note(file.saved_path or "", e)
+                    self._pending.failures.record(file.saved_path or "", e)
                 except BaseException:  # a bug: the shard is published without this version
                     file.refuse()
                     file.stop_writing()

@@ -120,7 +120,7 @@ class WritableFile:
         return self.path is None and not has_bytes and not version
 
     @property
-    def place(self) -> tuple[Version | None, Target | None]:
+    def version_and_target(self) -> tuple[Version | None, Target | None]:
         """Where the bytes of a file without a buffer are, for `load`."""
         with self._lock:
             return self.version, self.target
@@ -144,7 +144,7 @@ class WritableFile:
 
     # ---- names and references ----
 
-    def move(self, path: str | None) -> None:
+    def set_path(self, path: str | None) -> None:
         """Take another path; None: the name is removed or replaced."""
         with self._lock:
             self.last_path = self.path or self.last_path
@@ -382,7 +382,7 @@ class Files:
 
     def name(self, file: WritableFile, parent: str, name: bytes) -> None:
         """Give a file without a name a name, in place of any file with that name."""
-        file.move(join(parent, name))
+        file.set_path(join(parent, name))
         self.by_number[file.number] = file
         self._directories.setdefault(parent, {})[name] = file
 
@@ -407,7 +407,7 @@ class Files:
         """Remove the name of a file. The file is freed unless a handle or the kernel still uses it."""
         if file.path is not None:
             self._free_name(*split(file.path), file)
-            file.move(None)
+            file.set_path(None)
         self._settled.pop(file.number, None)
         self.let_go(file)
 
@@ -467,7 +467,7 @@ class Files:
             self._directories[moved] = names
             for name, file in names.items():
                 if file is not None:
-                    file.move(join(moved, name))
+                    file.set_path(join(moved, name))
 
     def forget_below(self, path: str) -> None:
         """Forget all changed names below a path, but not the path itself."""

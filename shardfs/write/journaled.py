@@ -78,7 +78,7 @@ class FileKind(Part):
 
     def remove(self, path: str, target: Target | None) -> None:
         """Remove a name. Open handles keep the bytes of the file."""
-        self._pending.refused.forget(path)
+        self._pending.refused.clear(path)
         look = self._pending.look(path, target)
         with self._names.lock:
             is_in_source = self.drop(look)
@@ -177,7 +177,9 @@ class CompressedKind(FileKind):
             look = self._pending.look(plain, target)
             with self._names.lock:
                 chunk = self._files.at(plain) or self._files.new(directory, name, NameKind.CHUNK, target)
-                version = self._pending.move(path, look, None, content, file.mtime_ns, file.mode, is_encoded=is_encoded)
+                version = self._pending.rename(
+                    path, look, None, content, file.mtime_ns, file.mode, is_encoded=is_encoded
+                )
                 chunk.commit(version, dirty=True)
                 chunk.set_status(size=-1, mtime_ns=file.mtime_ns, mode=file.mode)
                 if not chunk.writers:
@@ -186,7 +188,7 @@ class CompressedKind(FileKind):
         if present is None:
             self._names.invalidate(directory, name)
         self._names.hooks.reshaped(np.array([chunk.number], np.uint64))
-        self._pending.refused.forget(path)
+        self._pending.refused.clear(path)
 
     def retire(self, file: WritableFile) -> None:
         """Remove the name of a file that was saved. Handles that are open fail with ESTALE from now on."""

@@ -40,7 +40,7 @@ class PlainKind(FileKind):
         file.freeze(frozen)
         file.set_status(size=len(data))
         self._base.changed(path)
-        self._pending.refused.forget(path)
+        self._pending.refused.clear(path)
 
     def describe(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
@@ -98,7 +98,7 @@ class DocumentKind(PlainKind):
         if not self._descriptions.write_document(file, directory, name, data, is_named=is_named):
             super().write(file, path, data, frozen=data)
             super().describe(path)
-        self._pending.refused.forget(path)
+        self._pending.refused.clear(path)
 
     def describe(self, path: str) -> None:
         """Do nothing: `write` has done it, before another thread could create a name that the document describes."""
@@ -161,7 +161,7 @@ class Kinds(Part):
         file.refuse()
         path = file.saved_path
         if path is not None and file.kind is not NameKind.SCRATCH:  # the rename fails instead
-            self._pending.refused.note(path, failure)
+            self._pending.refused.record(path, failure)
 
     def copy_status(self, file: WritableFile, path: str) -> None:
         """Give a file in a local store the mode and time that were set on the mount."""

@@ -233,7 +233,7 @@ class ExpectedDatasets:
         except CorruptShardError:
             return False
 
-    def remember(self, document: Document, documents: Mapping[str, bytes]) -> None:
+    def record_deleted(self, document: Document, documents: Mapping[str, bytes]) -> None:
         """Keep the sharding of a dataset whose stored document is deleted."""
         sharding = document.form.sharding(documents)
         directory = document.directory
@@ -242,7 +242,7 @@ class ExpectedDatasets:
             earlier = before.documents if before is not None and before.format == sharding.format else {}
             self._deleted[directory] = Sharding(sharding.format, {**earlier, **sharding.documents})
 
-    def forget(self, document: Document) -> None:
+    def record_written(self, document: Document) -> None:
         """Forget the sharding of a deleted document that is written again."""
         before = self._deleted.pop(document.directory, None)
         if before is not None and (remaining := {n: raw for n, raw in before.documents.items() if n != document.name}):

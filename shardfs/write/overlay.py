@@ -254,9 +254,9 @@ class Overlay(Part):
             out["user.shardfs.error"] = str(failure).encode(errors="replace")
         return out
 
-    def usage(self, number: int) -> dict[str, bytes]:
+    def costly_xattrs(self, number: int) -> dict[str, bytes]:
         """Return how many bytes of an array's shards are used and unused by published chunks. Reads every index."""
-        return self._base.usage(number) if number < CREATED else {}
+        return self._base.costly_xattrs(number) if number < CREATED else {}
 
     # ---- listings ----
 

@@ -140,7 +140,7 @@ class Publisher:
             if version is not None and not version.obsolete:
                 self._backlog.decide(path, version.lsn, why, obsolete=obsolete)
                 self.counts["conflicts"] += 1
-                self._failures.note(path, OSError(errno.ESTALE, why, path))
+                self._failures.record(path, OSError(errno.ESTALE, why, path))
 
     def _arrived(self, shard: DirtyShard, job: Job, stat: Stat | None) -> None:
         versions = job.done(stat)
@@ -162,10 +162,10 @@ class Publisher:
                 self._backlog.decide(path, chunks[path][1].lsn, why)
                 self.counts["conflicts"] += 1
                 text = f"another writer has changed this chunk too: {why}. Use shardfs recover --ours or --theirs"
-                self._failures.note(path, OSError(errno.ESTALE, text, path))
+                self._failures.record(path, OSError(errno.ESTALE, text, path))
             if shard.tree.collection.lead is None:  # half of a mesh is no error: its other file may still be written
                 for path, why in unfit.items():
-                    self._failures.note(path, OSError(errno.EINVAL, why, path))
+                    self._failures.record(path, OSError(errno.EINVAL, why, path))
         self.published(versions)
 
     def _is_pending(self, path: str, version: Version) -> bool:
@@ -179,7 +179,7 @@ class Publisher:
             self.counts["failures"] += 1
             if self._shards.failed(shard, failure):
                 log.warning("%s: cannot be published, and stays in the journal: %s", shard.key, failure)
-                self._failures.note(shard.tree.path, OSError(errno_of(failure), f"{shard.key}: {failure}"))
+                self._failures.record(shard.tree.path, OSError(errno_of(failure), f"{shard.key}: {failure}"))
 
     def wait_for_room(self, size: int) -> None:
         """Wait until the journal has room for a record of this size, or nothing is pending.

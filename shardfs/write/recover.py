@@ -287,7 +287,7 @@ def salvage(directory: str | Path) -> list[str]:
     """
     _require_journal(directory)
     with opened(directory) as backlog:
-        backlog.journal.renew()
+        backlog.journal.rewrite()
         return backlog.journal.problems + backlog.pending.losses()
 
 

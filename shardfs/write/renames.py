@@ -190,7 +190,7 @@ class Renames(Entries):
         data: Bytes | None = whole if carried is None else carried.content() if encoded is None else encoded.stored
         if data is None and file.version is None and old_target is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
-        version = self._pending.move(
+        version = self._pending.rename(
             old, look, old_target, data, file.mtime_ns, file.mode,
             scratch=meaning.kind is NameKind.SCRATCH, is_encoded=encoded is not None,
         )  # fmt: skip
@@ -237,7 +237,7 @@ class Renames(Entries):
             self._writer.rename(old, new)
             self._names.move_below(old, new)
             for path in (old, new):
-                self._documents.seen.forget(path)
+                self._documents.seen.discard_below(path)
                 self._base.changed(path)
         self._descriptions.describe_anew(new)
 

@@ -113,7 +113,7 @@ class Seen:
         back = {c.at for c in changes if values.get(c.at) != old.get(c.at) and c.is_back(values.get(c.at))}
         return sorted(".".join(map(str, at)) for at in back)
 
-    def forget(self, directory: str) -> None:
+    def discard_below(self, directory: str) -> None:
         """Forget all documents in a directory and below, after the directory was removed or renamed."""
         with self._lock:
             for path in [p for p in self._documents if is_in(p, directory)]:

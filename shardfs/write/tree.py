@@ -66,7 +66,7 @@ class WriteTree(Overlay):
         self.store = base.store
         self.retry = base.retry
         self.caches = base.caches
-        self.note = None
+        self.note_read = None
         self.state = pending.state
         self.left = pending.left
         self.shown_path = names.shown_path

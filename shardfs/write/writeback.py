@@ -149,7 +149,7 @@ class WriteBuffer:
         """Add a version of the path of a look, and assign it to its shard. The caller holds the lock."""
         form = "" if look.target is None else look.target.tree.collection.form
         version = self.backlog.add(kind, look.path, meta | {"form": form}, data)
-        self.refused.forget(look.path)
+        self.refused.clear(look.path)
         self.shards.assign(look.path, look.target)
         return version
 
@@ -181,7 +181,7 @@ class WriteBuffer:
         finally:
             self._lock.release()
 
-    def move(
+    def rename(
         self, old: str, look: Look, old_target: Target | None, data: Bytes | None, mtime_ns: int, mode: int, *,
         scratch: bool = False, is_encoded: bool = False,
     ) -> Version:  # fmt: skip

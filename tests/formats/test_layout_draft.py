@@ -239,7 +239,7 @@ def test_many_threads_open_it_at_once(hierarchy: Path) -> None:
 def test_moving_twice_is_moving_once() -> None:
     directory = DirectoryNode(1, "h", Inherited())
     for _ in range(2):
-        directory.move(Hierarchy(".json"))
+        directory.set_scope(Hierarchy(".json"))
         assert (directory.inside, directory.shown) == ("h/data/root", "h")
     inside = DirectoryNode(2, directory.child_path("g"), directory.inherited)
     assert (inside.path, inside.shown) == ("h/data/root/g", "h/g")

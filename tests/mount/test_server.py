@@ -61,7 +61,7 @@ class FakeTree:
         self.lookups = {DOCUMENT: 0}
         self.data = b"hello"
         self.hooks = KernelHooks()
-        self.note = None
+        self.note_read = None
         self.small: list[SmallEntry] | None = None
         self.scans: list[int] = []
         self.by_name_from = 1 << 62

@@ -97,7 +97,7 @@ def test_no_other_source(
     as_type(kind, source, monkeypatch)
     tree = open_tree(str(source), prefetch_bytes=prefetch)
     assert tree.store.read_ahead is None
-    assert tree.note is None
+    assert tree.note_read is None
     with serving(tree) as kernel:
         for number in numbers(tree, "z"):
             kernel.read(number, 0, 4096)
@@ -107,10 +107,10 @@ def test_no_other_source(
 def test_chunks_at_random_places(source: Path, advised: list[range], monkeypatch: pytest.MonkeyPatch) -> None:
     as_type("nfs", source, monkeypatch)
     tree = open_tree(str(source), prefetch_bytes=1 << 28)
-    assert tree.note is not None
+    assert tree.note_read is not None
     for i in range(0, N**3, 37):
-        tree.note(tree.resolve(f"c/{i // 64}/{i // 8 % 8}/{i % 8}").number)
-    tree.note(1)
+        tree.note_read(tree.resolve(f"c/{i // 64}/{i // 8 % 8}/{i % 8}").number)
+    tree.note_read(1)
     assert advised == []
 
 
@@ -119,7 +119,7 @@ def test_damage_is_reported_by_the_read(source: Path, monkeypatch: pytest.Monkey
     tree = open_tree(str(source), prefetch_bytes=1 << 28)
     number = tree.number("c/1/1/1")
     (source / "c/0/0/0").write_bytes(b"no shard")
-    assert tree.note is not None
-    tree.note(number)
+    assert tree.note_read is not None
+    tree.note_read(number)
     with pytest.raises(CorruptShardError):
         tree.read(number, 0, 1)

@@ -55,7 +55,7 @@ def test_a_chunk_may_be_published_while_it_is_renamed(
 ) -> None:
     with Whole().open(target, source, tmp_path / "j") as files:
         files.write(target.path(0), target.shown(1))
-        pending, move = files.tree.pending, files.tree.pending.move
+        pending, rename = files.tree.pending, files.tree.pending.rename
         publishing = threading.Thread(target=files.publish)  # ends only when the rename lets it
 
         def late(*args: Any, **kwargs: Any) -> object:
@@ -63,10 +63,10 @@ def test_a_chunk_may_be_published_while_it_is_renamed(
             end = time.monotonic() + 20
             while target.path(0) in pending.backlog.versions and time.monotonic() < end:
                 time.sleep(0.001)
-            return move(*args, **kwargs)
+            return rename(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(pending, "move", late)
+            patch.setattr(pending, "rename", late)
             files.rename(target.path(0), target.path(1))
         publishing.join(20)
         for _ in range(2):

@@ -164,11 +164,11 @@ def test_memory_does_not_grow_with_the_files(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(failures, "MOST_REFUSED", 3)
     found = Refused(failures.Failures())
     for n in range(10):
-        found.note(f"a/{n}", OSError(errno.ENOSPC, "full"))
+        found.record(f"a/{n}", OSError(errno.ENOSPC, "full"))
     assert len(found) == 4
     for n in range(10):
-        found.forget(f"a/{n}")
-    found.forget_below("")
+        found.clear(f"a/{n}")
+    found.clear_below("")
     assert found.first("a/9") is not None, "it is not known whether all were written again"
 
 

@@ -68,7 +68,7 @@ class MemoryTree:
         self._handles: dict[int, tuple[Inode, int]] = {}
         self.flushes: list[bytes] = []
         self.hooks = KernelHooks()
-        self.note = None
+        self.note_read = None
 
     # ---- looking
 
@@ -124,7 +124,7 @@ class MemoryTree:
     def xattrs(self, number: int) -> dict[str, bytes]:
         return {}
 
-    def usage(self, number: int) -> dict[str, bytes]:
+    def costly_xattrs(self, number: int) -> dict[str, bytes]:
         return {}
 
     def statvfs(self) -> os.statvfs_result:

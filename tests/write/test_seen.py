@@ -67,7 +67,7 @@ def test_a_change_is_kept_at_every_moment_of_another_call(call: Callable[[Seen, 
     known, theirs = Seen(), encoded(shape=[8], a=2)
 
     def prepare() -> None:
-        known.forget("a")
+        known.discard_below("a")
         known.read("a", OLD)
 
     for _ in interleaved(lambda: call(known, "a", NEW), lambda: known.read("a", theirs), "write/seen", prepare=prepare):

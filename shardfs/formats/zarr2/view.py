@@ -50,7 +50,10 @@ def shown_as_zarr2(dataset: Dataset, *, is_level: bool) -> Dataset:
     """
     is_array, arrays = arrays_of(dataset)
     levels = {level.path for image in dataset.multiscales for level in image.levels}
-    placed = [replace(_Zarr2Array.from_collection(c, at, shown_encoding), is_level=is_level or at in levels) for c, at in arrays]
+    placed = [
+        replace(_Zarr2Array.from_collection(c, at, shown_encoding), is_level=is_level or at in levels)
+        for c, at in arrays
+    ]
     shown_arrays = ((p.collection(), p.documents()) for p in placed)
     return laid_out_zarr(FORMAT, dataset, shown_arrays, {} if is_array else group_documents(dataset))
 

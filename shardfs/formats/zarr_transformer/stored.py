@@ -30,7 +30,7 @@ from shardfs.formats.zarr_arrays import (
 )
 from shardfs.model.arrays import Codec
 from shardfs.model.collection import Collection, Facts, Layer
-from shardfs.model.dataset import Dataset, Problem
+from shardfs.model.dataset import Dataset, Problem, Scope
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ceil_div
 from shardfs.model.kinds import is_in
@@ -53,8 +53,8 @@ _ITEM = re.compile(r"bool|[<>|]?[biufcV]([0-9]{1,4})")
 
 
 @dataclass(frozen=True)
-class Hierarchy:
-    """The `Scope` of a hierarchy, whose root has the document `zarr.json`.
+class Hierarchy(Scope):
+    """The scope of a hierarchy, whose root has the document `zarr.json`.
 
     Args:
         suffix: the end of the names of metadata documents, after `.array` and `.group`.

@@ -319,7 +319,7 @@ class ShardingIndexed(GridShards):
         return old.usage(leads)
 
 
-class _Rows:
+class _Rows(Index):
     """A small index in encoded form: rows of (offset, nbytes), one for each slot."""
 
     __slots__ = ("_encoding", "_end", "_raw", "_row")

@@ -65,7 +65,7 @@ class SourceDirectories:
         require_inside(key)
         if key:
             parent, _, name = key.rpartition("/")
-            return ObjectPlace(key, self._open(parent, make=make), name)
+            return ObjectPlace(key, self._open_directory(parent, make=make), name)
         parent, name = os.path.split(self._store.path(key))
         return ObjectPlace(key, descriptors.open(parent, DIRECTORY), name)
 
@@ -91,14 +91,14 @@ class SourceDirectories:
             self._store.reopen(place.key)
             os.close(place.at)
 
-    def _open(self, key: str, *, make: bool = False) -> int:
+    def _open_directory(self, key: str, *, make: bool = False) -> int:
         try:
             return self._store.descriptor(key, DIRECTORY)
         except FileNotFoundError:
             if not make or not key:
                 raise
         parent, _, name = key.rpartition("/")
-        above = self._open(parent, make=True)
+        above = self._open_directory(parent, make=True)
         try:
             with suppress(FileExistsError):
                 syscalls.mkdir(name, at=above)

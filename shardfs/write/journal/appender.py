@@ -137,7 +137,7 @@ class Appender:
         if kind not in records.OWN:
             if lsn:  # a copy
                 self._contents.release(lsn)
-            self._contents.note(head.lsn, place)
+            self._contents.add_record(head.lsn, place)
         return head.lsn, data
 
     def write_own(self, kind: RecordKind, meta: dict[str, int]) -> None:
@@ -267,7 +267,7 @@ class Appender:
                         contents.unlink(segment)
                         self.dirty.pop(segment.number, None)
 
-    def renew(self) -> None:
+    def rewrite(self) -> None:
         """Copy all live records to a new segment, and unlink the old segments. Only the leader calls this.
 
         Raise OSError if the disk has no room for the new segment: nothing has changed then. Raise OSError (EIO) if a

@@ -299,17 +299,17 @@ class Journal:
             appender.free()
             if appender.is_mostly_dead(hard=hard):
                 try:
-                    appender.renew()
+                    appender.rewrite()
                 except OSError as e:
                     if e.errno not in FULL:
                         raise  # a full disk is no error here: the copy is omitted, and the old segments stay
             with suppress(OSError):  # a full disk
                 keep_spare(self.directory, min(self._limits.reserve, self._limits.segment))
 
-    def renew(self) -> None:
+    def rewrite(self) -> None:
         """Copy all live records to a new segment, and remove the old segments. Damaged files are kept for a week."""
         with self._leader.lead():
-            self._appender.renew()
+            self._appender.rewrite()
 
     def _commit_for_ever(self) -> None:
         failed = False
@@ -346,7 +346,7 @@ class Journal:
                 log.warning("%s: the lock file was removed, and is there again", self.directory)
                 return
         try:
-            self._appender.renew()
+            self._appender.rewrite()
         except OSError as e:
             self._appender.current = None  # no append before all live records have been written anew
             self._report_removal(f"and its records cannot be written to a new one: {e.strerror}", e)

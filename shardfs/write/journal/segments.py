@@ -201,12 +201,12 @@ class Contents:
         for file in reading.stale:
             self.unlink(self.segments[file.number])
         for record in reading.recovered:
-            self.note(record.lsn, reading.places[record.lsn])
+            self.add_record(record.lsn, reading.places[record.lsn])
         return [file for file in files if file.number in self.segments]
 
     # ---------------------------------------------------------------------------------------- records and positions
 
-    def note(self, lsn: int, place: RecordPlace) -> None:
+    def add_record(self, lsn: int, place: RecordPlace) -> None:
         """Add a live record."""
         self.live[lsn] = place
         self.live_bytes += place.size
