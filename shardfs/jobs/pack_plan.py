@@ -238,7 +238,8 @@ class Planner:
                 if isinstance(c.layers[0].format, Unsharded):
                     chunks[join(directory.shown, c.path)] = PlainChunks(join(path, c.stored_at), c)
             self.plan.hidden |= {join(path, name) for name in dataset.hidden}
-            if content.is_omitted and PRECOMPUTED.has_objects(tree.datasets.source.documents(path).get(INFO, b"")):
+            is_omitted = content.shown_dataset.is_omitted
+            if is_omitted and PRECOMPUTED.has_objects(tree.datasets.source.documents(path).get(INFO, b"")):
                 copied.add(directory.shown)  # meshes, for instance, have no other format
         self._hide_documents(tree, chunks.values())
         for home, shown_documents in documents.items():

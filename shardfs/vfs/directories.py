@@ -122,8 +122,8 @@ class StoreDirectories:
         is_old = anew or (isinstance(node, DocumentNode) and self._source.are_old(node.checked, age_s))
         if isinstance(node, DocumentNode) and (is_consolidated or not is_old):
             return self._files.document_attributes(node)
-        if content.consolidation is not None and is_consolidated:
-            return self._consolidated(directory, path, content.consolidation)
+        if content.shown_dataset.consolidation is not None and is_consolidated:
+            return self._consolidated(directory, path, content.shown_dataset.consolidation)
         rewriter = content.dataset.rewriter if content.dataset is not None else None
         raw = self._store.documents(directory.inside, [name], MAX_DOCUMENT_BYTES).get(name)
         data = None if raw is None or rewriter is None else rewriter.rewrite(directory.inside, name, raw)
@@ -197,12 +197,12 @@ class StoreDirectories:
         chunks = content.chunks
         for name, raw in content.documents.items():
             yield name, self._files.document(directory.child_path(name), raw)
-        if content.consolidation is not None:  # built when it is opened
-            name = content.consolidation.name
+        if content.shown_dataset.consolidation is not None:  # built when it is opened
+            name = content.shown_dataset.consolidation.name
             yield name, listed_by_name(directory.child_path(name))
         if chunks is not None and chunks.root is not None:
             yield chunks.collection.names.prefix.decode(), chunks.attributes(chunks.root)
-        if content.is_omitted:
+        if content.shown_dataset.is_omitted:
             return
         names = set(content.documents)
         for entry in self._listed(directory, is_described=chunks is not None or bool(content.below)):
@@ -232,7 +232,7 @@ class StoreDirectories:
         """Return the kind of a name in a directory, whether the file exists or not."""
         text, content = os.fsdecode(name), self.content(number)
         other = NameKind.FIXED if self.is_moved(number) else NameKind.PLAIN
-        if content.is_omitted:
+        if content.shown_dataset.is_omitted:
             return NameMeaning(NameKind.HIDDEN)
         if text in content.documents or content.is_generated(text):
             return NameMeaning(NameKind.DOCUMENT)

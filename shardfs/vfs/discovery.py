@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from shardfs.formats.translate import Translation
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
-    from shardfs.vfs.nodes import DocumentsRead, Inherited, ItemBelow
-    from shardfs.vfs.shown_datasets import ShownDataset
+    from shardfs.vfs.nodes import DocumentsRead, Inherited, ItemBelow, ShownDataset
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +90,9 @@ class Datasets:
         self.chunk_cache = chunk_cache
         self.ttl_s = index_ttl_s
         view = None if layout == NATIVE else views()[layout]
-        self._consolidation = None if view is None else view.consolidation
         self.source = SourceDatasets(store, formats() if layout == NATIVE else sources(), chunk_codec)
         self.layout = None if layout == NATIVE else self.source.format_of(layout)
-        self.consolidated_names = () if self._consolidation is None else (self._consolidation.name,)
+        self.consolidated_names = () if view is None or view.consolidation is None else (view.consolidation.name,)
         self.layout_documents = () if self.layout is None else (*self.layout.documents, *self.consolidated_names)
         self.shown_datasets = ShownDatasets(self.source, view, self.report if skip_unsupported else None)
         self.damage = KnownDamage(index_cache)
@@ -162,15 +160,13 @@ class Datasets:
             self.report(Problem(path, "a second sharded collection in the same directory"))
         placed = (item.collection for _, item in items if isinstance(item, CollectionAt) and item.shards == path)
         content = Content(
-            shown_dataset.dataset,
+            shown_dataset,
             documents=documents,
             below=below,
             shards=tuple(c.layers[0].format for c in placed if c.shards is not None),
             passed=_passed_on(path, directory.inherited, dataset),
             # Without a dataset, a search for datasets below may have read very many documents.
             reads={at: read for at, read in reads.items() if shown_dataset.dataset is not None or at == path},
-            consolidation=None if shown_dataset.dataset is None or dataset.closed else self._consolidation,
-            is_omitted=shown_dataset.is_omitted,
         )
         mtime_ns = directory_mtime(self.store, path) if collections else 0
         install = partial(self._install, directory, content, next(iter(collections), None), mtime_ns)

@@ -139,30 +139,52 @@ NOTHING_INHERITED = Inherited()
 
 
 @dataclass(frozen=True)
+class ShownDataset:
+    """What the mount shows of a directory's own dataset, and what the layout adds.
+
+    Args:
+        dataset: what the documents that are shown describe; None in a directory without documents.
+        images: the images that have an array further down as a level, by the array's path (`Surroundings.level_of`).
+        consolidation: makes a further document from all documents below.
+        is_omitted: the layout cannot express the dataset, and nothing of the directory is shown.
+    """
+
+    dataset: Dataset | None = None
+    images: Mapping[str, Multiscale] = field(default_factory=dict)
+    consolidation: Consolidation | None = None
+    is_omitted: bool = False
+
+
+NOTHING_SHOWN = ShownDataset()
+
+
+@dataclass(frozen=True)
 class Content:
     """The content of an opened directory.
 
     `documents` replace stored files of the same name. `shards` are the formats of the shards in the directory whose
     chunks are shown in another form. `passed` is what all subdirectories inherit. `reads` are the stored documents of
-    which the content was made, by directory. `consolidation` makes a further document from those below. `is_omitted`:
-    the layout cannot express the dataset, and nothing of the directory is shown.
+    which the content was made, by directory.
     """
 
-    dataset: Dataset | None = None
+    shown_dataset: ShownDataset = NOTHING_SHOWN
     chunks: ChunkDirs | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
     below: Mapping[str, Sequence[ItemBelow]] = field(default_factory=dict)
     shards: tuple[ShardFormat, ...] = ()
     passed: Inherited = NOTHING_INHERITED
     reads: Mapping[str, DocumentsRead] = field(default_factory=dict)
-    consolidation: Consolidation | None = None
-    is_omitted: bool = False
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """What the documents describe that are shown in the directory; None if there are none."""
+        return self.shown_dataset.dataset
 
     def hides(self, name: str) -> bool:
         """Return whether a stored file or directory of this name is hidden."""
         if name in self.below:
             return False
-        if self.is_omitted or (self.dataset is not None and name in self.dataset.hidden):
+        if self.shown_dataset.is_omitted or (self.dataset is not None and name in self.dataset.hidden):
             return True
         return any(_leads_to_shard(format, name) for format in self.shards)
 
@@ -172,7 +194,8 @@ class Content:
 
     def is_consolidated(self, name: str) -> bool:
         """Return whether this is the name of the document that is built from all documents below."""
-        return self.consolidation is not None and self.consolidation.name == name
+        consolidation = self.shown_dataset.consolidation
+        return consolidation is not None and consolidation.name == name
 
     def is_generated(self, name: str) -> bool:
         """Return whether a document of this name is built or translated when it is looked up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardfs.formats.layouts import PACKED, images_of
@@ -12,7 +12,7 @@ from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem, Surroundings
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.kinds import is_in
-from shardfs.vfs.nodes import CollectionAt
+from shardfs.vfs.nodes import NOTHING_SHOWN, CollectionAt, ShownDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from shardfs.formats.format import View
     from shardfs.vfs.nodes import DirectoryNode
     from shardfs.vfs.source_datasets import SourceDatasets
-
-
-@dataclass(frozen=True)
-class ShownDataset:
-    """What the mount shows of a directory's own dataset.
-
-    Args:
-        dataset: what the documents that are shown describe; None in a directory without documents.
-        images: the images that have an array further down as a level, by the array's path (`Surroundings.level_of`).
-        is_omitted: the layout cannot express the dataset, and nothing of the directory is shown.
-    """
-
-    dataset: Dataset | None = None
-    images: Mapping[str, Multiscale] = field(default_factory=dict)
-    is_omitted: bool = False
-
-
-NOTHING_SHOWN = ShownDataset()
 
 
 class ShownDatasets:
@@ -97,7 +79,8 @@ class ShownDatasets:
             self._omitted(Problem(path, why, skipped=True))
             return ShownDataset(Dataset("unsupported", closed=True), is_omitted=True)
         images = images_of(dataset, around.below) if dataset is not None else {}
-        return ShownDataset(viewed, {at: image for at, image in images.items() if at not in viewed.hidden})
+        images = {at: image for at, image in images.items() if at not in viewed.hidden}
+        return ShownDataset(viewed, images, None if viewed.closed else view.consolidation)
 
     def _with_image(self, directory: DirectoryNode, dataset: Dataset) -> Dataset:
         """Return the dataset of a group with the image that only its levels describe, if there is one."""
