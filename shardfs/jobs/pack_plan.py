@@ -22,7 +22,7 @@ from shardfs.model.errors import NotADatasetError, UnsupportedError
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
 from shardfs.shards.byte_layouts.unsharded import Unsharded
-from shardfs.vfs.nodes import Content
+from shardfs.vfs.directory_content import Content
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence, Set

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shardfs.model.collection import ChunkNames, Collection, Description
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
-    from shardfs.vfs.nodes import CollectionAt
+    from shardfs.vfs.directory_content import CollectionAt
 
 MAX_NODES = 1 << 56
 """Maximum number of inode numbers for one collection.

@@ -17,17 +17,9 @@ from shardfs.model.kinds import NameKind, is_in, is_scratch
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.store import DirEntry
 from shardfs.vfs.chunk_dirs import NameMeaning, not_a_chunk
+from shardfs.vfs.directory_content import CollectionAt, Content
 from shardfs.vfs.inodes import TABLE_END, number_of
-from shardfs.vfs.nodes import (
-    ChunkNode,
-    CollectionAt,
-    Content,
-    DirectoryNode,
-    DocumentNode,
-    FileNode,
-    Node,
-    NodeTable,
-)
+from shardfs.vfs.nodes import ChunkNode, DirectoryNode, DocumentNode, FileNode, Node, NodeTable
 from shardfs.vfs.stored_files import listed_by_name
 
 if TYPE_CHECKING:

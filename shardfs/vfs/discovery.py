@@ -19,8 +19,8 @@ from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.vfs.chunk_trees import ChunkTrees
+from shardfs.vfs.directory_content import ChunkLevel, CollectionAt, Content, ScopeAt
 from shardfs.vfs.forms import Forms
-from shardfs.vfs.nodes import ChunkLevel, CollectionAt, Content, DirectoryNode, ScopeAt
 from shardfs.vfs.renewals import OutdatedError, Renewals
 from shardfs.vfs.shown_datasets import ShownDatasets
 from shardfs.vfs.source_datasets import SourceDatasets, directory_mtime, joined, parts_of
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from shardfs.formats.translate import Translation
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
-    from shardfs.vfs.nodes import DocumentsRead, Inherited, ItemBelow, ShownDataset
+    from shardfs.vfs.directory_content import DocumentsRead, Inherited, ItemBelow, ShownDataset
+    from shardfs.vfs.nodes import DirectoryNode
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.model.collection import REMOVED
-from shardfs.vfs.nodes import Inherited
+from shardfs.vfs.directory_content import Inherited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ from shardfs.model.arrays import Multiscale
 from shardfs.model.dataset import Dataset, Problem, Surroundings
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.kinds import is_in
-from shardfs.vfs.nodes import NOTHING_SHOWN, CollectionAt, ShownDataset
+from shardfs.vfs.directory_content import NOTHING_SHOWN, CollectionAt, ShownDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -15,8 +15,8 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import is_in
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import SourceJobs
+from shardfs.vfs.directory_content import DocumentsRead
 from shardfs.vfs.forms import hashes_of
-from shardfs.vfs.nodes import DocumentsRead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardfs.model.collection import Collection
     from shardfs.model.dataset import Dataset, Levels
     from shardfs.storage.store import DirEntry, Store
-    from shardfs.vfs.nodes import Inherited, ScopeAt
+    from shardfs.vfs.directory_content import Inherited, ScopeAt
 
 LOOK_AHEAD, LOOK_AHEAD_REMOTE = 256, 16
 """Number of subdirectories searched before a plain directory is assumed to lead to a dataset (local, remote stores)."""

@@ -14,8 +14,9 @@ from shardfs.model.blobs import Blob, ByteRange, Stat
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import NOT_FOUND, CorruptShardError, message
 from shardfs.storage.cache import WindowCache
+from shardfs.vfs.directory_content import NOTHING_INHERITED, Inherited
 from shardfs.vfs.inodes import TreePosition, number_of
-from shardfs.vfs.nodes import NOTHING_INHERITED, DirectoryNode, DocumentNode, FileNode, Inherited, Node, NodeTable
+from shardfs.vfs.nodes import DirectoryNode, DocumentNode, FileNode, Node, NodeTable
 from shardfs.vfs.source_datasets import directory_mtime
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from shardfs.model.errors import NotADatasetError, ShardfsError, UnsupportedErro
 from shardfs.model.grid import unravel
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.shards.shard_sources import StoreShards
-from shardfs.vfs.nodes import NOTHING_INHERITED
+from shardfs.vfs.directory_content import NOTHING_INHERITED
 from shardfs.vfs.source_datasets import LOOK_AHEAD, LOOK_AHEAD_REMOTE, SourceDatasets
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from shardfs.formats.zarr_transformer import Hierarchy
 from shardfs.model.errors import UnsupportedError
 from shardfs.storage.cache import ByteLRU
 from shardfs.storage.open_store import open_store
+from shardfs.vfs.directory_content import Inherited
 from shardfs.vfs.discovery import Datasets
-from shardfs.vfs.nodes import DirectoryNode, Inherited
+from shardfs.vfs.nodes import DirectoryNode
 from shardfs.vfs.tree import Tree, open_tree
 from tests.data_zarr_transformer import Cells, array_document, named, pack_shards, sharding, write_hierarchy
 from tests.handmade import write_files, write_json

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.vfs.nodes import Content, DirectoryNode
+    from shardfs.vfs.directory_content import Content
+    from shardfs.vfs.nodes import DirectoryNode
     from tests.datasets import Array as Data
     from tests.datasets import Dataset
 

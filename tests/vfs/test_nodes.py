@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardfs.vfs import nodes
-from shardfs.vfs.nodes import NOTHING_INHERITED, DirectoryNode, FileNode, NodeTable
+from shardfs.vfs.directory_content import NOTHING_INHERITED
+from shardfs.vfs.nodes import DirectoryNode, FileNode, NodeTable
 from tests.interleaving import interleaved
 
 if TYPE_CHECKING:
