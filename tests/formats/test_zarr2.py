@@ -155,7 +155,6 @@ def test_names_of_axes_are_xarray_s_and_its_marker_is_the_fill_value() -> None:
 
 # ------------------------------------------------------------------------------------------ as zarr2 again
 
-_FLOAT = st.sampled_from(FILLS["f"])
 _COMPRESSORS = (
     None, {"id": "zstd", "level": 1}, {"id": "gzip", "level": 1}, {"id": "zlib", "level": 1},
     {"id": "bz2", "level": 1}, {"id": "lz4", "acceleration": 1},

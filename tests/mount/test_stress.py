@@ -1,4 +1,4 @@
-"""Mounts under load: many readers, unmounting while they read, a daemon that dies, a store that is slow.
+"""Mounts under load: many readers, unmounting while they read, a daemon that dies.
 
 `SHARDFS_STRESS_SECONDS=600` lets the readers run longer.
 """
@@ -13,10 +13,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +25,7 @@ import tensorstore as ts
 from tests import conftest
 from tests.conftest import daemon_pid, mount_entry
 from tests.datasets import ROOT
-from tests.mount.programs import attempt, end, errno_of, lines, link_tree, shardfs
+from tests.mount.programs import attempt, end, errno_of, link_tree, shardfs
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -264,155 +262,3 @@ def test_a_daemon_that_dies(source: tuple[Path, Path], mounted: Mounted) -> None
         ended = shardfs("umount", str(mount))
         assert ended.returncode == 0, ended.stderr
         assert is_gone(second)
-
-
-# ------------------------------------------------------------------------------------------------- a slow store
-
-
-class SlowServer(ThreadingHTTPServer):
-    """Serves byte ranges of the files of a directory; requests for those below `held` wait until `released`.
-
-    While it is `broken` it answers with that status, or with 0 hangs up.
-    """
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.root = root
-        self.held: str | None = None
-        self.waiting = 0
-        self.released = threading.Event()
-        self.broken: int | None = None
-        self.lock = threading.Lock()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def hold(self, path: str) -> None:
-        if self.held is not None and path.startswith(self.held):
-            with self.lock:
-                self.waiting += 1
-            self.released.wait(60)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: SlowServer
-
-    def do_GET(self) -> None:
-        path = self.path.strip("/")
-        self.server.hold(path)
-        if self.server.broken is not None:
-            self.close_connection = True
-            if self.server.broken:
-                self._answer(self.server.broken, b"")
-            return
-        try:
-            data = (self.server.root / path).read_bytes()
-        except OSError:
-            self._answer(404, b"")
-            return
-        part = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        if part is None:
-            self._answer(200, data)
-            return
-        first, last = part.groups()
-        start = max(len(data) - int(last), 0) if not first else int(first)
-        wanted = data[start : int(last) + 1 if first and last else None]
-        self._answer(206, wanted, f"bytes {start}-{start + len(wanted) - 1}/{len(data)}")
-
-    do_HEAD = do_GET
-
-    def _answer(self, status: int, body: bytes, content_range: str | None = None) -> None:
-        with suppress(ConnectionError):
-            self.send_response(status)
-            if content_range is not None:
-                self.send_header("Content-Range", content_range)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-@contextmanager
-def slow_server(root: Path) -> Iterator[SlowServer]:
-    server = SlowServer(root)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.released.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def test_a_slow_store_delays_only_those_who_wait_for_it(
-    dataset: Callable[[str, str], Dataset], mounted: Mounted, tmp_path: Path
-) -> None:
-    """Shards of 16 x 16 x 8 in chunks of 4 x 4 x 4; the array has 30 x 20 x 10."""
-    variant = dataset("zarr3", "zarr_python")
-    names = [f"c/{x}/{y}/2" for x in range(4, 8) for y in range(3)]
-    outputs = [tmp_path / f"{number}.out" for number in range(len(names))]
-    with slow_server(variant.path) as server, mounted(server.url) as mount, ExitStack() as stack:
-        pid = daemon_pid(mount)
-        warm = (mount / "c/0/0/0").read_bytes()
-        assert warm == (variant.twin / "c/0/0/0").read_bytes()
-        server.held = "c/1/0/1"
-        cats = []
-        for name, out in zip(names, outputs, strict=True):
-            file = stack.enter_context(out.open("wb"))
-            cats.append(subprocess.Popen(["cat", mount / name], stdout=file, stdin=subprocess.DEVNULL))
-            stack.callback(end, cats[-1], signal.SIGKILL)
-        stack.callback(server.released.set)  # before the programs are ended: they wait for an answer
-        wait_until(lambda: server.waiting > 0)
-        time.sleep(0.5)
-
-        start_s = time.monotonic()
-        assert (mount / "c/0/0/0").read_bytes() == warm  # from the page cache
-        assert (mount / "c/3/3/1").read_bytes() == (variant.twin / "c/3/3/1").read_bytes()  # from a known index
-        assert (mount / "c/0/4/0").read_bytes() == (variant.twin / "c/0/4/0").read_bytes()  # from another shard
-        assert not (mount / "c/8/0/0").exists()
-        assert lines("ls", mount / "c") == [str(x) for x in range(8)]
-        assert lines("ls", mount / "c/0/0") == ["0", "1", "2"]
-        assert attempt("df", mount).returncode == 0
-        assert attempt("fusermount3", "-u", mount).returncode != 0
-        assert shardfs("umount", str(mount)).returncode == 4
-        assert shardfs("umount", "-l", str(mount)).returncode == 0
-        assert mount_entry(mount) is None
-        assert time.monotonic() - start_s < 30  # mostly the start of programs
-        assert [cat.poll() for cat in cats] == [None] * len(cats)
-
-        server.released.set()
-        assert [cat.wait(20) for cat in cats] == [0] * len(cats)
-        assert is_gone(pid)
-    for name, out in zip(names, outputs, strict=True):
-        assert out.read_bytes() == (variant.twin / name).read_bytes()
-
-
-@pytest.mark.parametrize("broken", [0, 500, 503], ids=["hangs up", "500", "503"])
-def test_a_store_that_fails(broken: int, dataset: Callable[[str, str], Dataset], mounted: Mounted) -> None:
-    """What was read stays readable, the rest is an error and not absent, and works when the store is back."""
-    variant = dataset("zarr3", "zarr_python")
-    fresh = ["c/7/4/2", "c/4/0/0", "c/3/3/0"]  # of a shard that was not met; of another one; of a known index
-    with slow_server(variant.path) as server, mounted(server.url, "-o", "store_retries=1") as mount:
-        (mount / "c/0/0/0").read_bytes()
-        server.broken = broken
-        assert (mount / "c/0/0/0").read_bytes() == (variant.twin / "c/0/0/0").read_bytes()
-        start_s = time.monotonic()
-        assert [errno_of((mount / name).read_bytes) for name in fresh] == [errno.EIO] * 3
-        # There may be other files; a listing that cannot tell does not pass for complete.
-        listed = attempt("ls", mount / "c")
-        assert sorted(listed.stdout.split()) == [str(x) for x in range(8)]
-        assert "Input/output error" in listed.stderr
-        assert time.monotonic() - start_s < 30
-        server.broken = None
-        assert lines("ls", mount / "c") == [str(x) for x in range(8)]
-        # For a second, the kernel may know a size of files that could not be read: "open it again".
-        wait_until(lambda: all(errno_of((mount / name).read_bytes) != errno.ESTALE for name in fresh))
-        for name in fresh:
-            assert (mount / name).read_bytes() == (variant.twin / name).read_bytes()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -132,36 +131,6 @@ def shortened(name: str, args: Args) -> Args:
     if name == "copy_file_range" and args[2] > 1:
         return (args[0], args[1], args[2] // 2, *args[3:])
     return args
-
-
-class Delays(Calls):
-    """Calls of these names take longer."""
-
-    def __init__(self, seconds: float, names: frozenset[str]) -> None:
-        super().__init__()
-        self.seconds, self.slow = seconds, names
-
-    def do(self, number: int, name: str, function: Function, args: Args) -> Any:
-        if name in self.slow:
-            time.sleep(self.seconds)
-        return function(*args)
-
-
-class HangAt(Calls):
-    """Call `at` does not come back until `release`."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__()
-        self.at, self._free, self.reached = at, threading.Event(), threading.Event()
-
-    def release(self) -> None:
-        self._free.set()
-
-    def do(self, number: int, name: str, function: Function, args: Args) -> Any:
-        if number == self.at:
-            self.reached.set()
-            self._free.wait(60)
-        return function(*args)
 
 
 class Frozen(Calls):
