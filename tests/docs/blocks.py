@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 def blocks(page: str) -> list[Block]:
     """The fenced code blocks of a page of the repository."""
-    return [Block(*found) for found in _BLOCK.findall((ROOT / page).read_text())]
+    return [Block(*match) for match in _BLOCK.findall((ROOT / page).read_text())]
 
 
 @dataclass
@@ -63,9 +63,11 @@ class Workshop:
         command = (
             ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [python, "-W", "ignore", "-c", text]
         )
-        done = attempt(*command, timeout=250, cwd=self.path, env=self._environment())
-        assert done.returncode == 0, f"{block.text}\nstatus {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        completed = attempt(*command, timeout=250, cwd=self.path, env=self._environment())
+        assert completed.returncode == 0, (
+            f"{block.text}\nstatus {completed.returncode}\n{completed.stdout}{completed.stderr}"
+        )
+        return completed.stdout
 
     def check(self, block: Block) -> None:
         """Run a block; an AssertionError if it fails, or prints something else than the page says."""

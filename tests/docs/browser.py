@@ -39,10 +39,10 @@ def visit(browser: str, url: str, wanted: str, seconds: float = 60) -> tuple[lis
 
 async def _visit(profile: Path, url: str, wanted: str) -> tuple[list[str], str]:
     """Speak the DevTools protocol with the browser's only page."""
-    while not (found := profile / "DevToolsActivePort").exists() or "\n" not in found.read_text():
+    while not (port_file := profile / "DevToolsActivePort").exists() or "\n" not in port_file.read_text():
         await asyncio.sleep(0.1)
-    host = f"http://127.0.0.1:{found.read_text().splitlines()[0]}"
-    asked: list[str] = []
+    host = f"http://127.0.0.1:{port_file.read_text().splitlines()[0]}"
+    addresses: list[str] = []
     async with aiohttp.ClientSession() as session:
         pages: list[dict[str, Any]] = []
         while not pages:
@@ -55,10 +55,10 @@ async def _visit(profile: Path, url: str, wanted: str) -> tuple[list[str], str]:
             async for message in socket:
                 event = message.json()
                 if event.get("method") == "Network.requestWillBeSent":
-                    asked.append(event["params"]["request"]["url"])
+                    addresses.append(event["params"]["request"]["url"])
                 elif event.get("id") == 3:
                     if text := event.get("result", {}).get("result", {}).get("value"):
-                        return asked, str(text)
+                        return addresses, str(text)
                     await asyncio.sleep(0.2)
                     await _ask(socket, wanted)
     raise ConnectionError("the browser ended")

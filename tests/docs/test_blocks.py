@@ -47,12 +47,12 @@ def test_page(page: str, data: Path, tmp_path: Path) -> None:
 @pytest.mark.every_case
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_has_a_language_and_a_known_mark(page: str) -> None:
-    found = blocks(page)
-    assert {block.language for block in found} <= KNOWN
-    assert {block.mark for block in found} <= {"", "not run", "python", "needs"}
+    page_blocks = blocks(page)
+    assert {block.language for block in page_blocks} <= KNOWN
+    assert {block.mark for block in page_blocks} <= {"", "not run", "python", "needs"}
     fences = re.findall(r"^ *```", (ROOT / page).read_text(), re.MULTILINE)
-    shown = len(found) + sum(bool(block.printed) for block in found)
-    assert len(fences) == 2 * shown, "a fence is indented or not closed"
+    count = len(page_blocks) + sum(bool(block.printed) for block in page_blocks)
+    assert len(fences) == 2 * count, "a fence is indented or not closed"
 
 
 @pytest.mark.every_case
@@ -72,7 +72,7 @@ def shown_commands(page: Path) -> list[list[str]]:
     code = fenced + "\n".join(re.findall(r"^    (\S.*)$", text, re.MULTILINE))
     lines = re.findall(r"^(?:\$ )?shardfs (.+)$", code, re.MULTILINE)
     words = (shlex.split(re.split(r" [>|&]", line)[0], comments=True) for line in lines)
-    return [found for found in words if found and "VERB" not in found]
+    return [command for command in words if command and "VERB" not in command]
 
 
 WRITTEN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/recipes").glob("*.md")]
@@ -84,9 +84,9 @@ def test_every_command_that_a_page_shows_exists(page: Path) -> None:
     """Its verb and its options, also on pages whose blocks are not run."""
     for words in shown_commands(page):
         command: click.Command | None = commands
-        left = words if commands.get_command(click.Context(commands), words[0]) else ["mount", *words]
+        arguments = words if commands.get_command(click.Context(commands), words[0]) else ["mount", *words]
         while isinstance(command, click.Group):
-            command, left = command.get_command(click.Context(command), left[0]), left[1:]
+            command, arguments = command.get_command(click.Context(command), arguments[0]), arguments[1:]
         assert command is not None, words
-        given, _, _ = command.make_parser(click.Context(command)).parse_args(left)
-        loading.from_mount_options(given.get("words") or ())
+        parameters, _, _ = command.make_parser(click.Context(command)).parse_args(arguments)
+        loading.from_mount_options(parameters.get("words") or ())

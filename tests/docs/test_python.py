@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @pytest.mark.fuse
 @pytest.mark.parametrize(
-    "documented", [shardfs.mounted, shardfs.pack, shardfs.unpack, ShardFileSystem], ids=lambda found: found.__name__
+    "documented",
+    [shardfs.mounted, shardfs.pack, shardfs.unpack, ShardFileSystem],
+    ids=lambda function: function.__name__,
 )
 def test_examples_in_docstrings(documented: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources.write(tmp_path / "data")
@@ -52,8 +54,8 @@ def test_the_notebook_has_its_outputs(tmp_path: Path) -> None:
         pytest.skip("no nbconvert: pip install '.[docs]'")
     notebook = str(ROOT / "docs/notebook.ipynb")
     command = [sys.executable, "-m", "nbconvert", "--execute", "--to=notebook", f"--output-dir={tmp_path}", notebook]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert completed.returncode == 0, completed.stderr
     expected = outputs(ROOT / "docs/notebook.ipynb")
     assert sum(map(bool, expected)) >= 6
     assert outputs(tmp_path / "notebook.ipynb") == expected
@@ -61,8 +63,8 @@ def test_the_notebook_has_its_outputs(tmp_path: Path) -> None:
 
 def text(picture: Path) -> str:
     """The text in a picture, whatever the version of rich that drew it."""
-    found = ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")
-    return " ".join("".join(element.text or "" for element in found).split())
+    elements = ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text")
+    return " ".join("".join(element.text or "" for element in elements).split())
 
 
 @pytest.mark.fuse

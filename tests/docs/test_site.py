@@ -37,9 +37,9 @@ class _Loaded(HTMLParser):
         self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if given.get("rel") not in ("canonical", "next", "prev"):
-            self.addresses.append(given.get(LOADS.get(tag, "")) or "")
+        attributes = dict(attrs)
+        if attributes.get("rel") not in ("canonical", "next", "prev"):
+            self.addresses.append(attributes.get(LOADS.get(tag, "")) or "")
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def test_the_public_names_are_documented(site: Path) -> None:
 
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
-    found = set()
+    outside = set()
     for page in site.rglob("*.html"):
         parser = _Loaded()
         parser.feed(page.read_text())
-        found |= {(page.name, address) for address in parser.addresses if urlsplit(address).netloc}
+        outside |= {(page.name, address) for address in parser.addresses if urlsplit(address).netloc}
     styles = "".join(style.read_text() for style in (*site.rglob("*.css"), *site.rglob("*.svg")))
-    assert (found, "url(http" in styles, "@import" in styles) == (set(), False, False)
+    assert (outside, "url(http" in styles, "@import" in styles) == (set(), False, False)
 
 
 @pytest.fixture
@@ -104,6 +104,6 @@ def test_a_browser_needs_only_this_host(page: str, wanted: str, expected: str, s
     browser = shutil.which("chromium")
     if browser is None:
         pytest.skip("no chromium")
-    asked, text = visit(browser, served + page, wanted)
+    addresses, text = visit(browser, served + page, wanted)
     assert expected in text
-    assert [address for address in asked if not address.startswith((served, "data:"))] == []
+    assert [address for address in addresses if not address.startswith((served, "data:"))] == []

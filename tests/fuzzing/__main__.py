@@ -62,20 +62,20 @@ def _again(names: list[str], inputs: list[Path]) -> int:
 def fuzz(target: str, seconds: int) -> int:
     """How many inputs failed it; what was done is printed as one line."""
     top = Path(os.environ.get("SHARDFS_FUZZ_CORPUS") or ROOT / ".fuzz")
-    corpus, found = top / target, top / "found" / target
-    for directory in (corpus, found):
+    corpus, findings = top / target, top / "found" / target
+    for directory in (corpus, findings):
         directory.mkdir(parents=True, exist_ok=True)
     if not any(corpus.iterdir()):
         for i in range(SEEDS):
             (corpus / f"seed{i}").write_bytes(os.urandom(LONGEST // 2))
-    before = set(found.iterdir())
+    before = set(findings.iterdir())
     limits = [f"-rss_limit_mb={RSS_MIB}", f"-timeout={HANGS_S}", f"-max_total_time={seconds}", f"-max_len={LONGEST}"]
-    more = ["-len_control=0", f"-report_slow_units={HANGS_S}", f"-artifact_prefix={found}/"]
-    command = [sys.executable, "-m", "tests.fuzzing.guided", target, str(found), *limits, *more, str(corpus)]
+    more = ["-len_control=0", f"-report_slow_units={HANGS_S}", f"-artifact_prefix={findings}/"]
+    command = [sys.executable, "-m", "tests.fuzzing.guided", target, str(findings), *limits, *more, str(corpus)]
     log = top / f"{target}.log"
     with log.open("w") as out:
         status = subprocess.run(command, cwd=ROOT, stdout=out, stderr=out, check=False).returncode
-    failed = sorted(set(found.iterdir()) - before)
+    failed = sorted(set(findings.iterdir()) - before)
     print(f"{target}: {_told(log.read_text(errors='replace'), status)}, {len(failed)} failed; see {log}", flush=True)
     for file in failed:
         print(f"  {file}")
@@ -83,12 +83,12 @@ def fuzz(target: str, seconds: int) -> int:
 
 
 def _told(log: str, status: int) -> str:
-    done = re.findall(r"^Done (\d+) runs in (\d+) second", log, re.MULTILINE)
+    totals = re.findall(r"^Done (\d+) runs in (\d+) second", log, re.MULTILINE)
     reached = re.findall(r"^#\d+\s.*cov: (\d+) ft: \d+ corp: (\d+)", log, re.MULTILINE)
-    if not done or not reached:
+    if not totals or not reached:
         return f"ended with status {status}"
-    (runs, took), (edges, kept) = done[-1], reached[-1]
-    return f"{runs} inputs in {took} s, {edges} edges reached, {kept} inputs kept"
+    (runs, took), (edges, size) = totals[-1], reached[-1]
+    return f"{runs} inputs in {took} s, {edges} edges reached, {size} inputs kept"
 
 
 if __name__ == "__main__":

@@ -49,16 +49,16 @@ def damaged(kind: str) -> Callable[[Draw], None]:
 
     def target(draw: Draw) -> None:
         made_up = SAMPLES[kind].map(lambda sparse: dict(sparse.stored))
-        stored = draw.draw(st.sampled_from(found) | made_up if (found := _written(kind)) else made_up)
+        files = draw.draw(st.sampled_from(samples) | made_up if (samples := _written(kind)) else made_up)
         for _ in range(draw.draw(st.integers(0, 3))):
-            name = draw.draw(st.sampled_from(sorted(stored)))
-            stored = {**stored, name: _changed(draw, stored[name])}
+            name = draw.draw(st.sampled_from(sorted(files)))
+            files = {**files, name: _changed(draw, files[name])}
         layout = draw.draw(st.just("native") | st.sampled_from(LAYOUTS))
         with TemporaryDirectory() as top:
-            handmade.write_files(Path(top), stored)
+            handmade.write_files(Path(top), files)
             _use(Path(top), layout, skip=draw.draw(st.booleans()))
             if draw.draw(st.integers(0, 7)) == 0:
-                _use_verbs(top, layout, sorted(stored))
+                _use_verbs(top, layout, sorted(files))
 
     return target
 
@@ -83,11 +83,11 @@ def _use(path: Path, layout: str, *, skip: bool) -> None:
 def _read_all(tree: Tree) -> None:
     for name in islice(files(tree), MOST_FILES):
         with suppress(*DECLARED):
-            found = tree.resolve(name)
-            for offset in range(0, min(found.size, MOST_READ), PIECE):
-                size = min(found.size - offset, PIECE)
-                assert len(tree.read(found.number, offset, PIECE)) == size
-            tree.xattrs(found.number)
+            attributes = tree.resolve(name)
+            for offset in range(0, min(attributes.size, MOST_READ), PIECE):
+                size = min(attributes.size - offset, PIECE)
+                assert len(tree.read(attributes.number, offset, PIECE)) == size
+            tree.xattrs(attributes.number)
             tree.locate(name)
 
 

@@ -134,14 +134,14 @@ def written(draw: Draw) -> None:
     kind = draw.draw(st.sampled_from(KINDS))
     form, directory = format_of(kind.format), kind.directory
     sound = draw.draw(st.integers(0, 2))
-    stored = {n: json.dumps(doc).encode() if sound else altered(draw, doc) for n, doc in kind.stored.items()}
+    files = {n: json.dumps(doc).encode() if sound else altered(draw, doc) for n, doc in kind.stored.items()}
     name = draw.draw(st.sampled_from(sorted(kind.shown)))
-    known = [doc for doc in (kind.shown[name], kind.plain, kind.stored.get(name)) if doc is not None]
-    raw = altered(draw, _with_members(draw, draw.draw(st.sampled_from(known))))
+    candidates = [doc for doc in (kind.shown[name], kind.plain, kind.stored.get(name)) if doc is not None]
+    raw = altered(draw, _with_members(draw, draw.draw(st.sampled_from(candidates))))
     rule = Rule(kind.format)
     makers: list[Callable[[], Mapping[str, bytes] | None]] = [
-        lambda: form.edit(directory, stored, name, raw),
-        lambda: form.edit(directory, stored, name, raw, rule),
+        lambda: form.edit(directory, files, name, raw),
+        lambda: form.edit(directory, files, name, raw, rule),
         lambda: form.edit(directory, {}, name, raw),
         lambda: form.shard(directory, name, raw, rule),
     ]
@@ -152,10 +152,10 @@ def written(draw: Draw) -> None:
             continue
         if documents is not None:
             with suppress(CorruptShardError):
-                form.open(directory, {**stored, **documents})
+                form.open(directory, {**files, **documents})
     with suppress(ValueError):
         form.references(directory, name, raw)
-    again = form.sharding({**stored, name: raw})
+    again = form.sharding({**files, name: raw})
     if again is not None:
         with suppress(ValueError):
             form.shard(directory, name, json.dumps(kind.plain or kind.shown[name]).encode(), again)

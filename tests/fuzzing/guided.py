@@ -27,7 +27,7 @@ class TooLongError(Exception):
     """An input took more than SECONDS."""
 
 
-def main(target: str, found: Path, flags: list[str]) -> None:
+def main(target: str, directory: Path, flags: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["shardfs"]):
@@ -39,21 +39,21 @@ def main(target: str, found: Path, flags: list[str]) -> None:
 
     logging.disable()  # of damage there is much to tell
     one = as_hypothesis(TARGETS[target], 1).hypothesis.fuzz_one_input  # type: ignore[attr-defined]
-    atheris.Setup([target, *flags], Search(one, found))
+    atheris.Setup([target, *flags], Search(one, directory))
     atheris.Fuzz()
 
 
 class Search:
     """Calls the target, and keeps what fails it."""
 
-    def __init__(self, one: Callable[[bytes], object], found: Path) -> None:
-        self._one, self._found = one, found
+    def __init__(self, one: Callable[[bytes], object], directory: Path) -> None:
+        self._one, self._found = one, directory
 
     def __call__(self, data: bytes) -> None:
         try:
-            began = time.process_time()
+            start_s = time.process_time()
             self._one(data)
-            if (took := time.process_time() - began) > SECONDS:
+            if (took := time.process_time() - start_s) > SECONDS:
                 raise TooLongError(f"{took:.1f} s of the processor")
         except Exception as e:  # noqa: BLE001 - kept, and told with its traceback
             self._keep(data, e)

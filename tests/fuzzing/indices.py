@@ -26,17 +26,17 @@ def damaged(samples: st.SearchStrategy[Sample]) -> Callable[[Draw], None]:
         sample = draw.draw(samples)
         extents = draw.draw(extents_of(sample))
         cell = draw.draw(st.sampled_from(sorted(extents)) if extents else sample.cells)
-        stored = sample.shard(extents)
+        content = sample.shard(extents)
         if draw.draw(st.integers(0, 3)):
-            stored = with_other_numbers(draw, stored)
+            content = with_other_numbers(draw, content)
         if draw.draw(st.integers(0, 3)) == 0:
-            stored = bent(draw, stored)
-        form, blob = sample.format, MemoryBlob(stored)
+            content = bent(draw, content)
+        form, blob = sample.format, MemoryBlob(content)
         shard, page, slot = form.place(cell)
         index = ShardIndexReader(form, shard, blob)
         steps: list[Callable[[], object]] = [
-            lambda: _read(sample, cell, stored),
-            lambda: _count(form.usage(index), len(stored)),
+            lambda: _read(sample, cell, content),
+            lambda: _count(form.usage(index), len(content)),
             lambda: form.rewrite(shard, index, ShardChange(pack=True, strict=True)),
             lambda: form.rewrite(shard, index, ShardChange({(page, slot): Put(b"x" * 20)})),
             lambda: form.rewrite(shard, index, ShardChange(drops={(page, slot)}, pack=True)),
@@ -53,8 +53,8 @@ def _count(usage: Usage, size: int) -> None:
     assert 0 <= min(usage.index, usage.live, usage.dead) <= max(usage.index, usage.live, usage.dead) <= size
 
 
-def _read(sample: Sample, cell: tuple[int, ...], stored: bytes) -> None:
-    index = read_index(sample, cell, stored)
+def _read(sample: Sample, cell: tuple[int, ...], content: bytes) -> None:
+    index = read_index(sample, cell, content)
     if index is None:
         return
     arrays, (shard, page, _) = index.arrays(), sample.format.place(cell)
@@ -64,5 +64,5 @@ def _read(sample: Sample, cell: tuple[int, ...], stored: bytes) -> None:
             extent = arrays.extent_at(arrays.position(slot))
         except ValueError:
             continue
-        assert 0 <= extent[0] <= sum(extent) <= len(stored)
+        assert 0 <= extent[0] <= sum(extent) <= len(content)
         assert index.find(slot) in (None, extent)

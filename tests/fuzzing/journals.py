@@ -36,20 +36,20 @@ def damaged(draw: Draw) -> None:
             with suppress(OSError):
                 recover.export(directory, Path(top, "out"))
             journal = open_journal(directory, SOURCE)
-            found = [(r.lsn, r.kind) for r in journal.recovered]
+            records = [(r.lsn, r.kind) for r in journal.recovered]
             kill(journal)
-            assert found == [(lsn, kind) for lsn, kind, _, _ in before]
+            assert records == [(lsn, kind) for lsn, kind, _, _ in before]
         shutil.rmtree(directory)
 
 
 @cache
 def _journals() -> list[dict[str, bytes]]:
-    found = []
+    journals = []
     for make in (not_synced, synced, of_two_mounts):
         with TemporaryDirectory() as top:
             make(Path(top, "j"))
-            found.append({path.name: path.read_bytes().rstrip(b"\0") for path in wals(Path(top, "j"))})
-    return found
+            journals.append({path.name: path.read_bytes().rstrip(b"\0") for path in wals(Path(top, "j"))})
+    return journals
 
 
 def _with_another_record(draw: Draw, data: bytes) -> bytes:

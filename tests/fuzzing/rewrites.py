@@ -42,9 +42,9 @@ def _zarr_shard(draw: Draw, location: handmade.Location) -> bytes:
 
 def _ids_shard(draw: Draw) -> bytes:
     """Numbers anywhere in both indices of a sound shard."""
-    made = published(_IDS, None, {(0, 0, 0): b"0000", (1, 1, 0): b"1111", (0, 1, 1): b"2222"})
-    assert made is not None
-    shard = bytearray(made)
+    original = published(_IDS, None, {(0, 0, 0): b"0000", (1, 1, 0): b"1111", (0, 1, 1): b"2222"})
+    assert original is not None
+    shard = bytearray(original)
     for at, number in draw.draw(
         st.dictionaries(st.integers(0, len(shard) // 8 - 1), NUMBERS | NUMBERS.map(lambda n: -n % 2**64))
     ).items():
@@ -65,15 +65,15 @@ def _rewritten(draw: Draw, collection: Collection, old: bytes, cells: list[Coord
             new = published(collection, old, puts, drops, pack=pack)
         except (CorruptShardError, UnfitChunkError, UnsupportedError):
             continue
-        kept = {c: data for c, data in before.items() if data is not None and c not in puts and c not in drops}
+        untouched = {c: data for c, data in before.items() if data is not None and c not in puts and c not in drops}
         if new is None:
             assert not puts
-            assert not kept
+            assert not untouched
             continue
-        found = {c: _chunk(collection, new, c) for c in cells}
-        assert {c: found[c] for c in kept} == kept
-        assert {c: found[c] for c in puts} == puts
-        assert {found[c] for c in drops} <= {None}
+        after = {c: _chunk(collection, new, c) for c in cells}
+        assert {c: after[c] for c in untouched} == untouched
+        assert {c: after[c] for c in puts} == puts
+        assert {after[c] for c in drops} <= {None}
     with suppress(CorruptShardError):
         usage = StoredShard(collection, 0, MemoryBlob(old)).usage()
         assert 0 <= usage.dead <= usage.size == len(old)

@@ -28,7 +28,7 @@ def totals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_threads_never_take_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = totals(monkeypatch)
-    budget, done = ByteBudget(100, nothing), []
+    budget, ends = ByteBudget(100, nothing), []
 
     def work(seed: int) -> None:
         rng = random.Random(seed)
@@ -37,14 +37,14 @@ def test_threads_never_take_more_than_the_limit(monkeypatch: pytest.MonkeyPatch)
             with budget.taken(nbytes):
                 assert nbytes <= budget.used <= budget.limit
                 time.sleep(0)  # lets another thread run
-        done.append(seed)
+        ends.append(seed)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (len(done), budget.used) == (8, 0)
+    assert (len(ends), budget.used) == (8, 0)
     assert max(recorded) <= 100
 
 

@@ -32,34 +32,34 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("uncollected")
 def test_what_failed_is_let_go_at_once() -> None:
     """A shard of 100 MB that cannot be decoded is tried again: there must not be two of it."""
-    held: list[ref[set[int]]] = []
+    references: list[ref[set[int]]] = []
 
     def load() -> tuple[str, int, float]:
         large = {1}
-        held.append(ref(large))
+        references.append(ref(large))
         raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011 - it has no message
         ByteLRU(10_000).get("k", load)
-    assert held[0]() is None
+    assert references[0]() is None
 
 
 def test_a_key_is_loaded_once_however_many_threads_ask() -> None:
     lru, loads, waited = ByteLRU(10_000), [], []
     lru = ByteLRU(10_000, lambda: waited.append(1))
-    begun = threading.Event()
+    start = threading.Event()
 
     def load() -> tuple[str, int, float]:
         loads.append(1)
-        begun.wait(60)
+        start.wait(60)
         return "value", 5, math.inf
 
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(lru.get, "k", load) for _ in range(8)]
+        futures = [pool.submit(lru.get, "k", load) for _ in range(8)]
         while len(waited) < 7:
             time.sleep(0.001)
-        begun.set()
-        assert [a.result() for a in asked] == ["value"] * 8
+        start.set()
+        assert [a.result() for a in futures] == ["value"] * 8
     assert len(loads) == 1
     assert lru.get("k", load) == "value"
     assert len(loads) == 1
@@ -94,11 +94,11 @@ def test_an_error_reaches_all_who_wait_and_is_not_kept() -> None:
         raise OSError("no")
 
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(lru.get, "k", fail) for _ in range(4)]
+        futures = [pool.submit(lru.get, "k", fail) for _ in range(4)]
         while len(waited) < 3:
             time.sleep(0.001)
         go.set()
-        assert [str(a.exception()) for a in asked] == ["no"] * 4
+        assert [str(a.exception()) for a in futures] == ["no"] * 4
     assert lru.get("k", lambda: ("good", 1, math.inf)) == "good"
 
 
@@ -178,16 +178,16 @@ def test_values_expire(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_dropped_while_it_is_loaded_is_not_kept() -> None:
-    lru, begun, go = ByteLRU(10_000), threading.Event(), threading.Event()
+    lru, start, go = ByteLRU(10_000), threading.Event(), threading.Event()
 
     def old() -> tuple[str, int, float]:
-        begun.set()
+        start.set()
         go.wait(60)
         return "old", 1, math.inf
 
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(lru.get, "k", old)
-        begun.wait(60)
+        start.wait(60)
         lru.invalidate("k")
         assert lru.get("k", lambda: ("new", 1, math.inf)) == "new"
         go.set()
@@ -208,8 +208,8 @@ def test_many_threads_on_a_small_cache() -> None:
     sys.setswitchinterval(1e-6)  # so that a thread is interrupted anywhere
     try:
         with ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(work, n) for n in range(4)]:
-                done.result()
+            for future in [pool.submit(work, n) for n in range(4)]:
+                future.result()
     finally:
         sys.setswitchinterval(interval)
     assert 0 <= lru.nbytes <= lru.limit

@@ -312,8 +312,8 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
         process.communicate(timeout=250)
     assert [process.returncode for process in processes] == [0, 0, -signal.SIGKILL]
     for number in range(100):
-        found = cache.get(number.to_bytes(16, "big"))
-        assert found is None or found[1] == number.to_bytes(16, "big") * (len(found[1]) // 16)
+        entry = cache.get(number.to_bytes(16, "big"))
+        assert entry is None or entry[1] == number.to_bytes(16, "big") * (len(entry[1]) // 16)
     cache._make_room()
     assert cache.usage().nbytes <= LIMIT
 
@@ -482,10 +482,10 @@ def test_cached_bytes_cost_one_open_each_and_no_other_thread(
     blob = CachedStore(source, cache, "s3://bucket/a", {}, wait).open("k")  # type: ignore[arg-type]
     original = os.open
 
-    def open_counted(path: str, flags: int, *args: Any, **given: Any) -> int:
+    def open_counted(path: str, flags: int, *args: Any, **options: Any) -> int:
         if not flags & os.O_CREAT:  # else the writing thread keeps the answer with the version
             opened.append(path)
-        return original(path, flags, *args, **given)
+        return original(path, flags, *args, **options)
 
     monkeypatch.setattr(os, "open", open_counted)
     for _ in range(3):
@@ -527,10 +527,10 @@ def test_bytes_are_never_kept_as_those_of_a_later_version(asks: bool, source: So
     inner, read = blob._inner, blob._inner.read_version
 
     def then_replaced(requests: Sequence[ByteRequest]) -> tuple[list[bytes], bool]:
-        result = read(requests)
+        answer = read(requests)
         source.replace(bytes(100))
         blob.stat()
-        return result
+        return answer
 
     inner.read_version = then_replaced  # type: ignore[method-assign]
     store.asks_for_versions = asks
@@ -567,7 +567,7 @@ def test_bytes_are_never_kept_as_those_of_an_earlier_version(
     """The object is replaced by one of the same size after its version was reported, and restored later."""
     path, handler = tmp_path / "files" / "k", type("Handler", (Describing,), {})
     handler.with_object, handler.with_range = with_object, with_range  # type: ignore[attr-defined]
-    given: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 24}
+    options: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 24}
 
     def replace(data: bytes, when: int) -> None:
         write_files(tmp_path / "files", {"k": data})
@@ -575,7 +575,7 @@ def test_bytes_are_never_kept_as_those_of_an_earlier_version(
 
     with http_server(tmp_path / "files", handler) as (url, _):
         replace(b"1" * 100, 10**9)
-        store = open_store(url, **given)
+        store = open_store(url, **options)
         assert isinstance(store, CachedStore)
         blob = store.open("k")
         blob.stat()
@@ -585,7 +585,7 @@ def test_bytes_are_never_kept_as_those_of_an_earlier_version(
         store.cache.flush(60)
         replace(b"1" * 100, 10**9)
         for _ in range(2):
-            store = open_store(url, **given)
+            store = open_store(url, **options)
             assert isinstance(store, CachedStore)
             assert store.open("k").read([ByteRange(10, 20)]) == [b"1" * 10]
             store.cache.flush(60)
@@ -640,7 +640,7 @@ def test_a_replaced_object_is_read_anew(source: Source, cache: DiskCache) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tag", "age_s", "kept"),
+    ("tag", "age_s", "is_cached"),
     [
         ("tag", 0, True),
         (None, 3600, True),
@@ -649,14 +649,14 @@ def test_a_replaced_object_is_read_anew(source: Source, cache: DiskCache) -> Non
     ],
 )
 def test_what_has_no_certain_version_is_not_kept(
-    tag: str | None, age_s: float | None, kept: bool, source: Source, cache: DiskCache
+    tag: str | None, age_s: float | None, is_cached: bool, source: Source, cache: DiskCache
 ) -> None:
     source.tag = tag
     source.mtime_ns = 0 if age_s is None else int((time.time() - age_s) * 1e9)
     for _ in range(2):
         assert over(source, cache).open("k").read([ByteRange(0, 10)]) == [source.data[:10]]
         cache.flush(60)
-    assert len(source.reads) == (1 if kept else 2)
+    assert len(source.reads) == (1 if is_cached else 2)
 
 
 def test_a_store_that_refuses_to_name_the_version_is_read(source: Source, cache: DiskCache) -> None:
@@ -709,9 +709,9 @@ def test_offline_answers_what_is_kept_and_sends_nothing(tmp_path: Path) -> None:
     write_files(tmp_path / "files", FILES)
     for path in files(tmp_path / "files"):
         os.utime(path, (10**9, 10**9))
-    given: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 24}
+    options: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 24}
     with http_server(tmp_path / "files", Tagging) as (url, requests):
-        store = open_store(url, **given)
+        store = open_store(url, **options)
         assert isinstance(store, CachedStore)
         listed = sorted(store.scan("a"))
         entry, documents = store.entry("a/digits"), store.documents("a", ["info", "zarr.json", "no"], 100)
@@ -721,7 +721,7 @@ def test_offline_answers_what_is_kept_and_sends_nothing(tmp_path: Path) -> None:
                 store.open(missing).read([Suffix(20)])
         store.cache.flush(60)
         requests.clear()
-        store = open_store(url, **given, offline=True)
+        store = open_store(url, **options, offline=True)
         assert sorted(store.scan("a")) == listed
         assert store.entry("a/digits") == entry
         assert store.documents("a", ["info", "zarr.json", "no"], 100) == documents
@@ -758,18 +758,18 @@ def test_offline_mixes_no_versions(source: Source, cache: DiskCache) -> None:
 
 
 def test_no_cache_for_local_sources_and_chains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 20}
+    options: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "cache_size": 1 << 20}
     code = "import sys; from shardfs.vfs.tree import open_tree; from shardfs.storage import open_store; "
     code += "assert not {m for m in sys.modules if 'disk_cache' in m or 'cached_store' in m}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-    assert not isinstance(open_store(str(tmp_path), **given), CachedStore)
+    assert not isinstance(open_store(str(tmp_path), **options), CachedStore)
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as z:
         z.writestr("a", b"a")
-    assert not isinstance(open_store(f"zip://::file://{tmp_path}/x.zip", **given), CachedStore)
+    assert not isinstance(open_store(f"zip://::file://{tmp_path}/x.zip", **options), CachedStore)
     with pytest.raises(OSError, match="chained"):
-        open_store(f"zip://::file://{tmp_path}/x.zip", **given, offline=True)
+        open_store(f"zip://::file://{tmp_path}/x.zip", **options, offline=True)
     assert not (tmp_path / "cache").exists()
 
 

@@ -43,15 +43,15 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> list[range]:
     """The bytes of which the kernel was advised. The reader waits for the advice, so that the result is exact."""
-    found: list[range] = []
+    ranges: list[range] = []
 
     def advise(fd: int, offset: int, length: int, advice: int) -> None:
         assert (os.fstat(fd).st_size, advice) == (len(handmade.zarr_shard([*CHUNKS])), os.POSIX_FADV_WILLNEED)
-        found.append(range(offset, offset + length))
+        ranges.append(range(offset, offset + length))
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
     monkeypatch.setattr(kernel_read_ahead.KernelReadAhead, "start", at_once)
-    return found
+    return ranges
 
 
 def at_once(ahead: ReadAhead, job: Callable[[], T]) -> Future[T]:
@@ -84,10 +84,10 @@ def test_a_plane_of_a_slow_source(
             for offset in (0, 4096):
                 assert kernel.read(number, offset, 4096).body == CHUNKS[(z * N + y) * N + x][offset : offset + 4096]
     assert all(len(part) <= kernel_read_ahead.ADVICE for part in advised)
-    found = [at for part in advised for at in part]
-    assert len(found) > 0.8 * len(needed)
-    assert len(found) == len(set(found))
-    assert set(found) <= needed
+    places = [at for part in advised for at in part]
+    assert len(places) > 0.8 * len(needed)
+    assert len(places) == len(set(places))
+    assert set(places) <= needed
 
 
 @pytest.mark.parametrize(("kind", "prefetch"), [("ext4", 1 << 28), ("tmpfs", 1 << 28), ("fuseblk", 1), ("nfs4", 0)])

@@ -50,8 +50,8 @@ def test_items_and_results_come_in_order(shared: ReadAhead | None) -> None:
 
 def test_loads_run_at_the_same_time() -> None:
     together = threading.Barrier(4)
-    found = list(load_ahead(pool(), lambda _: together.wait(60), range(4), first=5))
-    assert sorted(result for _, result in found) == list(range(4))
+    pairs = list(load_ahead(pool(), lambda _: together.wait(60), range(4), first=5))
+    assert sorted(place for _, place in pairs) == list(range(4))
 
 
 def test_nothing_is_loaded_that_the_consumer_did_not_come_near() -> None:
@@ -68,8 +68,8 @@ def test_heavy_results_are_loaded_one_by_one() -> None:
     assert loads.most <= 2
 
 
-def collect(pairs: Iterator[tuple[int, int]], found: list[int]) -> None:
-    found.extend(item for item, _ in pairs)
+def collect(pairs: Iterator[tuple[int, int]], loads: list[int]) -> None:
+    loads.extend(item for item, _ in pairs)
 
 
 def test_errors_are_raised_at_their_place() -> None:
@@ -78,10 +78,10 @@ def test_errors_are_raised_at_their_place() -> None:
             raise OSError("five")
         return item
 
-    found: list[int] = []
+    loads: list[int] = []
     with pytest.raises(OSError, match="five"):
-        collect(load_ahead(pool(), load, range(10), first=8), found)
-    assert found == list(range(5))
+        collect(load_ahead(pool(), load, range(10), first=8), loads)
+    assert loads == list(range(5))
 
 
 def test_an_error_of_the_items_comes_after_the_items_before() -> None:
@@ -89,10 +89,10 @@ def test_an_error_of_the_items_comes_after_the_items_before() -> None:
         yield from range(5)
         raise ValueError("no more")
 
-    found: list[int] = []
+    loads: list[int] = []
     with pytest.raises(ValueError, match="no more"):
-        collect(load_ahead(pool(), Loads(), items(), first=8), found)
-    assert found == list(range(5))
+        collect(load_ahead(pool(), Loads(), items(), first=8), loads)
+    assert loads == list(range(5))
 
 
 def test_loads_do_not_wait_for_busy_threads() -> None:

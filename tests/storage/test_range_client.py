@@ -63,8 +63,8 @@ class Tagging(Recording):
     """An object's header `tagged` says which ETag is sent: weak or none."""
 
     def get_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        found = state.objects.get(path)
-        tagged = found.headers.get("tagged", "strong") if found is not None else "strong"
+        target = state.objects.get(path)
+        tagged = target.headers.get("tagged", "strong") if target is not None else "strong"
         if tagged != "strong":
             del self.headers["If-Match"]
         status, headers, data = super().get_object(state, path, query, body)
@@ -98,9 +98,9 @@ def server() -> Iterator[Server]:
 
 def seen(server: Server) -> list[dict[str, str]]:
     """Return the headers of the requests since the last call."""
-    found: list[dict[str, str]] = server.seen  # type: ignore[attr-defined]
+    requests: list[dict[str, str]] = server.seen  # type: ignore[attr-defined]
     server.seen = []  # type: ignore[attr-defined]
-    return found
+    return requests
 
 
 def opened(source: str, *, timeout_s: float = 30, retries: int = 0, **options: Any) -> FsspecStore:
@@ -430,8 +430,8 @@ def test_a_program_that_ends_while_requests_are_under_way(server: Server) -> Non
     server.put("data/x", bytes(6 << 20))
     command = [sys.executable, "-c", WITH_REQUESTS_UNDER_WAY, f"{server.url}/data"]
     for _ in range(2):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+        completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+        assert (completed.returncode, completed.stdout, completed.stderr) == (0, "end\n", "")
 
 
 def test_keys_that_clients_encode_differently_are_left_to_fsspec(server: Server) -> None:
@@ -460,9 +460,9 @@ def test_without_obstore(server: Server, monkeypatch: pytest.MonkeyPatch) -> Non
 def assert_through_obstore(server: Server, source: str, **options: Any) -> dict[str, str]:
     """Read bytes with these options. Return the headers of the request."""
     assert read(opened(source, **options)) == b"234"
-    found = seen(server)[-1]
-    assert agent(found) == OBSTORE
-    return found
+    request = seen(server)[-1]
+    assert agent(request) == OBSTORE
+    return request
 
 
 def merged(options: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -483,8 +483,8 @@ S3_OPTIONS: dict[str, tuple[dict[str, Any], Callable[[Mapping[str, str]], bool]]
 
 @pytest.mark.parametrize("name", S3_OPTIONS)
 def test_s3_options(name: str, server: Server) -> None:
-    more, shown = S3_OPTIONS[name]
-    assert shown(assert_through_obstore(server, "s3://data", **merged(server.options(), **more)))
+    more, is_sent = S3_OPTIONS[name]
+    assert is_sent(assert_through_obstore(server, "s3://data", **merged(server.options(), **more)))
 
 
 @pytest.mark.parametrize("where", ["endpoint_url", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
@@ -501,18 +501,18 @@ def test_s3_credentials_and_region_of_the_environment(server: Server, monkeypatc
     for name, value in {"ACCESS_KEY_ID": "k", "SECRET_ACCESS_KEY": "s", "SESSION_TOKEN": "t"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-1")
-    found = assert_through_obstore(server, "s3://data", endpoint_url=server.url)
-    assert "Credential=k/" in found["authorization"]
-    assert "/eu-north-1/" in found["authorization"]
-    assert found["x-amz-security-token"] == "t"
+    request = assert_through_obstore(server, "s3://data", endpoint_url=server.url)
+    assert "Credential=k/" in request["authorization"]
+    assert "/eu-north-1/" in request["authorization"]
+    assert request["x-amz-security-token"] == "t"
 
 
 def test_s3_profile(server: Server, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(f"[profile lab]\nregion = eu-west-3\nendpoint_url = {server.url}\n")
     (tmp_path / "credentials").write_text("[lab]\naws_access_key_id = k\naws_secret_access_key = s\n")
-    found = assert_through_obstore(server, "s3://data", profile="lab")
-    assert "Credential=k/" in found["authorization"]
-    assert "/eu-west-3/" in found["authorization"]
+    request = assert_through_obstore(server, "s3://data", profile="lab")
+    assert "Credential=k/" in request["authorization"]
+    assert "/eu-west-3/" in request["authorization"]
 
 
 class Role(BaseHTTPRequestHandler):
@@ -551,14 +551,14 @@ def test_s3_credentials_that_expire(server: Server, monkeypatch: pytest.MonkeyPa
         role.given = 0
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{role.server_address[1]}/")
         store = opened("s3://data", endpoint_url=server.url)
-        used = set()
+        keys = set()
 
         def refreshed() -> bool:
             assert read(store) == b"234"
             request = seen(server)[-1]
             assert agent(request) == OBSTORE
-            used.add(request["authorization"].partition("/")[0])
-            return len(used) > 1
+            keys.add(request["authorization"].partition("/")[0])
+            return len(keys) > 1
 
         wait_until(refreshed)
 
@@ -617,12 +617,12 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     builder = builder.serial_number(1).not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
     names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    made = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    certificate_of_host = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     pem = serialization.Encoding.PEM
     path = tmp_path_factory.mktemp("tls") / "both.pem"
-    path.write_bytes(made.public_bytes(pem) + key.private_bytes(pem, *form))
-    (path.parent / "ca.pem").write_bytes(made.public_bytes(pem))
+    path.write_bytes(certificate_of_host.public_bytes(pem) + key.private_bytes(pem, *form))
+    (path.parent / "ca.pem").write_bytes(certificate_of_host.public_bytes(pem))
     return path
 
 
@@ -664,8 +664,8 @@ def test_http_certificates(how: str, secure: Server, certificate: Path, monkeypa
     "options", [{"headers": {"Accept-Language": "de"}}, {"client_kwargs": {"headers": {"Accept-Language": "de"}}}]
 )
 def test_http_headers(options: dict[str, Any], server: Server) -> None:
-    found = assert_through_obstore(server, f"{server.url}/data", **options)
-    assert (found["accept-language"], found["accept-encoding"]) == ("de", "identity")
+    request = assert_through_obstore(server, f"{server.url}/data", **options)
+    assert (request["accept-language"], request["accept-encoding"]) == ("de", "identity")
 
 
 UNKNOWN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -702,9 +702,9 @@ def test_options_of_s3fs_for_writing_are_no_concern_of_reading(server: Server) -
 
 def test_a_password_in_the_url_falls_back(server: Server) -> None:
     assert read(opened(f"{server.url}/data".replace("//", "//me:hush@"))) == b"234"
-    found = seen(server)[-1]
-    assert "authorization" in found
-    assert agent(found) != OBSTORE
+    request = seen(server)[-1]
+    assert "authorization" in request
+    assert agent(request) != OBSTORE
 
 
 # ---- Google Cloud Storage
@@ -756,8 +756,8 @@ def test_gcs_credentials(google: Server) -> None:
     token = credentials.Credentials("secret-token", expiry=datetime.now() + timedelta(hours=20))
     store = opened("gs://data", **{**gcs_options(google), "token": token})
     assert read(store) == b"234"
-    found = seen(google)[-1]
-    assert (agent(found), found["authorization"]) == (OBSTORE, "Bearer secret-token")
+    request = seen(google)[-1]
+    assert (agent(request), request["authorization"]) == (OBSTORE, "Bearer secret-token")
 
 
 @pytest.mark.parametrize(("payer", "project"), [(True, "test"), ("another", "another")])
@@ -830,10 +830,10 @@ def test_azure_credentials(name: str, azure: Server, monkeypatch: pytest.MonkeyP
     if name == "credential":
         store.fs.service_client.credential = Bearer()
     assert read(store) == b"234"
-    found = seen(azure)[-1]
-    assert agent(found) == OBSTORE
-    shown = found.get("authorization", "")
+    request = seen(azure)[-1]
+    assert agent(request) == OBSTORE
+    authorization = request.get("authorization", "")
     wanted = {"account_key": "SharedKey lab:", "environment": "SharedKey lab:", "credential": "Bearer secret-token"}
-    assert shown.startswith(wanted.get(name, ""))
-    assert bool(shown) == (name in wanted)
-    assert ("sig=c2lnbmF0dXJl" in found["path"]) == (name == "sas_token")
+    assert authorization.startswith(wanted.get(name, ""))
+    assert bool(authorization) == (name in wanted)
+    assert ("sig=c2lnbmF0dXJl" in request["path"]) == (name == "sas_token")

@@ -188,14 +188,14 @@ def test_a_reader_does_not_wait_for_a_fetch_that_has_not_begun() -> None:
     store = Store((64,))
     reader = Reader(store, connections=1)
     store.gate.clear()
-    begun = threading.Event()
+    start = threading.Event()
 
     def block() -> None:
-        begun.set()
+        start.set()
         store.gate.wait(60)
 
     reader.shared.start(block)
-    assert begun.wait(60)
+    assert start.wait(60)
     reader.shared.fetch(reader.ahead._owner, [(5,)], store.size, store.locate)
     assert reader.shared.take((reader.ahead._owner, (5,)), store.locate((5,)).where, -math.inf, keep=False) is None
     store.gate.set()
@@ -332,11 +332,11 @@ def test_the_limit_holds_and_zero_turns_it_off(monkeypatch: pytest.MonkeyPatch) 
         off.read(coords)
     assert len(off.store.requests) == len(WHOLE)
     few = Reader(Store(), limit=16 * off.store.size)
-    most = 0
+    peak = 0
     for coords in WHOLE:
         few.read(coords)
-        most = max(most, few.shared.nbytes)
-    assert 0 < most <= 16 * few.store.size
+        peak = max(peak, few.shared.nbytes)
+    assert 0 < peak <= 16 * few.store.size
 
 
 def test_what_nobody_reads_gives_up_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +386,6 @@ def test_any_order_of_accesses_gets_right_bytes_with_bounded_waste(runs: list[li
 
 def finish(shared: ReadAhead) -> None:
     """Wait until nothing is under way."""
-    for held in list(shared._fetches.values()):
-        if not held.data.cancel():
-            held.data.result(60)
+    for fetch in list(shared._fetches.values()):
+        if not fetch.data.cancel():
+            fetch.data.result(60)

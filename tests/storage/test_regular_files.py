@@ -74,8 +74,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     special: list[str] = []
     original = os.open
 
-    def open_noted(path: Any, flags: int, *args: Any, **given: Any) -> int:
-        fd = original(path, flags, *args, **given)
+    def open_noted(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        fd = original(path, flags, *args, **options)
         mode = os.fstat(fd).st_mode
         if not flags & os.O_PATH and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             special.append(os.fspath(path))
@@ -324,12 +324,12 @@ def test_a_source_with_anything_named_like_the_state_of_a_job(
     root = tmp_path / "source"
     handmade.zarr_sound(root)
     make(root / STATE)
-    done = CliRunner().invoke(commands, ["info", str(root)], standalone_mode=False)
+    invocation = CliRunner().invoke(commands, ["info", str(root)], standalone_mode=False)
     if make in NO_FILES:
-        assert isinstance(done.exception, PermissionError)
-        assert STATE in str(done.exception)
+        assert isinstance(invocation.exception, PermissionError)
+        assert STATE in str(invocation.exception)
     else:
-        assert "chunks" in done.output
+        assert "chunks" in invocation.output
     assert opened == []
 
 

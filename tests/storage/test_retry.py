@@ -272,10 +272,10 @@ def test_a_coroutine_that_hangs_is_cancelled_and_tried_once_more(monkeypatch: py
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", begin)
     monkeypatch.setattr(retry, "clock", lambda: 0.2 * fs.begun)
     store = FsspecStore(fs, "root", retry=RetryPolicy(0.2, 4))
-    began = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(StoreTimeout, match="does not answer within") as e:
         read(store)
-    assert 0.3 < time.monotonic() - began < 60
+    assert 0.3 < time.monotonic() - start_s < 60
     assert (e.value.errno, e.value.filename) == (errno.ETIMEDOUT, "root/x")
     assert fs.begun == 2
     wait_until(lambda: fs.cancelled == 2)
@@ -298,7 +298,7 @@ def test_a_client_that_blocks_is_left_alone_and_the_threads_are_bounded(monkeypa
 
 
 def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
-    threads, taken, go = DaemonThreads("shardfs-store", 64), threading.Event(), threading.Event()
+    threads, call_runs, go = DaemonThreads("shardfs-store", 64), threading.Event(), threading.Event()
     before = set(threading.enumerate())
 
     class Jobs(queue.SimpleQueue[Any]):
@@ -306,15 +306,15 @@ def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
 
         def get(self, *args: Any) -> Any:
             job = super().get(*args)
-            if not taken.is_set():
-                taken.set()
+            if not call_runs.is_set():
+                call_runs.set()
                 go.wait(60)
             return job
 
     threads._jobs = Jobs()
     try:
         first = threads.submit(lambda: 1)
-        assert taken.wait(60)
+        assert call_runs.wait(60)
         assert threads.submit(lambda: 2).result(60) == 2
         assert not first.done()
     finally:
@@ -328,9 +328,9 @@ def test_calls_wait_for_the_first_thread_if_no_other_can_be_started(monkeypatch:
     threads, go = DaemonThreads("shardfs-store", 64), threading.Event()
     first = threads.submit(lambda: go.wait(60))
     starts = FailingStarts(monkeypatch)
-    others = [threads.submit(lambda n=n: n) for n in range(3)]  # type: ignore[misc]
+    futures = [threads.submit(lambda n=n: n) for n in range(3)]  # type: ignore[misc]
     go.set()
-    assert [first.result(60), *(other.result(60) for other in others)] == [True, 0, 1, 2]
+    assert [first.result(60), *(other.result(60) for other in futures)] == [True, 0, 1, 2]
     starts.fails = False
     go.clear()
     threads.submit(lambda: go.wait(60))

@@ -374,8 +374,8 @@ class BothClient:
 
 
 def test_a_name_is_listed_once() -> None:
-    found = [(entry.name, entry.directory) for entry in FsspecStore(BothClient(), "root").scan("")]
-    assert found == [("a", True), ("c", False)]
+    entries = [(entry.name, entry.directory) for entry in FsspecStore(BothClient(), "root").scan("")]
+    assert entries == [("a", True), ("c", False)]
 
 
 def test_what_is_missing_is_named_and_said_to_be() -> None:
@@ -393,12 +393,12 @@ ranges = st.builds(lambda a, n: ByteRange(a, a + n), st.integers(0, 200), st.int
 
 
 @given(st.lists(ranges, max_size=30), st.integers(0, 20), st.integers(1, 60))
-def test_coalesced_ranges_cover_all_and_keep_the_limits(wanted: list[ByteRange], gap: int, most: int) -> None:
-    merged = coalesce(wanted, gap, most)
+def test_coalesced_ranges_cover_all_and_keep_the_limits(wanted: list[ByteRange], gap: int, limit: int) -> None:
+    merged = coalesce(wanted, gap, limit)
     assert sorted(m for _, members in merged for m in members) == list(range(len(wanted)))
     for whole, members in merged:
         assert all(whole.start <= wanted[m].start and wanted[m].stop <= whole.stop for m in members)
-        assert whole.stop - whole.start <= max(most, *(wanted[m].stop - wanted[m].start for m in members))
+        assert whole.stop - whole.start <= max(limit, *(wanted[m].stop - wanted[m].start for m in members))
         covered = {b for m in members for b in range(wanted[m].start, wanted[m].stop + gap + 1)}
         assert covered >= set(range(whole.start, whole.stop))
 
@@ -430,14 +430,14 @@ def test_slices_bytes_and_pairs(tmp_path: Path) -> None:
         b"",
     ]
     assert os.pread(part.fd, 5, part.base) == DIGITS[60:65]
-    held = BytesBlob(b"0123456789", whole)
-    assert held.read([ByteRange(2, 4), Suffix(3), Suffix(100), ByteRange(8, 20)]) == [
+    blob = BytesBlob(b"0123456789", whole)
+    assert blob.read([ByteRange(2, 4), Suffix(3), Suffix(100), ByteRange(8, 20)]) == [
         b"23",
         b"789",
         b"0123456789",
         b"89",
     ]
-    assert (held.stat().size, held.stat().version) == (10, whole.stat().version)
+    assert (blob.stat().size, blob.stat().version) == (10, whole.stat().version)
 
 
 # ---- local files ----
@@ -574,8 +574,8 @@ def test_what_is_replaced_while_it_is_opened_is_not_kept(tmp_path: Path, monkeyp
 
 def test_s3_has_as_many_connections_as_may_fetch_ahead() -> None:
     pytest.importorskip("s3fs")
-    own = {"config_kwargs": {"max_pool_connections": 7}}
-    for options, expected in (({}, 32), (own, 7), ({"config_kwargs": {"retries": {"mode": "standard"}}}, 32)):
+    own_options = {"config_kwargs": {"max_pool_connections": 7}}
+    for options, expected in (({}, 32), (own_options, 7), ({"config_kwargs": {"retries": {"mode": "standard"}}}, 32)):
         store = open_store("s3://bucket/a", {"anon": True, **options}, prefetch=1 << 20, connections=32)
         assert isinstance(store, FsspecStore)
         assert store.fs.config_kwargs["max_pool_connections"] == expected
@@ -612,11 +612,11 @@ def test_headers_with_secrets_stay_with_the_host_of_the_url(lead: str, tmp_path:
     write_files(tmp_path, {"a/x": b"0123456789"})
     secrets = {"X-Api-Key": "k-e-y", "Authorization": "Bearer t", "Cookie": "c=1"}
     options: dict[str, Any] = {"headers": secrets} if lead == "headers" else {"client_kwargs": {"headers": secrets}}
-    with http_server(tmp_path, Listening) as (there, headers), redirecting(tmp_path, there) as here:
-        assert open_store(f"{there}/a", options).open("x").read([ByteRange(2, 5)]) == [b"234"]
+    with http_server(tmp_path, Listening) as (far_url, headers), redirecting(tmp_path, far_url) as near_url:
+        assert open_store(f"{far_url}/a", options).open("x").read([ByteRange(2, 5)]) == [b"234"]
         assert all(h["X-Api-Key"] == "k-e-y" for h in headers if isinstance(h, dict))
         del headers[:]
-        store = open_store(f"{here}/a", options)
+        store = open_store(f"{near_url}/a", options)
         assert store.open("x").read([ByteRange(2, 5)]) == [b"234"]
         assert store.documents("", ["x"], 100) == {"x": b"0123456789"}
         assert store.open("x").stat().size == 10

@@ -34,13 +34,13 @@ def republish(source: Path, target: Path, seed: int = 0) -> int:
     tree = open_tree(str(source))
     random, n = Random(seed), 0
     for chunks in list(tree.collections()):
-        found = {c: read_all(tree, tree.resolve(chunks.chunk_path(c))) for c in _coords(chunks)}
+        chunks_before = {c: read_all(tree, tree.resolve(chunks.chunk_path(c))) for c in _coords(chunks)}
         files = Shards(chunks, target)
         files.clear()
-        for puts, drops in _rounds(chunks.collection, found, random):
+        for puts, drops in _rounds(chunks.collection, chunks_before, random):
             files.write(puts, drops)
         files.repack(random.random() < 0.3)
-        n += len(found)
+        n += len(chunks_before)
     return n
 
 
@@ -48,28 +48,28 @@ def _coords(chunks: ChunkDirs) -> list[Coords]:
     return [tuple(c) for batch in chunks.chunks.layer.scan(0) for c in batch.coords.tolist()]
 
 
-def _rounds(collection: Collection, found: Chunks, random: Random) -> list[tuple[Chunks, set[Coords]]]:
+def _rounds(collection: Collection, chunks: Chunks, random: Random) -> list[tuple[Chunks, set[Coords]]]:
     """Wrong and right ones, some gone again, and the right ones at last."""
     together = 2 if collection.lead is not None else 1  # both files of a chunk
-    units = [tuple(sorted(found))[i : i + together] for i in range(0, len(found), together)]
-    wrong = dict(found)
+    units = [tuple(sorted(chunks))[i : i + together] for i in range(0, len(chunks), together)]
+    wrong = dict(chunks)
     by_size: dict[tuple[int, ...], list[tuple[Coords, ...]]] = {}
     for unit in units:
-        by_size.setdefault(tuple(len(found[c]) for c in unit), []).append(unit)
+        by_size.setdefault(tuple(len(chunks[c]) for c in unit), []).append(unit)
     for alike in by_size.values():
         for unit, other in zip(alike, random.sample(alike, len(alike)), strict=True):
-            wrong |= {c: found[o] for c, o in zip(unit, other, strict=True)}
+            wrong |= {c: chunks[o] for c, o in zip(unit, other, strict=True)}
     if isinstance(collection.layers[0].format, Pack):  # without a gap
         per_file = collection.layers[0].format.per_file
-        last = {c for c in found if c[0] % per_file == per_file - 1 or c[0] + 1 == len(found)}
-        last = last if len(found) > 1 else set()  # or nothing were left of what stands before them
-        return [(wrong, set()), ({}, last), (found, set())]
+        last = {c for c in chunks if c[0] % per_file == per_file - 1 or c[0] + 1 == len(chunks)}
+        last = last if len(chunks) > 1 else set()  # or nothing were left of what stands before them
+        return [(wrong, set()), ({}, last), (chunks, set())]
     out: list[tuple[Chunks, set[Coords]]] = []
     for part in (0.6, 0.5, 0.3):
         some = {c for unit in units if random.random() < part for c in unit}
-        gone = {c for unit in units if random.random() < 0.2 for c in unit} - some
-        out.append(({c: wrong[c] for c in some}, gone))
-    return [*out, (found, set())]
+        absent = {c for unit in units if random.random() < 0.2 for c in unit} - some
+        out.append(({c: wrong[c] for c in some}, absent))
+    return [*out, (chunks, set())]
 
 
 class Shards:
@@ -97,12 +97,12 @@ class Shards:
         homes: dict[int, tuple[dict[Coords, Put], set[Coords]]] = {}
         for c, data in puts.items():
             transform = self._collection.transform_of(c)
-            stored = data if transform is None else transform.store(c, data)
-            homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[0][c] = Put(stored)
+            stored_chunk = data if transform is None else transform.store(c, data)
+            homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[0][c] = Put(stored_chunk)
         for c in drops:
             homes.setdefault(rewriting.shard_of(self._collection, c), ({}, set()))[1].add(c)
-        for shard, (changed, gone) in homes.items():
-            self._write_one(shard, changed, gone)
+        for shard, (changed, drops_of_shard) in homes.items():
+            self._write_one(shard, changed, drops_of_shard)
 
     def _write_one(self, shard: int, puts: Mapping[Coords, Put], drops: set[Coords]) -> None:
         path = self._path(shard)
@@ -116,14 +116,14 @@ class Shards:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes_of(plan, blob))
         new = MemoryBlob(path.read_bytes())
-        stored = StoredShard(self._collection, shard, new)
+        stored_shard = StoredShard(self._collection, shard, new)
         is_second = [self._collection.lead is not None and c[-1] == 1 for c in puts]  # absent if it is empty
         present = [not second or size_of(put.data) > 0 for second, put in zip(is_second, puts.values(), strict=True)]
-        found = stored.stored_chunks([*puts, *drops])
-        assert [e is not None for e in found] == present + [False] * len(drops)
-        again = stored.plan(puts, drops)
+        extents = stored_shard.stored_chunks([*puts, *drops])
+        assert [e is not None for e in extents] == present + [False] * len(drops)
+        again = stored_shard.plan(puts, drops)
         assert is_same(again, new.stat().size), "what is there already is not written again"
-        usage = stored.usage()
+        usage = stored_shard.usage()
         assert usage.live >= 0 <= usage.dead
         room = rewriting.slots(self._collection, shard)
         assert room is None or len(puts) <= room

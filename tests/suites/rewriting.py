@@ -39,14 +39,14 @@ def written(
     return None if plan is None else bytes_of(plan, blob)
 
 
-def chunks_in(sample: Sample, stored: bytes, cells: Set[Coords]) -> Chunks:
+def chunks_in(sample: Sample, shard: bytes, cells: Set[Coords]) -> Chunks:
     """What a reader finds."""
-    found = {cell: extent_of(sample, stored, cell) for cell in cells}
-    return {cell: stored[e[0] : sum(e)] for cell, e in found.items() if e is not None}
+    extents = {cell: extent_of(sample, shard, cell) for cell in cells}
+    return {cell: shard[e[0] : sum(e)] for cell, e in extents.items() if e is not None}
 
 
-def extent_of(sample: Sample, stored: bytes, cell: Coords) -> tuple[int, int] | None:
-    index = read_index(sample, cell, stored)
+def extent_of(sample: Sample, shard: bytes, cell: Coords) -> tuple[int, int] | None:
+    index = read_index(sample, cell, shard)
     return None if index is None else index.find(sample.format.place(cell)[2])
 
 
@@ -73,46 +73,46 @@ class RewriteSuite:
     def test_a_shard_holds_what_was_written_last(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         wanted: Chunks = {}
-        stored: bytes | None = None
+        shard: bytes | None = None
         for puts, drops in data.draw(_changes(sample)):
-            before = stored
-            stored = written(sample, before, puts, drops, pack=data.draw(st.booleans()))
+            before = shard
+            shard = written(sample, before, puts, drops, pack=data.draw(st.booleans()))
             wanted = {cell: chunk for cell, chunk in {**wanted, **puts}.items() if cell not in drops}
-            assert (stored is None) == (not wanted)
-            if stored is not None:
-                assert chunks_in(sample, stored, {*puts, *drops, *wanted}) == wanted
+            assert (shard is None) == (not wanted)
+            if shard is not None:
+                assert chunks_in(sample, shard, {*puts, *drops, *wanted}) == wanted
 
     @given(st.data())
     def test_what_was_in_a_shard_stays_where_it_was(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
-        stored: bytes | None = None
-        seen: dict[tuple[int, int], bytes] = {}
+        shard: bytes | None = None
+        chunk_at: dict[tuple[int, int], bytes] = {}
         for puts, drops in data.draw(_changes(sample)):
-            stored = written(sample, stored, puts, drops)
-            if stored is None:
-                seen = {}
+            shard = written(sample, shard, puts, drops)
+            if shard is None:
+                chunk_at = {}
                 continue
-            for (start, size), chunk in seen.items():
-                assert stored[start : start + size] == chunk
+            for (start, size), chunk in chunk_at.items():
+                assert shard[start : start + size] == chunk
             for cell in puts:
-                extent = extent_of(sample, stored, cell)
+                extent = extent_of(sample, shard, cell)
                 assert extent is not None
-                seen[extent] = puts[cell]
+                chunk_at[extent] = puts[cell]
 
     @given(st.data())
     def test_a_packed_shard_has_the_same_chunks_and_nothing_dead(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         wanted: Chunks = {}
-        stored: bytes | None = None
+        content: bytes | None = None
         for puts, drops in data.draw(_changes(sample)):
-            stored = written(sample, stored, puts, drops)
+            content = written(sample, content, puts, drops)
             wanted = {cell: chunk for cell, chunk in {**wanted, **puts}.items() if cell not in drops}
-        if stored is None:
+        if content is None:
             return
-        shard, blob = sample.format.place(next(iter(wanted)))[0], MemoryBlob(stored)
+        shard, blob = sample.format.place(next(iter(wanted)))[0], MemoryBlob(content)
         index = ShardIndexReader(sample.format, shard, blob)
         before = sample.format.usage(index)
-        assert (before.size, before.live) == (len(stored), sum(map(len, wanted.values())))
+        assert (before.size, before.live) == (len(content), sum(map(len, wanted.values())))
         assert before.size == before.index + before.live + before.dead
         plan = sample.format.rewrite(shard, index, ShardChange(pack=True, strict=True))
         assert plan is not None
@@ -129,38 +129,38 @@ class RewriteSuite:
     def test_no_chunk_of_a_damaged_shard_is_lost_or_made_up(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         (chunks, _), *_ = [*data.draw(_changes(sample).filter(lambda steps: bool(steps) and bool(steps[0][0])))]
-        stored = bytearray(written(sample, None, chunks) or b"")
+        shard = bytearray(written(sample, None, chunks) or b"")
         for _ in range(data.draw(st.integers(0, 4))):
-            stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
-        del stored[data.draw(st.just(len(stored)) | st.integers(0, len(stored))) :]
+            shard[data.draw(st.integers(0, len(shard) - 1))] = data.draw(st.integers(0, 255))
+        del shard[data.draw(st.just(len(shard)) | st.integers(0, len(shard))) :]
         changed = data.draw(st.sampled_from(sorted(chunks)))
-        before = {cell: _read(sample, bytes(stored), cell) for cell in chunks if cell != changed}
+        before = {cell: _read(sample, bytes(shard), cell) for cell in chunks if cell != changed}
         try:
-            new = written(sample, bytes(stored), {changed: b"new chunk"}, pack=data.draw(st.booleans()))
+            new = written(sample, bytes(shard), {changed: b"new chunk"}, pack=data.draw(st.booleans()))
         except ValueError:
             return
         assert new is not None
         assert _read(sample, new, changed) == b"new chunk"
-        for cell, was in before.items():
-            assert _read(sample, new, cell) == was
+        for cell, chunk in before.items():
+            assert _read(sample, new, cell) == chunk
 
     @given(st.data())
     def test_pieces_of_the_old_object_lie_in_it(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         (chunks, _), *_ = [*data.draw(_changes(sample).filter(lambda steps: bool(steps) and bool(steps[0][0])))]
-        stored = written(sample, None, chunks) or b""
+        content = written(sample, None, chunks) or b""
         fmt, cell = sample.format, next(iter(chunks))
         shard, *slot = fmt.place(cell)
-        index = ShardIndexReader(fmt, shard, MemoryBlob(stored))
+        index = ShardIndexReader(fmt, shard, MemoryBlob(content))
         plan = fmt.rewrite(shard, index, ShardChange({(slot[0], slot[1]): Put(b"x")}))
         assert plan is not None
         for piece in plan:
-            assert not isinstance(piece, ByteRange) or 0 <= piece.start < piece.stop <= len(stored)
+            assert not isinstance(piece, ByteRange) or 0 <= piece.start < piece.stop <= len(content)
 
 
-def _read(sample: Sample, stored: bytes, cell: Coords) -> bytes | str | None:
+def _read(sample: Sample, shard: bytes, cell: Coords) -> bytes | str | None:
     try:
-        extent = extent_of(sample, stored, cell)
+        extent = extent_of(sample, shard, cell)
     except ValueError:
         return "broken"
-    return None if extent is None else stored[extent[0] : sum(extent)]
+    return None if extent is None else shard[extent[0] : sum(extent)]

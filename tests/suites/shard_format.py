@@ -55,19 +55,19 @@ class MemoryBlob:
         return [self._data[r.start : r.stop] for r in where]
 
 
-def read_index(sample: Sample, coords: Coords, stored: bytes) -> Index | None:
+def read_index(sample: Sample, coords: Coords, content: bytes) -> Index | None:
     """The index page in which a chunk of a shard object stands, as a reader would fetch it."""
     fmt = sample.format
     shard, page, _ = fmt.place(coords)
     if fmt.walk is not None:
-        return fmt.walk(MemoryBlob(stored)).checked(len(stored))
+        return fmt.walk(MemoryBlob(content)).checked(len(content))
     where = fmt.root_request()
-    root = None if where is None else stored[where.start : where.stop]
+    root = None if where is None else content[where.start : where.stop]
     request = fmt.page_request(shard, page, root)
     if request is None:
         return None
-    raw = stored[-request.size :] if isinstance(request, Suffix) else stored[request.start : request.stop]
-    return fmt.decode_page(shard, page, raw).checked(len(stored))
+    raw = content[-request.size :] if isinstance(request, Suffix) else content[request.start : request.stop]
+    return fmt.decode_page(shard, page, raw).checked(len(content))
 
 
 class ShardFormatSuite:
@@ -81,9 +81,9 @@ class ShardFormatSuite:
         sample = data.draw(self.samples())
         cell = data.draw(sample.cells)
         shard, page, slot = sample.format.place(cell)
-        found, valid = sample.format.coords(shard, page, np.array([slot], np.uint64))
+        cells, valid = sample.format.coords(shard, page, np.array([slot], np.uint64))
         assert valid.tolist() == [True]
-        assert tuple(found[0].tolist()) == cell
+        assert tuple(cells[0].tolist()) == cell
 
     @given(st.data())
     def test_place_many_is_place(self, data: st.DataObject) -> None:
@@ -122,9 +122,9 @@ class ShardFormatSuite:
     def test_an_index_says_what_was_put_into_the_shard(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         extents = data.draw(extents_of(sample))
-        stored = sample.shard(extents)
+        content = sample.shard(extents)
         for cell, extent in extents.items():
-            index = read_index(sample, cell, stored)
+            index = read_index(sample, cell, content)
             assert index is not None
             slot = sample.format.place(cell)[2]
             assert index.find(slot) == extent
@@ -150,30 +150,30 @@ class ShardFormatSuite:
         extents = data.draw(extents_of(sample))
         if not extents:
             return
-        stored, shard = sample.shard(extents), fmt.place(next(iter(extents)))[0]
+        content, shard = sample.shard(extents), fmt.place(next(iter(extents)))[0]
         where = fmt.root_request()
-        pages = fmt.nonempty_pages(None if where is None else stored[where.start : where.stop])
-        found = []
+        pages = fmt.nonempty_pages(None if where is None else content[where.start : where.stop])
+        cells = []
         for page in pages.tolist():
             if fmt.walk is not None:
-                coords, valid = fmt.coords(shard, page, fmt.walk(MemoryBlob(stored)).all_slots())
-                found += [tuple(c) for c, ok in zip(coords.tolist(), valid.tolist(), strict=True) if ok]
+                coords, valid = fmt.coords(shard, page, fmt.walk(MemoryBlob(content)).all_slots())
+                cells += [tuple(c) for c, ok in zip(coords.tolist(), valid.tolist(), strict=True) if ok]
                 continue
-            request = fmt.page_request(shard, page, None if where is None else stored[where.start : where.stop])
+            request = fmt.page_request(shard, page, None if where is None else content[where.start : where.stop])
             if request is None:
                 continue
-            raw = stored[-request.size :] if isinstance(request, Suffix) else stored[request.start : request.stop]
+            raw = content[-request.size :] if isinstance(request, Suffix) else content[request.start : request.stop]
             coords, valid = fmt.coords(shard, page, fmt.decode_page(shard, page, raw).arrays().all_slots())
-            found += [tuple(c) for c, ok in zip(coords.tolist(), valid.tolist(), strict=True) if ok]
-        assert sorted(found) == sorted(extents)
+            cells += [tuple(c) for c, ok in zip(coords.tolist(), valid.tolist(), strict=True) if ok]
+        assert sorted(cells) == sorted(extents)
 
     @given(st.data())
     def test_any_bytes_for_an_index_give_an_index_or_a_reason(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         cell = data.draw(sample.cells)
-        stored = data.draw(st.binary(max_size=400))
+        content = data.draw(st.binary(max_size=400))
         try:
-            index = read_index(sample, cell, stored)
+            index = read_index(sample, cell, content)
         except ValueError:
             return
         if index is None:
@@ -182,25 +182,25 @@ class ShardFormatSuite:
         for slot in arrays.all_slots().tolist():
             with suppress(ValueError):
                 start, size = arrays.extent_at(arrays.position(slot))
-                assert 0 <= start <= start + size <= len(stored)
+                assert 0 <= start <= start + size <= len(content)
                 assert index.find(slot) == (start, size)
 
     @given(st.data())
     def test_a_cut_or_changed_shard_never_shows_bytes_outside_of_it(self, data: st.DataObject) -> None:
         sample = data.draw(self.samples())
         extents = data.draw(extents_of(sample))
-        stored = bytearray(sample.shard(extents))
+        content = bytearray(sample.shard(extents))
         cell = data.draw(st.sampled_from(sorted(extents)) if extents else sample.cells)
         for _ in range(data.draw(st.integers(0, 4))):
-            if stored:
-                stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
-        del stored[data.draw(st.integers(0, len(stored))) :]
+            if content:
+                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        del content[data.draw(st.integers(0, len(content))) :]
         try:
-            index = read_index(sample, cell, bytes(stored))
+            index = read_index(sample, cell, bytes(content))
             start, size = (index and index.find(sample.format.place(cell)[2])) or (0, 0)
         except ValueError:
             return
-        assert start + size <= len(stored)
+        assert start + size <= len(content)
 
     @given(st.data())
     def test_a_request_stays_below_the_limit_and_is_not_negative(self, data: st.DataObject) -> None:

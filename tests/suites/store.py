@@ -106,11 +106,11 @@ class StoreSuite:
         if not self.lists:
             pytest.skip("cannot list")
         assert {(e.name, e.directory) for e in store.scan("")} == {("a", True), ("top", False)}
-        found = {e.name: e for e in store.scan("a")}
-        assert set(found) == {"digits", "info", "zarr.json", "b"}
-        assert found["b"].directory
+        entries = {e.name: e for e in store.scan("a")}
+        assert set(entries) == {"digits", "info", "zarr.json", "b"}
+        assert entries["b"].directory
         assert {e.name for e in store.scan("a/b")} == {"empty", "one"}
-        stat = found["digits"].stat
+        stat = entries["digits"].stat
         assert stat is None or stat.size == len(DIGITS)
         assert list(store.scan("top")) == []
 

@@ -60,15 +60,15 @@ class ViewSuite:
         for name in data.draw(st.lists(sparse.names | st.sampled_from(sorted(sparse.shown) or ["x"]), max_size=8)):
             wanted = sparse.shown.get(name)
             try:
-                found = tree.resolve(name)
+                attributes = tree.resolve(name)
             except (FileNotFoundError, NotADirectoryError):
                 assert wanted is None
                 continue
             if wanted is None:
-                assert found.directory or found.number < TABLE_END
+                assert attributes.directory or attributes.number < TABLE_END
                 continue
             offset, size = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
-            assert bytes(tree.read(found.number, offset, size)) == wanted[offset : offset + size]
+            assert bytes(tree.read(attributes.number, offset, size)) == wanted[offset : offset + size]
             _check_located(tree, sparse, name)
         _check_resumed(tree, ROOT, data)
 
@@ -114,9 +114,9 @@ def _check_located(tree: Tree, sparse: Sparse, name: str) -> None:
     assert located.size == len(raw)
     if "[" in located.shard:  # in a shard of a shard; offsets are that one's
         return
-    stored = sparse.stored[located.shard]
-    assert stored[located.offset : located.offset + located.size] == raw
-    if raw and b"gap" not in stored:
+    shard = sparse.stored[located.shard]
+    assert shard[located.offset : located.offset + located.size] == raw
+    if raw and b"gap" not in shard:
         assert tree.survey.chunk_at(located.shard, located.offset) == name
 
 

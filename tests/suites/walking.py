@@ -30,11 +30,11 @@ def entries(tree: Tree, number: int, cookie: int = 0) -> Iterator[Listed]:
         yield from (Listed(*row) for row in zip(*(c.tolist() for c in columns), strict=True))
 
 
-def read_all(tree: Tree, found: Attributes) -> bytes:
+def read_all(tree: Tree, attributes: Attributes) -> bytes:
     """A file in one read, checked against its size."""
-    data = bytes(tree.read(found.number, 0, found.size + 1))
-    if len(data) != found.size:
-        raise AssertionError(f"{found.size} bytes told, {len(data)} read")
+    data = bytes(tree.read(attributes.number, 0, attributes.size + 1))
+    if len(data) != attributes.size:
+        raise AssertionError(f"{attributes.size} bytes told, {len(data)} read")
     return data
 
 
@@ -51,12 +51,12 @@ def walk(tree: Tree, number: int = ROOT, path: str = "") -> dict[str, bytes]:
             raise AssertionError(f"{path}: cookie {e.cookie} after {cookie}")
         cookie = e.cookie
         name = f"{path}/{e.name.decode()}" if path else e.name.decode()
-        found = tree.lookup(number, e.name)
-        if (found.number, found.directory) != (e.number, e.directory) or e.size not in (-1, found.size):
-            raise AssertionError(f"{name}: listed as {e}, looked up as {found}")
-        if tree.attributes(found.number)[:4] != found[:4]:
-            raise AssertionError(f"{name}: {found}, but {tree.attributes(found.number)}")
-        below = walk(tree, found.number, name) if found.directory else {name: read_all(tree, found)}
+        attributes = tree.lookup(number, e.name)
+        if (attributes.number, attributes.directory) != (e.number, e.directory) or e.size not in (-1, attributes.size):
+            raise AssertionError(f"{name}: listed as {e}, looked up as {attributes}")
+        if tree.attributes(attributes.number)[:4] != attributes[:4]:
+            raise AssertionError(f"{name}: {attributes}, but {tree.attributes(attributes.number)}")
+        below = walk(tree, attributes.number, name) if attributes.directory else {name: read_all(tree, attributes)}
         if not out.keys().isdisjoint(below):
             raise AssertionError(f"{name} is listed twice")
         out |= below

@@ -276,15 +276,15 @@ def test_wrong_types_anywhere_in_metadata(kind: str, data: st.DataObject) -> Non
         document = replaced(document, path, data.draw(json_values))
     raw = json.dumps(document).encode()
     try:
-        found = (ZARR3 if name == "zarr.json" else PRECOMPUTED).open("x", {name: raw})
+        dataset = (ZARR3 if name == "zarr.json" else PRECOMPUTED).open("x", {name: raw})
     except CorruptShardError:
         return
-    if found is None:
+    if dataset is None:
         return
-    assert isinstance(found, Dataset)
-    for shown in found.documents.values():
-        assert parse_json("x", name, shown) is not None
-    for collection in found.collections:
+    assert isinstance(dataset, Dataset)
+    for content in dataset.documents.values():
+        assert parse_json("x", name, content) is not None
+    for collection in dataset.collections:
         _use(collection)
 
 

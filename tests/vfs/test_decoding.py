@@ -59,9 +59,9 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
 
     def counted(show: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(self: Any, coords: Any, stored: bytes) -> Any:
-            sizes.append(len(stored))
-            return show(self, coords, stored)
+        def counting(self: Any, coords: Any, stored_chunk: bytes) -> Any:
+            sizes.append(len(stored_chunk))
+            return show(self, coords, stored_chunk)
 
         return counting
 
@@ -89,8 +89,8 @@ def test_readers_of_one_chunk_share_one_decode(
         return _read(tree, "3", 64 << 10)
 
     with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(read, range(READERS)))
-    assert found == [DATA[3 * MIB // 4 : MIB].tobytes()] * READERS
+        chunks = list(pool.map(read, range(READERS)))
+    assert chunks == [DATA[3 * MIB // 4 : MIB].tobytes()] * READERS
     assert len(decodes) == 1
 
 
@@ -102,9 +102,9 @@ def test_all_decodes_of_a_tree_share_a_budget(
     recorded = totals(monkeypatch)
     tree = _raw(_stored(tmp_path / "a", [LITTLE, ZSTD], around), cache)
     with ThreadPoolExecutor(READERS) as pool:
-        found = list(pool.map(lambda i: _read(tree, f"{i % CHUNKS}", MIB), range(READERS)))
-    assert [len(data) for data in found] == [MIB] * READERS
-    assert b"".join(found[:CHUNKS]) == DATA.tobytes()
+        chunks = list(pool.map(lambda i: _read(tree, f"{i % CHUNKS}", MIB), range(READERS)))
+    assert [len(data) for data in chunks] == [MIB] * READERS
+    assert b"".join(chunks[:CHUNKS]) == DATA.tobytes()
     budget = tree.datasets.chunk_cache.decoding
     shard = (tmp_path / "a/c/0").stat().st_size + MAX_DECODED  # its decoded size is not known before
     one = shard if around else 3 * MIB
@@ -114,9 +114,11 @@ def test_all_decodes_of_a_tree_share_a_budget(
 
 @pytest.mark.fuse
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "least", "most"), [((), 0, 17 << 20), (("-o", "direct_io"), 47 << 20, 49 << 20)])
+@pytest.mark.parametrize(
+    ("options", "min_bytes", "max_bytes"), [((), 0, 17 << 20), (("-o", "direct_io"), 47 << 20, 49 << 20)]
+)
 def test_decoded_chunks_that_the_kernel_keeps_are_soon_forgotten(
-    options: tuple[str, ...], least: int, most: int, mounted: Mounted, tmp_path: Path
+    options: tuple[str, ...], min_bytes: int, max_bytes: int, mounted: Mounted, tmp_path: Path
 ) -> None:
     """And each is decoded once, although many requests ask for its parts."""
     values = np.random.default_rng(3).integers(0, 50, (24, 1 << 20), dtype="<u2")
@@ -127,7 +129,7 @@ def test_decoded_chunks_that_the_kernel_keeps_are_soon_forgotten(
     with mounted(tmp_path / "a.zarr", "--layout", "n5", *options) as mount:
         run("sh", "-c", f"cat {mount}/0/* | md5sum", timeout=60)
         cache = json.loads(run("cat", mount / ".shardfs/status.json", timeout=60))["caches"]["chunk"]
-        assert least <= cache["bytes"] <= most
+        assert min_bytes <= cache["bytes"] <= max_bytes
         assert cache["misses"] == len(values)
         block = subprocess.run(["cat", mount / "0/23"], stdout=subprocess.PIPE, timeout=250, check=True).stdout
         assert np.array_equal(np.frombuffer(block[12:], ">u2"), values[23])

@@ -115,10 +115,10 @@ def test_an_array_whose_directory_is_read_during_the_removal_keeps_its_form(
     tree, documents = place.tree, place.base.store.documents
 
     def removed_after(directory: str, *args: Any) -> dict[str, bytes]:
-        stored = documents(directory, *args)
+        files = documents(directory, *args)
         if directory == "a" and place.path.exists():
             place.remove()
-        return stored
+        return files
 
     monkeypatch.setattr(place.base.store, "documents", removed_after)
     for _ in range(2):  # the second time after the removal, as a writable mount does

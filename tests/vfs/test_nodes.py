@@ -87,11 +87,11 @@ def test_a_directory_that_is_renamed_has_one_node_at_each_path() -> None:
 def test_the_oldest_nodes_without_references_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "RECENT_NODES", 3)
     table = NodeTable()
-    kept = table.intern("kept", FileNode)
-    table.remember(kept.number)
+    oldest = table.intern("kept", FileNode)
+    table.remember(oldest.number)
     for i in range(5):
         table.intern(str(i), FileNode)
     assert [table.known(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
-    assert table.known("kept") is kept
-    table.forget(kept.number, 1)
+    assert table.known("kept") is oldest
+    table.forget(oldest.number, 1)
     assert {node.path for node in table.below("")} == {"", "3", "4", "kept"}

@@ -56,11 +56,11 @@ class Changing:
         documents, changes = tree.store.documents, iter(versions)
 
         def changed_after(directory: str, *args: Any) -> dict[str, bytes]:
-            stored = documents(directory, *args)
+            files = documents(directory, *args)
             if directory == path.parent.name and (data := next(changes, None)) is not None:
                 path.write_bytes(data)
                 tree.renew(directory)
-            return stored
+            return files
 
         monkeypatch.setattr(tree.store, "documents", changed_after)
 

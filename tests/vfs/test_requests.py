@@ -173,11 +173,11 @@ def test_nested_shards() -> None:
 
 def test_a_tree_asks_once_more_for_the_time_of_a_shard() -> None:
     fs, tree = _tree(_array({"c/0/0": handmade.zarr_shard(CHUNKS)}))
-    found = tree.resolve("c/0/0")
+    attributes = tree.resolve("c/0/0")
     assert fs.pop() == [("read", "0"), ("info", "0")]
-    assert bytes(tree.read(found.number, 0, 9)) == CHUNKS[0]
+    assert bytes(tree.read(attributes.number, 0, 9)) == CHUNKS[0]
     assert fs.pop() == [("read", "0")]
-    assert bytes(tree.read(found.number, 2, 9)) == CHUNKS[0][2:]
+    assert bytes(tree.read(attributes.number, 2, 9)) == CHUNKS[0][2:]
     assert fs.pop() == [], "a chunk is read once, in however many pieces"
     tree.resolve("c/1/1")
     with pytest.raises(FileNotFoundError):
@@ -215,14 +215,14 @@ def test_reading_a_file_by_its_path(files: Mapping[str, bytes], paths: list[str]
 
 def _ids(deflate: bool = False) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Meshes of three ids in one minishard: stored and shown files."""
-    stored: dict[int, tuple[bytes, bytes]] = {}
-    shown: dict[str, bytes] = {}
+    meshes: dict[int, tuple[bytes, bytes]] = {}
+    contents: dict[str, bytes] = {}
     for number in IDS:
         fragments, manifest = b"%d" % number, handmade_ids.manifest([[len(str(number))]])
-        shown |= {str(number): fragments, f"{number}.index": manifest}
-        stored[number] = fragments, gzip.compress(manifest) if deflate else manifest
+        contents |= {str(number): fragments, f"{number}.index": manifest}
+        meshes[number] = fragments, gzip.compress(manifest) if deflate else manifest
     info = {**handmade_ids.MESHES, "sharding": handmade.sharding(data="gzip" if deflate else "raw")}
-    return {"info": json.dumps(info).encode(), "0.shard": handmade_ids.mesh_shard([stored, {}])}, shown
+    return {"info": json.dumps(info).encode(), "0.shard": handmade_ids.mesh_shard([meshes, {}])}, contents
 
 
 @pytest.mark.parametrize("name", ["gzip_tensorstore", "checksum", "headerless_little", "seed_cut"])
@@ -232,8 +232,8 @@ def test_blocks_of_n5(name: str, tmp_path: Path) -> None:
     dataset = data_n5.VARIANTS[name].write(tmp_path, name)
     rank = dataset.array.ndim
     cold, warm, missing = ("/".join((data_n5.MEMBER, x, *"0" * (rank - 1))) for x in "019")
-    stored = {str(p.relative_to(dataset.path)): p.read_bytes() for p in dataset.path.rglob("*") if p.is_file()}
-    fs, tree = _tree(stored)
+    files = {str(p.relative_to(dataset.path)): p.read_bytes() for p in dataset.path.rglob("*") if p.is_file()}
+    fs, tree = _tree(files)
     tree.number(cold)
     fs.pop()
     size = tree.resolve(cold).size
@@ -241,7 +241,7 @@ def test_blocks_of_n5(name: str, tmp_path: Path) -> None:
     assert bytes(tree.read(tree.number(cold), 0, 1 << 62)) == (dataset.twin / cold).read_bytes()
     assert size == (dataset.twin / cold).stat().st_size
     assert len(fs.pop()) == 1
-    fs, tree = _tree(stored)
+    fs, tree = _tree(files)
     tree.number(cold)
     fs.pop()
     for path, requests in ((cold, 2), (warm, 1)):
@@ -260,12 +260,12 @@ IDS = (2, 2**63, 2**64 - 2)
 @pytest.mark.parametrize("order", [IDS, IDS[::-1]])
 def test_meshes(order: Sequence[int], deflate: bool) -> None:
     """As for volumes; fragments cost one request more, for the manifest that tells their size."""
-    files, shown = _ids(deflate)
+    files, contents = _ids(deflate)
     fs, tree = _tree(files)
     cold, warm, last = order
 
     def cat(name: str) -> int:
-        assert bytes(tree.read(tree.number(name), 0, 1 << 62)) == shown[name]
+        assert bytes(tree.read(tree.number(name), 0, 1 << 62)) == contents[name]
         return len([kind for kind, _ in fs.pop() if kind == "read"])
 
     with pytest.raises(FileNotFoundError):
@@ -281,33 +281,33 @@ def test_meshes(order: Sequence[int], deflate: bool) -> None:
 
 
 def test_meshes_are_looked_up_and_listed() -> None:
-    files, shown = _ids()
+    files, contents = _ids()
     fs, tree = _tree(files)
-    found = {name: tree.lookup(ROOT, name.encode()) for name in shown}
-    assert {name: a.size for name, a in found.items()} == {name: len(data) for name, data in shown.items()}
+    attributes = {name: tree.lookup(ROOT, name.encode()) for name in contents}
+    assert {name: a.size for name, a in attributes.items()} == {name: len(data) for name, data in contents.items()}
     assert sum(kind == "read" for kind, _ in fs.pop()) == 2 + len(IDS), "two indices, and each manifest once"
-    assert {name: bytes(tree.read(a.number, 0, 100)) for name, a in found.items()} == shown
+    assert {name: bytes(tree.read(a.number, 0, 100)) for name, a in attributes.items()} == contents
     assert len(fs.pop()) == 2 * len(IDS)
-    assert {e.name.decode() for e in entries(tree, ROOT)} == {"info", *shown}
+    assert {e.name.decode() for e in entries(tree, ROOT)} == {"info", *contents}
     assert {kind for kind, _ in fs.pop()} <= {"ls", "info"}, "listing reads no manifest"
 
 
 def test_a_hierarchy_of_the_draft_of_2022() -> None:
     """Its documents lie elsewhere: they are asked for once, with those that could lie in the directory."""
-    stored = named(pack_shards({(i, j): bytes([i, j]) * 2 for i in range(4) for j in range(4)}, (2, 2)))
+    shards = named(pack_shards({(i, j): bytes([i, j]) * 2 for i in range(4) for j in range(4)}, (2, 2)))
     document = array_document((4, 4), (1, 1), sharding(2, 2))
     fs, tree = _tree(
         {
             "zarr.json": json.dumps(ROOT_DOCUMENT).encode(),
             "meta/root/a.array.json": json.dumps(document).encode(),
-            **{f"data/root/a/{name}": data for name, data in stored.items()},
+            **{f"data/root/a/{name}": data for name, data in shards.items()},
         }
     )
     tree.number("data/root/a/c0/0")
     fs.pop()
-    for name, asked in (("c0/0", 2), ("c1/1", 1), ("c3/3", 2)):
+    for name, requests in (("c0/0", 2), ("c1/1", 1), ("c3/3", 2)):
         assert len(tree.read(tree.number(f"data/root/a/{name}"), 0, 1 << 62)) == 4
-        assert len(fs.pop()) == asked
+        assert len(fs.pop()) == requests
     tree.resolve("meta/root/a.array.json")
     fs.pop()
     for _ in range(2):
@@ -320,9 +320,9 @@ def test_listing_a_row_asks_for_each_shard_once() -> None:
     fs, tree = _tree(_array(shards))
     number = tree.resolve("c/0").number
     assert len(list(entries(tree, number))) == 6
-    asked = fs.pop()
-    assert [kind for kind, _ in asked].count("read") == 3
-    assert [kind for kind, _ in asked].count("info") == 3
+    requests = fs.pop()
+    assert [kind for kind, _ in requests].count("read") == 3
+    assert [kind for kind, _ in requests].count("info") == 3
     assert len(list(entries(tree, number))) == 6
     assert {kind for kind, _ in fs.pop()} <= {"ls"}
     for e in entries(tree, number):
@@ -350,12 +350,12 @@ def test_neighbours_are_fetched_together() -> None:
 
 def test_a_file_that_is_passed_through_is_asked_for_once() -> None:
     fs, tree = _tree({**_array({"c/0/0": handmade.zarr_shard(CHUNKS)}), "note": b"x" * 1000})
-    found = tree.lookup(ROOT, b"note")
+    attributes = tree.lookup(ROOT, b"note")
     fs.pop()
     for offset in range(0, 1000, 100):
-        assert bytes(tree.read(found.number, offset, 100)) == b"x" * 100
-    asked = fs.pop()
-    assert [kind for kind, _ in asked].count("read") == 1
+        assert bytes(tree.read(attributes.number, offset, 100)) == b"x" * 100
+    requests = fs.pop()
+    assert [kind for kind, _ in requests].count("read") == 1
 
 
 def test_directories_in_an_array_are_not_asked_for_documents() -> None:

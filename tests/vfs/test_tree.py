@@ -38,13 +38,13 @@ def _expected(dataset: Dataset) -> dict[str, Any]:
 
 
 def _check_twin(dataset: Dataset, source: str) -> None:
-    shown, expected = parsed(walk(open_tree(source))), _expected(dataset)
-    for name in shown.keys() & expected.keys():
-        pair = shown[name], expected[name]
+    tree_files, expected = parsed(walk(open_tree(source))), _expected(dataset)
+    for name in tree_files.keys() & expected.keys():
+        pair = tree_files[name], expected[name]
         # zlib's result may depend on what its buffers held before, so two writes of a chunk are not always equal.
         if pair[0] != pair[1] and all(isinstance(data, bytes) and data.startswith(GZIP) for data in pair):
-            shown[name], expected[name] = map(gzip.decompress, pair)
-    assert shown == expected
+            tree_files[name], expected[name] = map(gzip.decompress, pair)
+    assert tree_files == expected
 
 
 @pytest.mark.interop
@@ -179,24 +179,24 @@ def test_remembered_nodes_stay_until_they_are_forgotten(tmp_path: Path, monkeypa
     handmade.zarr_sound(tmp_path / "a")
     handmade.write_files(tmp_path, {f"f{i}": b"%d" % i for i in range(20)})
     tree = open_tree(str(tmp_path))
-    kept = tree.lookup(ROOT, b"f0")
-    tree.remember(kept.number)
+    attributes = tree.lookup(ROOT, b"f0")
+    tree.remember(attributes.number)
     for i in range(1, 20):
         tree.lookup(ROOT, b"f%d" % i)
-    assert bytes(tree.read(kept.number, 0, 9)) == b"0"
-    gone = tree.lookup(ROOT, b"f1").number
+    assert bytes(tree.read(attributes.number, 0, 9)) == b"0"
+    forgotten = tree.lookup(ROOT, b"f1").number
     for i in range(2, 20):
         tree.lookup(ROOT, b"f%d" % i)
     with pytest.raises(FileNotFoundError):
-        tree.attributes(gone)
-    tree.remember(kept.number)
-    tree.forget(kept.number, 1)
-    assert tree.attributes(kept.number).size == 1
-    tree.forget(kept.number, 1)
+        tree.attributes(forgotten)
+    tree.remember(attributes.number)
+    tree.forget(attributes.number, 1)
+    assert tree.attributes(attributes.number).size == 1
+    tree.forget(attributes.number, 1)
     for i in range(1, 20):
         tree.lookup(ROOT, b"f%d" % i)
     with pytest.raises(FileNotFoundError):
-        tree.attributes(kept.number)
+        tree.attributes(attributes.number)
     tree.forget(ROOT, 100)
     assert tree.attributes(ROOT).directory
 
@@ -206,12 +206,12 @@ def test_a_node_may_be_forgotten_while_it_is_looked_up(tmp_path: Path) -> None:
     handmade.zarr_sound(tmp_path / "a")
     handmade.write_files(tmp_path, {"d/file": b"content"})
     tree = open_tree(str(tmp_path))
-    found = tree.lookup(ROOT, b"d").number
-    tree.remember(found)
-    assert tree.lookup(ROOT, b"d").number == found
-    tree.forget(found, 1)
-    tree.remember(found)
-    assert tree.lookup(found, b"file").size == 7
+    number = tree.lookup(ROOT, b"d").number
+    tree.remember(number)
+    assert tree.lookup(ROOT, b"d").number == number
+    tree.forget(number, 1)
+    tree.remember(number)
+    assert tree.lookup(number, b"file").size == 7
 
 
 def test_errors_of_paths(tmp_path: Path) -> None:
@@ -251,9 +251,9 @@ def test_foreign_files_are_passed_through_and_shards_are_not(tmp_path: Path) -> 
     case = handmade.zarr_sound(tmp_path)
     foreign = {"note": b"1", "c/note": b"2", "c/0/note": b"3", "c/00": b"4", "c/deep/er": b"5", "other/c/0/0": b"6"}
     handmade.write_files(tmp_path, foreign)
-    shown = walk(open_tree(str(tmp_path)))
-    del shown["zarr.json"]
-    assert shown == {**case.good, **foreign}
+    tree_files = walk(open_tree(str(tmp_path)))
+    del tree_files["zarr.json"]
+    assert tree_files == {**case.good, **foreign}
 
 
 def test_foreign_files_are_resumed_too(tmp_path: Path) -> None:
@@ -337,13 +337,13 @@ def test_a_million_names_in_constant_memory(tmp_path: Path, n: int) -> None:
             last = int(batch.cookies[-1])
             count += len(batch.names)
             if middle == 0 and count > n // 2:
-                middle, seen = last, count
+                middle, middle_count = last, count
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert count == n + 1  # and zarr.json
     assert peak < 16 << 20
-    assert sum(len(b.names) for b in tree.scan(ROOT, middle)) == count - seen
+    assert sum(len(b.names) for b in tree.scan(ROOT, middle)) == count - middle_count
 
 
 def test_metadata_keeps_order_and_unknown_members(tmp_path: Path) -> None:
@@ -351,10 +351,10 @@ def test_metadata_keeps_order_and_unknown_members(tmp_path: Path) -> None:
     document = {"x_first": {"must_understand": False}, **document, "attributes": {"z": 2**64 - 1, "a": "\u00b5 \ud800"}}
     raw = json.dumps(document)
     handmade.write_files(tmp_path, {"zarr.json": raw.encode()})
-    shown = json.loads(read_all(tree := open_tree(str(tmp_path)), tree.resolve("zarr.json")))
-    assert list(shown) == list(document)
-    assert list(shown["attributes"]) == ["z", "a"]
-    changed = {n for n in document if document[n] != shown[n]}
+    content = json.loads(read_all(tree := open_tree(str(tmp_path)), tree.resolve("zarr.json")))
+    assert list(content) == list(document)
+    assert list(content["attributes"]) == ["z", "a"]
+    changed = {n for n in document if document[n] != content[n]}
     assert changed == {"chunk_grid", "codecs"}
 
 
@@ -366,10 +366,10 @@ def test_chunks_of_a_damaged_shard_are_listed_and_cannot_be_opened(tmp_path: Pat
     handmade.write_files(tmp_path, {"c/0": b"x" * 80, "c/1": sound, "c/note": b"", "c/3": sound})
     (tmp_path / "c/2").mkdir()
     tree = open_tree(str(tmp_path))
-    found = {e.name: e.size for e in entries(tree, tree.resolve("c").number)}
-    assert list(found) == [*(b"%d" % i for i in (0, 1, 2, 3, 4, 5, 7, 12, 13, 15)), b"note"]
+    sizes = {e.name: e.size for e in entries(tree, tree.resolve("c").number)}
+    assert list(sizes) == [*(b"%d" % i for i in (0, 1, 2, 3, 4, 5, 7, 12, 13, 15)), b"note"]
     for i in range(4):
-        assert found[b"%d" % i] == -1
+        assert sizes[b"%d" % i] == -1
         with pytest.raises(CorruptShardError):
             tree.resolve(f"c/{i}")
 
@@ -379,9 +379,9 @@ def test_a_damaged_shard_of_a_volume_is_listed_and_cannot_be_opened(tmp_path: Pa
     case = handmade.CASES["volume_index_not_gzip"](tmp_path / "v")
     tree = open_tree(str(case.path))
     directory = tree.resolve("s").number
-    found = {e.name: e.size for e in entries(tree, directory)}
-    assert {n for n, size in found.items() if size >= 0} == {n.removeprefix("s/").encode() for n in case.good}
-    [shard] = [n for n, size in found.items() if size < 0]
+    sizes = {e.name: e.size for e in entries(tree, directory)}
+    assert {n for n, size in sizes.items() if size >= 0} == {n.removeprefix("s/").encode() for n in case.good}
+    [shard] = [n for n, size in sizes.items() if size < 0]
     with pytest.raises(CorruptShardError):
         tree.lookup(directory, shard)
     [last] = [e.cookie for e in entries(tree, directory) if e.name == shard]
@@ -394,8 +394,8 @@ def test_damage_in_an_outer_shard_hides_only_what_lies_in_it(tmp_path: Path) -> 
     shard = handmade.zarr_shard([handmade.zarr_shard([b"a", b"b"]), handmade.zarr_shard([b"c", None])])
     handmade.write_files(tmp_path, {"c/0": b"x" * 100, "c/1": shard})
     tree = open_tree(str(tmp_path))
-    found = [e.name for e in entries(tree, tree.resolve("c").number)]
-    assert found == [b"4", b"5", b"6", b"0"]
+    names = [e.name for e in entries(tree, tree.resolve("c").number)]
+    assert names == [b"4", b"5", b"6", b"0"]
     with pytest.raises(CorruptShardError):
         tree.resolve("c/0")
     assert [s.chunks for s in tree.survey.summaries()] == [3]
