@@ -179,15 +179,15 @@ class WrittenOnce:
     def get(self, name: str, write: Callable[[Path], Any]) -> Any:
         """What `write` returned for the directory of this name."""
         if name not in self.here:
-            root, result = self.directory / name, self.directory / f"{name}.pickle"
+            root, pickled = self.directory / name, self.directory / f"{name}.pickle"
             with (self.directory / f"{name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not result.exists():
+                if not pickled.exists():
                     shutil.rmtree(root, ignore_errors=True)  # of a worker that was killed
                     root.mkdir()
-                    result.with_suffix(".new").write_bytes(pickle.dumps(write(root)))
-                    result.with_suffix(".new").rename(result)
-                self.here[name] = pickle.loads(result.read_bytes())
+                    pickled.with_suffix(".new").write_bytes(pickle.dumps(write(root)))
+                    pickled.with_suffix(".new").rename(pickled)
+                self.here[name] = pickle.loads(pickled.read_bytes())
         return self.here[name]
 
 
@@ -251,8 +251,8 @@ def mount_entries() -> list[MountEntry]:
 
 def mount_entry(path: Path) -> MountEntry | None:
     """The topmost mount on `path`."""
-    found = [entry for entry in mount_entries() if entry.path == path]
-    return found[-1] if found else None
+    entries = [entry for entry in mount_entries() if entry.path == path]
+    return entries[-1] if entries else None
 
 
 class MountFailed(Exception):
@@ -386,11 +386,11 @@ def no_mount_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     base = tmp_path_factory.getbasetemp()
     before = {entry.path for entry in mount_entries()}  # those of fixtures that outlive the test
     yield
-    left = [entry.path for entry in mount_entries() if entry.path.is_relative_to(base) and entry.path not in before]
-    for path in reversed(left):
+    paths = [entry.path for entry in mount_entries() if entry.path.is_relative_to(base) and entry.path not in before]
+    for path in reversed(paths):
         _run(["fusermount3", "-uz", path], 10)
-    if left:
-        pytest.fail(f"mounts left behind: {', '.join(map(str, left))}")
+    if paths:
+        pytest.fail(f"mounts left behind: {', '.join(map(str, paths))}")
 
 
 # ------------------------------------------------------------------------------------------- FUSE requests

@@ -91,15 +91,15 @@ class Superchunk:
         )
         if self.metadata is not None:
             head += metadata_section(self.metadata)
-        body, found = bytearray(), {}
+        body, offsets = bytearray(), {}
         begin = len(head) + (8 * (len(chunks) + self.room) if self.offsets else 0)
         for i in sorted(range(len(chunks)), reverse=self.backwards):
-            found[i] = begin + len(body)
+            offsets[i] = begin + len(body)
             digest = SUMS[self.checksum](chunks[i])
             if i in self.spoilt:
                 digest = bytes(b ^ 1 for b in digest)
             body += chunks[i] + digest + b"~" * self.slack
-        table = [-1 if i in self.unknown else found[i] for i in range(len(chunks))] + [-1] * self.room
+        table = [-1 if i in self.unknown else offsets[i] for i in range(len(chunks))] + [-1] * self.room
         for i, entry in self.entries:
             table[i] = entry
         return head + (struct.pack(f"<{len(table)}q", *table) if self.offsets else b"") + bytes(body)

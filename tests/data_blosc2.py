@@ -63,9 +63,11 @@ def _array(array: Array, chunks: Sequence[int], **more: Any) -> Callable[[Path, 
     def write(path: Path, contiguous: bool) -> None:
         import blosc2
 
-        made = blosc2.asarray(array, chunks=tuple(chunks), urlpath=str(path), contiguous=contiguous, mode="w", **more)
+        blosc2_array = blosc2.asarray(
+            array, chunks=tuple(chunks), urlpath=str(path), contiguous=contiguous, mode="w", **more
+        )
         for name, value in more.get("vlmeta", {}).items():
-            made.schunk.vlmeta[name] = value
+            blosc2_array.schunk.vlmeta[name] = value
 
     return write
 
@@ -75,22 +77,24 @@ def _super_chunk(path: Path, contiguous: bool) -> None:
     import blosc2
 
     rng = np.random.default_rng(3)
-    made = blosc2.SChunk(chunksize=80, urlpath=str(path), contiguous=contiguous, mode="w", cparams={"typesize": 4})
+    super_chunk = blosc2.SChunk(
+        chunksize=80, urlpath=str(path), contiguous=contiguous, mode="w", cparams={"typesize": 4}
+    )
     for _ in range(300):
-        made.append_data(rng.integers(0, 9, 20, dtype="<i4"))
-    made.vlmeta["steps"] = list(range(1000))
-    made.update_data(3, rng.integers(0, 2**30, 20, dtype="<i4"), copy=True)
-    made.update_data(7, np.zeros(20, "<i4"), copy=True)
-    made.delete_chunk(11)
+        super_chunk.append_data(rng.integers(0, 9, 20, dtype="<i4"))
+    super_chunk.vlmeta["steps"] = list(range(1000))
+    super_chunk.update_data(3, rng.integers(0, 2**30, 20, dtype="<i4"), copy=True)
+    super_chunk.update_data(7, np.zeros(20, "<i4"), copy=True)
+    super_chunk.delete_chunk(11)
 
 
 def _objects(path: Path, contiguous: bool) -> None:
     """Chunks that differ in size."""
     import blosc2
 
-    made = blosc2.ObjectArray(urlpath=str(path), contiguous=contiguous, mode="w")
+    objects = blosc2.ObjectArray(urlpath=str(path), contiguous=contiguous, mode="w")
     for i in range(20):
-        made.append({"a": [1] * i})
+        objects.append({"a": [1] * i})
 
 
 _RAMP = np.arange(40 * 23, dtype="<i4").reshape(40, 23)

@@ -90,8 +90,8 @@ def arrays(draw: st.DrawFn, dtypes: Sequence[str] = DTYPES, least_rank: int = 0)
     return Written(data, chunk, chain, shard, {"fill_value": fill, "chunk_key_encoding": keys})
 
 
-def equal(left: Data, right: Data) -> bool:
+def equal(one: Data, other: Data) -> bool:
     """In shape, kind and value, NaN or not; byte orders may differ."""
-    if left.shape != right.shape or left.dtype.newbyteorder("=") != right.dtype.newbyteorder("="):
+    if one.shape != other.shape or one.dtype.newbyteorder("=") != other.dtype.newbyteorder("="):
         return False
-    return bool(((left == right) | ((left != left) & (right != right))).all())
+    return bool(((one == other) | ((one != one) & (other != other))).all())

@@ -233,11 +233,11 @@ class Variant:
         }
         write_json(twin / MEMBER / "attributes.json", plain)
         write_json(path / "attributes.json", json.loads((twin / "attributes.json").read_bytes()))
-        stored = {p: self._stored(block) for p, block in blocks_of(twin / MEMBER, len(self.shape)).items()}
+        shard_files = {p: self._stored(block) for p, block in blocks_of(twin / MEMBER, len(self.shape)).items()}
         size, codecs = self.chunk, self._codecs()
         for i, per in enumerate(self.levels):
             index = self.indices[min(i, len(self.indices) - 1)]
-            stored = shards(stored, per, index, gap=self.gap)
+            shard_files = shards(shard_files, per, index, gap=self.gap)
             codecs = [sharding(size, codecs, index)]
             size = tuple(s * n for s, n in zip(size, per, strict=True))
         how = {"codecs": codecs}
@@ -246,7 +246,7 @@ class Variant:
             how = {"compression": self.shown, "storage_transformers": [transformer(self.levels[0])]}
         sharded = {"before": 1, **attributes(self.shape, size, self.dtype), **how, **members}
         write_json(path / MEMBER / "attributes.json", sharded)
-        write_files(path / MEMBER, {key(p): data for p, data in stored.items()})
+        write_files(path / MEMBER, {key(p): data for p, data in shard_files.items()})
         for place in (path, twin):
             write_files(place, {"volumes/labels/attributes.json": b'{"user": {"n5": [1, 2]}}', f"{MEMBER}/note": b"x"})
         return Dataset(name, path, twin, data, self.readers)
@@ -297,8 +297,8 @@ def write_twin(
 
 def blocks_of(dataset: Path, rank: int) -> dict[Coords, bytes]:
     """The block files of an unsharded dataset."""
-    found = (p for p in dataset.glob("/".join(["[0-9]*"] * rank)) if p.is_file())
-    return {tuple(map(int, p.relative_to(dataset).parts)): p.read_bytes() for p in found}
+    paths = (p for p in dataset.glob("/".join(["[0-9]*"] * rank)) if p.is_file())
+    return {tuple(map(int, p.relative_to(dataset).parts)): p.read_bytes() for p in paths}
 
 
 def _islands(shape: Sequence[int], dtype: str) -> Array:
@@ -408,8 +408,11 @@ def _document(document: Json) -> bytes:
     return json.dumps(document, indent=2).encode() + b"\n"
 
 
-def _pair(stored: Json, shown: Json, shard_files: Files, blocks: Files) -> tuple[Files, Files]:
-    return {"attributes.json": _document(stored), **shard_files}, {"attributes.json": _document(shown), **blocks}
+def _pair(metadata: Json, shown_metadata: Json, shard_files: Files, blocks: Files) -> tuple[Files, Files]:
+    return {"attributes.json": _document(metadata), **shard_files}, {
+        "attributes.json": _document(shown_metadata),
+        **blocks,
+    }
 
 
 def golden() -> dict[str, tuple[Files, Files]]:
@@ -426,10 +429,10 @@ def golden() -> dict[str, tuple[Files, Files]]:
     for name, (compression, payload) in _SPEC.items():
         block = bytes.fromhex(_SPEC_HEADER + payload)
         chain = [n5bytes, {"name": name}] if name != "raw" else [n5bytes]
-        shown = {**compression, **({"level": -1} if name == "gzip" else {})}  # not said in the codec
+        shown_compression = {**compression, **({"level": -1} if name == "gzip" else {})}  # not said in the codec
         out[f"specification_{name}"] = _pair(
             attributes((2, 4, 3), (2, 2, 3), "uint16", codecs=[sharding((1, 2, 3), chain, Index())]),
-            attributes((2, 4, 3), (1, 2, 3), "uint16", compression=shown),
+            attributes((2, 4, 3), (1, 2, 3), "uint16", compression=shown_compression),
             {"0/1/0": shard({(1, 0, 0): block}, (2, 1, 1), Index())},
             {"1/1/0": block},
         )
@@ -438,12 +441,12 @@ def golden() -> dict[str, tuple[Files, Files]]:
         ("object", "object", [_JAVA_OBJECT]),
         ("varlength", "uint8", ["0000 0001 00000004 01020304", _JAVA_FIVE]),
     ):
-        found: dict[Coords, bytes] = {(i,): bytes.fromhex(text) for i, text in enumerate(blocks)}
+        block_bytes: dict[Coords, bytes] = {(i,): bytes.fromhex(text) for i, text in enumerate(blocks)}
         out[name] = _pair(
             attributes((8,), (8,), kind, codecs=[sharding((4,), [n5bytes], _START)]),
             attributes((8,), (4,), kind, compression=RAW),
-            {"0": shard(found, (2,), _START)},
-            {key(p): data for p, data in found.items()},
+            {"0": shard(block_bytes, (2,), _START)},
+            {key(p): data for p, data in block_bytes.items()},
         )
     chunks: dict[Coords, bytes] = {
         (x, y): bytes([16 * x + y, 255]) for x in range(4) for y in range(6) if (x, y) != (1, 2)
@@ -490,19 +493,19 @@ def _damaged(
     index: Index = _START,
     blocks: Sequence[bytes] = _BLOCKS,
     codecs: Sequence[Json] = (_N5BYTES,),
-    others: Callable[[bytes], bytes] = bytes,
+    encode: Callable[[bytes], bytes] = bytes,
 ) -> None:
     """Register a case: `first` as the first shard; slots of it are bad, absent, or shown as `blocks` are.
 
-    `others` makes of the blocks of the second shard what is stored.
+    `encode` makes of the blocks of the second shard what is stored.
     """
 
     def write(path: Path) -> Case:
-        stored = shards({p: others(block) for p, block in _OTHERS.items()}, (2, 2), index)
+        shard_files = shards({p: encode(block) for p, block in _OTHERS.items()}, (2, 2), index)
         write_json(
             path / "attributes.json", attributes((8, 4), (4, 4), "uint8", codecs=[sharding((2, 2), codecs, index)])
         )
-        write_files(path, {"0/0": first, "1/0": stored[1, 0]})
+        write_files(path, {"0/0": first, "1/0": shard_files[1, 0]})
         good = {_KEYS[i]: block for i, block in enumerate(blocks) if i not in {*bad, *absent}}
         good |= {key(p): block for p, block in _OTHERS.items()}
         return Case(path, good, frozenset(_KEYS[i] for i in bad), frozenset(_KEYS[i] for i in absent))
@@ -538,14 +541,14 @@ _damaged(
     _first(chunks=[_SUMS[0], _SUMS[1][:-1] + b"?", _SUMS[2][:-4], _SUMS[3][:3]]),
     bad=[1, 2, 3],
     codecs=[_N5BYTES, {"name": "crc32c"}],
-    others=block_with_crc,
+    encode=block_with_crc,
 )
 _damaged(
     "headerless_of_wrong_size",
     _first(chunks=[_BLOCKS[0][12:], _BLOCKS[1][13:], _BLOCKS[2][12:] + b"?", b""]),
     bad=[1, 2, 3],
     codecs=[{"name": "raw-bytes"}],
-    others=lambda block: block[12:],
+    encode=lambda block: block[12:],
 )
 
 
@@ -566,8 +569,8 @@ def _outside(path: Path) -> Case:
     """Entries for blocks outside the dataset are hidden; shards outside of it are no files of the view either."""
     document = attributes((5, 4), (4, 4), "uint8", codecs=[sharding((2, 2), [_N5BYTES], _START)])
     write_json(path / "attributes.json", document)
-    stored = shards(_OTHERS, (2, 2), _START)[1, 0]
-    write_files(path, {"0/0": _first(), "1/0": stored, "0/1": stored, "2/0": stored, "00/0": stored})
+    content = shards(_OTHERS, (2, 2), _START)[1, 0]
+    write_files(path, {"0/0": _first(), "1/0": content, "0/1": content, "2/0": content, "00/0": content})
     good = {**dict(zip(_KEYS, _BLOCKS, strict=True)), "2/0": _OTHERS[2, 0], "2/1": _OTHERS[2, 1]}
     return Case(path, good, absent=frozenset(("3/0", "3/1", "4/0", "0/2", "1/2")))
 

@@ -205,7 +205,7 @@ def _nested(root: Path, name: str) -> IdDataset:
         "deep/er/skeletons/1.shard": bones,
         "s/unnamed/1.shard": bones,
     }
-    shown = {
+    contents = {
         "s/0-1_0-1_0-1": b"a",
         "s/1-2_0-1_0-1": b"b",
         "meshes/fine/7": fragments,
@@ -214,7 +214,7 @@ def _nested(root: Path, name: str) -> IdDataset:
         "s/unnamed/7": b"bones",
     }
     handmade.write_files(sharded, shards)
-    handmade.write_files(plain, shown)
+    handmade.write_files(plain, contents)
     return IdDataset(name, sharded, plain)
 
 

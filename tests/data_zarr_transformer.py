@@ -102,7 +102,7 @@ VARIANTS = _variants()
 def write_variants(root: Path) -> dict[str, Hierarchy]:
     """All of them, as `root/sharded/NAME` and `root/plain/NAME`. Skips the test if there is no zarr-python 2."""
     jobs: list[dict[str, Json]] = []
-    found = {}
+    hierarchies = {}
     for name, variant in VARIANTS.items():
         arrays = []
         for number, array in enumerate(variant["arrays"]):
@@ -112,11 +112,11 @@ def write_variants(root: Path) -> dict[str, Hierarchy]:
         sharded, plain = root / "sharded" / name, root / "plain" / name
         jobs.append({**variant, "root": str(sharded), "arrays": arrays})
         jobs.append({**variant, "root": str(plain), "arrays": [{**a, "chunks_per_shard": ()} for a in arrays]})
-        found[name] = Hierarchy(name, sharded, plain, {a["path"]: _expected(a) for a in variant["arrays"]}, True)
+        hierarchies[name] = Hierarchy(name, sharded, plain, {a["path"]: _expected(a) for a in variant["arrays"]}, True)
     (root / "jobs.json").write_text(json.dumps(jobs))
     command = ["-m", "tests.clients.write_zarr_draft", str(root / "jobs.json")]
     subprocess.run([client_python("zarr2"), *command], cwd=ROOT, check=True, timeout=250)
-    return {**found, **_edited(root, found)}
+    return {**hierarchies, **_edited(root, hierarchies)}
 
 
 def _expected(array: Mapping[str, Json]) -> Array:
@@ -126,21 +126,21 @@ def _expected(array: Mapping[str, Json]) -> Array:
     return data
 
 
-def _edited(root: Path, found: Mapping[str, Hierarchy]) -> dict[str, Hierarchy]:
+def _edited(root: Path, hierarchies: Mapping[str, Hierarchy]) -> dict[str, Hierarchy]:
     """The same with the other URLs, which zarr-python does not know; and with files that are no part of an array."""
     out = {}
     for number, url in enumerate(OTHER_URLS):
         name = f"url_{number}"
-        path, twin = (_copy(tree, root / kind / name) for tree, kind in _forms(found["group"]))
+        path, twin = (_copy(tree, root / kind / name) for tree, kind in _forms(hierarchies["group"]))
         for document in (path / "meta").rglob("*.array.json"):
             document.write_text(document.read_text().replace(URL, url))
-        out[name] = Hierarchy(name, path, twin, found["group"].arrays, False)
-    path, twin = (_copy(tree, root / kind / "litter") for tree, kind in _forms(found["group"]))
+        out[name] = Hierarchy(name, path, twin, hierarchies["group"].arrays, False)
+    path, twin = (_copy(tree, root / kind / "litter") for tree, kind in _forms(hierarchies["group"]))
     for tree in (path, twin):
         litter = ("g/c1/README", "g/c1/c0/README", "g/c1/c00", "g/c1/c0/c1", "g/c1/0", "g/c9", "g/c0/c2/cc", "c0")
         write_files(tree / "data/root", {name: name.encode() for name in litter})
         write_files(tree, {"notes.array.json": b"{", "meta/root/g/notes.json": b"{", "other/g.array.json": b"{"})
-    out["litter"] = Hierarchy("litter", path, twin, found["group"].arrays, True)
+    out["litter"] = Hierarchy("litter", path, twin, hierarchies["group"].arrays, True)
     return out
 
 

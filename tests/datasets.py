@@ -89,18 +89,18 @@ PRECOMPUTED: dict[str, Write] = {}
 
 def read_tree(root: Path) -> dict[str, Json]:
     """Every file below `root`; metadata documents parsed, because writers differ in spaces and order."""
-    found: dict[str, Json] = {}
+    files: dict[str, Json] = {}
     for directory, _, names in os.walk(root):
         for name in names:
             path = Path(directory, name)
             data = path.read_bytes()
-            found[str(path.relative_to(root))] = json.loads(data) if name in ("zarr.json", "info") else data
-    return found
+            files[str(path.relative_to(root))] = json.loads(data) if name in ("zarr.json", "info") else data
+    return files
 
 
-def same(left: Array, right: Array) -> bool:
+def same(one: Array, other: Array) -> bool:
     """Equal in shape and in every byte, NaN or not."""
-    return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
+    return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
 # ------------------------------------------------------------------------------------------------ array data

@@ -90,15 +90,15 @@ def zarr_shard(
     index_size = 16 * len(chunks) + (0 if checksum == "none" else 4)
     body = bytearray()
     base = index_size if location == "start" else 0
-    found: dict[int, tuple[int, int]] = {}
+    extents: dict[int, tuple[int, int]] = {}
     for slot in sorted(range(len(chunks)), reverse=backwards):
         chunk = chunks[slot]
         if chunk is not None:
             body += gap
-            found[slot] = (base + len(body), len(chunk))
+            extents[slot] = (base + len(body), len(chunk))
             body += chunk
-    found.update(entries or {})
-    listed = [found.get(slot, (ABSENT, ABSENT)) for slot in range(len(chunks))]
+    extents.update(entries or {})
+    listed = [extents.get(slot, (ABSENT, ABSENT)) for slot in range(len(chunks))]
     index = zarr_index(listed, endian=endian, checksum=checksum)
     return index + bytes(body) if location == "start" else bytes(body) + index
 
@@ -343,7 +343,7 @@ def zarr_nested_zero_byte_shard(path: Path) -> Case:
     write_files(path, {"c/0/0": zarr_shard([sound, b"", None, sound])})
     keys = [(y, x) for y in (0, 1) for x in (0, 1)]
     good = {f"c/{top + y}/{top + x}": bytes([i]) for top in (0, 2) for i, (y, x) in enumerate(keys)}
-    bad, absent = (frozenset(f"c/{top + y}/{left + x}" for y, x in keys) for top, left in ((0, 2), (2, 0)))
+    bad, absent = (frozenset(f"c/{top + y}/{x0 + x}" for y, x in keys) for top, x0 in ((0, 2), (2, 0)))
     return Case(path, good, bad, absent)
 
 
@@ -524,22 +524,22 @@ def uint64_shard(
 
     def encode(rows: Sequence[Sequence[tuple[int, int, int]]]) -> list[bytes]:
         plain = [minishard_index(row) for row in rows]
-        stored = [gzip.compress(index, mtime=0) if deflate_index and index else index for index in plain]
-        return [(indices or {}).get(number, index) for number, index in enumerate(stored)]
+        encoded = [gzip.compress(index, mtime=0) if deflate_index and index else index for index in plain]
+        return [(indices or {}).get(number, index) for number, index in enumerate(encoded)]
 
     if indices_first and deflate_index:
         raise ValueError("the length of a compressed index depends on where it is")
     head = sum(map(len, encode(lay_out(0)[1]))) if indices_first else 0
     body, rows = lay_out(head)
-    stored = encode(rows)
+    encoded = encode(rows)
     position = 0 if indices_first else len(body)
     bounds = []
-    for number, index in enumerate(stored):
+    for number, index in enumerate(encoded):
         bound = (position, position + len(index)) if index else (0, 0)
         bounds.append((ranges or {}).get(number, bound))
         position += len(index)
     shard_index = b"".join(struct.pack("<QQ", *bound) for bound in bounds)
-    tail = b"".join(stored)
+    tail = b"".join(encoded)
     return shard_index + (tail + body if indices_first else body + tail) + junk
 
 
@@ -814,8 +814,8 @@ def volume_index_is_a_bomb(path: Path) -> Case:
 
 def _deflated(replaced: Mapping[int, bytes]) -> bytes:
     """A shard with `data_encoding: gzip`, some chunks stored as given."""
-    stored = {key: replaced.get(key, gzip.compress(data, mtime=0)) for key, data in _CHUNKS.items()}
-    return uint64_shard([[Entry(key, stored[key]) for key in keys] for keys in (_EVEN, _ODD)])
+    contents = {key: replaced.get(key, gzip.compress(data, mtime=0)) for key, data in _CHUNKS.items()}
+    return uint64_shard([[Entry(key, contents[key]) for key in keys] for keys in (_EVEN, _ODD)])
 
 
 @_case
@@ -870,8 +870,8 @@ def volume_legacy_data_of_zero_bytes(path: Path) -> Case:
 def volume_shard_beyond_its_bits(path: Path) -> Case:
     # With no shard bits only 0.shard is a shard; 1.shard and 00.shard merely look like one.
     case = _volume_case(path, uint64_shard([_entries(0, 2), _entries(1)]), good=(0, 1, 2), absent=[3, 4, 5, 6, 7])
-    rest = uint64_shard([_entries(4, 6), _entries(3, 5, 7)])
-    write_files(path, {"s/1.shard": rest, "s/00.shard": rest, "s/g.shard": rest})
+    shard = uint64_shard([_entries(4, 6), _entries(3, 5, 7)])
+    write_files(path, {"s/1.shard": shard, "s/00.shard": shard, "s/g.shard": shard})
     return case
 
 

@@ -52,9 +52,9 @@ def mesh_shard(minishards: Sequence[Mapping[int, tuple[bytes, bytes]]], *, defla
     body, indices = b"", []
     for meshes in minishards:
         row = []
-        for number, (fragments, stored) in meshes.items():
-            row.append((number, len(body) + len(fragments), len(stored)))
-            body += fragments + stored
+        for number, (fragments, manifest_bytes) in meshes.items():
+            row.append((number, len(body) + len(fragments), len(manifest_bytes)))
+            body += fragments + manifest_bytes
         index = minishard_index(row)
         indices.append(gzip.compress(index, mtime=0) if deflate_index and index else index)
     bounds, position = b"", len(body)
@@ -77,8 +77,8 @@ _ODD = {1: _good(1, [[7]]), 2**64 - 1: _good(2**64 - 1, [[0], [8]])}
 
 def _shown(meshes: Mapping[int, tuple[bytes, bytes]]) -> dict[str, bytes]:
     out = {}
-    for number, (fragments, stored) in meshes.items():
-        out[str(number)], out[f"{number}.index"] = fragments, stored
+    for number, (fragments, manifest_bytes) in meshes.items():
+        out[str(number)], out[f"{number}.index"] = fragments, manifest_bytes
     return out
 
 
@@ -123,19 +123,19 @@ def mesh_without_fragments(path: Path) -> Case:
 
 @_case
 def mesh_manifest_too_short(path: Path) -> Case:
-    fragments, stored = _EVEN[2]
-    even = {**_EVEN, 2: (fragments, stored[:-1]), 4: (b"", stored[:27]), 6: (b"", b"")}
-    good = _shown(_EVEN) | {"2.index": stored[:-1], "4.index": stored[:27], "6.index": b""}
+    fragments, manifest_bytes = _EVEN[2]
+    even = {**_EVEN, 2: (fragments, manifest_bytes[:-1]), 4: (b"", manifest_bytes[:27]), 6: (b"", b"")}
+    good = _shown(_EVEN) | {"2.index": manifest_bytes[:-1], "4.index": manifest_bytes[:27], "6.index": b""}
     del good["2"]
     return _meshes(path, even, good=good, bad=["2", "4", "6"])
 
 
 @_case
 def mesh_manifest_too_long(path: Path) -> Case:
-    fragments, stored = _EVEN[2]
-    good = _shown(_EVEN) | {"2.index": stored + b"\0"}
+    fragments, manifest_bytes = _EVEN[2]
+    good = _shown(_EVEN) | {"2.index": manifest_bytes + b"\0"}
     del good["2"]
-    return _meshes(path, {**_EVEN, 2: (fragments, stored + b"\0")}, good=good, bad=["2"])
+    return _meshes(path, {**_EVEN, 2: (fragments, manifest_bytes + b"\0")}, good=good, bad=["2"])
 
 
 @_case
@@ -161,7 +161,9 @@ def mesh_manifests_deflated(path: Path) -> Case:
     """`data_encoding` is around the manifest alone; one is damaged, one is a bomb."""
 
     def deflated(meshes: Mapping[int, tuple[bytes, bytes]]) -> dict[int, tuple[bytes, bytes]]:
-        return {n: (fragments, gzip.compress(stored, mtime=0)) for n, (fragments, stored) in meshes.items()}
+        return {
+            n: (fragments, gzip.compress(manifest_bytes, mtime=0)) for n, (fragments, manifest_bytes) in meshes.items()
+        }
 
     damaged = gzip.compress(manifest([[1]]), mtime=0)[:-9]
     even = {**deflated(_EVEN), 4: (b"x", damaged), 6: (b"", b"not gzip")}
@@ -175,7 +177,7 @@ def mesh_fragments_deflated_with_the_manifest(path: Path) -> Case:
     """What a writer leaves that compresses both together: the manifest cannot be told from the fragments."""
     together = gzip.compress(b"fragments" + manifest([[9]]), mtime=0)
     write_json(path / "info", {**MESHES, "sharding": sharding(data="gzip")})
-    odd = {n: (fragments, gzip.compress(stored)) for n, (fragments, stored) in _ODD.items()}
+    odd = {n: (fragments, gzip.compress(manifest_bytes)) for n, (fragments, manifest_bytes) in _ODD.items()}
     write_files(path, {"0.shard": mesh_shard([{0: (b"", together)}, odd])})
     return Case(path, {"0.index": b"fragments" + manifest([[9]]), **_shown(_ODD)}, frozenset({"0"}))
 
@@ -184,9 +186,9 @@ def mesh_fragments_deflated_with_the_manifest(path: Path) -> Case:
 def mesh_index_damaged(path: Path) -> Case:
     """A minishard index that cannot be read hides nothing of the other."""
     case = _meshes(path, _EVEN, good={}, bad=list(_shown(_EVEN)))
-    stored = bytearray((path / "0.shard").read_bytes())
-    stored[0:16] = struct.pack("<QQ", 2**64 - 1, 5)
-    (path / "0.shard").write_bytes(stored)
+    shard = bytearray((path / "0.shard").read_bytes())
+    shard[0:16] = struct.pack("<QQ", 2**64 - 1, 5)
+    (path / "0.shard").write_bytes(shard)
     return case
 
 
@@ -237,8 +239,8 @@ def skeletons_in_the_wrong_place(path: Path) -> Case:
 def skeletons_of_one_damaged_minishard(path: Path) -> Case:
     write_json(path / "info", {**SKELETONS, "sharding": sharding(index="gzip")})
     even, odd = [Entry(0, b"zero"), Entry(2, b"two")], [Entry(1, b"one"), Entry(2**64 - 1, b"last")]
-    stored = uint64_shard([even, odd], deflate_index=True, indices={0: b"not gzip"})
-    write_files(path, {"0.shard": stored})
+    shard = uint64_shard([even, odd], deflate_index=True, indices={0: b"not gzip"})
+    write_files(path, {"0.shard": shard})
     return Case(path, {"1": b"one", str(2**64 - 1): b"last"}, bad=frozenset({"0", "2", "4"}))
 
 

@@ -17,7 +17,7 @@ def usual_seconds(seconds: float) -> float:
 
 
 def _some_work() -> float:
-    began = time.process_time()
+    start_s = time.process_time()
     squares = sum(i * i for i in range(1_000_000))
     assert len(zlib.decompress(zlib.compress(bytes(16 << 20), 1))) < squares
-    return time.process_time() - began
+    return time.process_time() - start_s

@@ -34,15 +34,15 @@ def sampled(items: Iterable[pytest.Item]) -> set[str]:
 
 
 def _few(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
-    most = min((n for mark, n in MOST_LONG.items() if cases[0].get_closest_marker(mark)), default=MOST)
-    if len(cases) <= most:
+    limit = min((n for mark, n in MOST_LONG.items() if cases[0].get_closest_marker(mark)), default=MOST)
+    if len(cases) <= limit:
         return cases
-    rest = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
+    untried = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
     tried = list[pytest.Item]()
     values, pairs = set[Value](), set[tuple[Value, Value]]()
-    while len(tried) < most:
-        best = max(rest, key=lambda item: (len(_values(item) - values), len(_pairs(item) - pairs)))
-        rest.remove(best)
+    while len(tried) < limit:
+        best = max(untried, key=lambda item: (len(_values(item) - values), len(_pairs(item) - pairs)))
+        untried.remove(best)
         tried.append(best)
         values |= _values(best)
         pairs |= _pairs(best)

@@ -98,8 +98,8 @@ class Scheduler:
         if self._over:
             raise Abandoned
 
-    def run(self, state: Callable[[], Hashable], seen: set[Hashable], todo: list[tuple[int, ...]]) -> bool:
-        """Run to the end; add states to `seen`, and other choices to `todo`. Return False at a state seen before."""
+    def run(self, state: Callable[[], Hashable], states: set[Hashable], todo: list[tuple[int, ...]]) -> bool:
+        """Run to the end; add states to `states`, and other choices to `todo`. Return False at a state seen before."""
         try:
             while runnable := [n for n, task in enumerate(self.tasks) if not task.ended and task.ready()]:
                 chosen = 0
@@ -107,9 +107,9 @@ class Scheduler:
                     chosen = self._choices[len(self.taken)]
                 else:
                     now = (state(), tuple((task.ended, task.place()) for task in self.tasks))
-                    if now in seen:
+                    if now in states:
                         return False
-                    seen.add(now)
+                    states.add(now)
                     todo += [(*self.taken, other) for other in range(1, len(runnable))]
                 self.taken.append(chosen)
                 task = self.tasks[runnable[chosen]]

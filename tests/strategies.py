@@ -36,10 +36,10 @@ def cells(grid: Sequence[int]) -> st.SearchStrategy[Coords]:
 def grids(draw: st.DrawFn, rank: int | None = None, bits: int = 64) -> Coords:
     """Grids whose compressed Morton codes fit in 64 bits; axes of one cell and of millions."""
     n = draw(st.integers(1, 5)) if rank is None else rank
-    left, out = bits, []
+    spare_bits, out = bits, []
     for _ in range(n):
-        b = draw(st.integers(0, min(left, 40)))
-        left -= b
+        b = draw(st.integers(0, min(spare_bits, 40)))
+        spare_bits -= b
         out.append(1 if b == 0 else draw(st.integers(2 ** (b - 1) + 1, 2**b)))
     return tuple(draw(st.permutations(out)))
 
@@ -174,8 +174,8 @@ def uint64_sharded_id_samples(draw: st.DrawFn) -> Sample:
     """Ids of objects, near each other and anywhere; some with a second coordinate, which is 0 for the first file."""
     files = draw(st.integers(1, 2))
     ids = st.integers(0, 40) | U64 | st.integers(2**64 - 9, 2**64 - 1)
-    found = ids.map(lambda number: (number,) if files == 1 else (number, 0))
-    return _uint64_sharded_sample(draw(sharding_specs()), Ids(files), found, lambda cell: cell[0])
+    cells = ids.map(lambda number: (number,) if files == 1 else (number, 0))
+    return _uint64_sharded_sample(draw(sharding_specs()), Ids(files), cells, lambda cell: cell[0])
 
 
 # ------------------------------------------------------------------------------------------------- datasets
@@ -210,22 +210,22 @@ def sparse_arrays(draw: st.DrawFn) -> Sparse:
         return separator.join((*(["c"] if encoding == "default" else []), *map(str, coords)))
 
     grid = tuple(-(-n // i) for n, i in zip(shape, inner, strict=True))
-    stored, shown = {"zarr.json": json.dumps(document).encode()}, {}
+    files, chunk_files = {"zarr.json": json.dumps(document).encode()}, {}
     for g in product(*(range(-(-n // s)) for n, s in zip(shape, shard, strict=True))):
         if draw(st.integers(0, 3)) == 0:
             continue
         chunks = []
-        for own in product(*(range(per[a]) for a in order)):
+        for slot in product(*(range(per[a]) for a in order)):
             data = _chunk(draw)
             chunks.append(data)
-            local = tuple(own[order.index(a)] for a in range(rank))
+            local = tuple(slot[order.index(a)] for a in range(rank))
             cell = tuple(gi * p + li for gi, p, li in zip(g, per, local, strict=True))
             if data is not None and all(c < n for c, n in zip(cell, grid, strict=True)):
-                shown[key(cell)] = data
-        stored[key(g)] = handmade.zarr_shard(chunks, location=location, gap=draw(st.sampled_from((b"", b"gap"))))
+                chunk_files[key(cell)] = data
+        files[key(g)] = handmade.zarr_shard(chunks, location=location, gap=draw(st.sampled_from((b"", b"gap"))))
     near = st.tuples(*(st.integers(0, n + 1) for n in grid)).map(key)
     odd = st.sampled_from(("c", "c/0", "c/00", "c.0", "0", "zarr.json", "c/+1", "c/0/ 1", "c/0/x", "x/y", "info"))
-    return Sparse(stored, shown, near | odd)
+    return Sparse(files, chunk_files, near | odd)
 
 
 @st.composite
@@ -245,7 +245,7 @@ def sparse_volumes(draw: st.DrawFn) -> Sparse:
         )
 
     shards: dict[int, list[list[handmade.Entry]]] = {}
-    shown = {}
+    chunk_files = {}
     for cell in draw(st.permutations(list(product(*map(range, grid))))):
         data = _chunk(draw)
         if data is None:
@@ -254,16 +254,16 @@ def sparse_volumes(draw: st.DrawFn) -> Sparse:
         home, minishard = handmade.uint64_hash(chunk_id, spec_json(spec))
         table = shards.setdefault(home, [[] for _ in range(1 << spec.minishard_bits)])
         table[minishard].append(handmade.Entry(chunk_id, data))
-        shown[name(cell)] = data
-    stored = {"info": json.dumps(info).encode()}
+        chunk_files[name(cell)] = data
+    files = {"info": json.dumps(info).encode()}
     for home, minishards in shards.items():
         deflate = spec.minishard_index_encoding == "gzip"
-        stored[f"s/{handmade.shard_name(home, spec.shard_bits)}"] = handmade.uint64_shard(
+        files[f"s/{handmade.shard_name(home, spec.shard_bits)}"] = handmade.uint64_shard(
             minishards, deflate_index=deflate
         )
     near = st.tuples(*(st.integers(-1, n) for n in grid)).map(name)
     odd = st.sampled_from(("s", "info", "s/0.shard", "s/x", "x", "s/0-1_0-1", "s/0-1_0-1_0-1", "s/0-1_0-1_00-1"))
-    return Sparse(stored, shown, near | cells(grid).map(lambda cell: name(cell, 1)) | odd)
+    return Sparse(files, chunk_files, near | cells(grid).map(lambda cell: name(cell, 1)) | odd)
 
 
 def _id_shards(spec: ShardingSpec, meshes: Mapping[int, tuple[bytes, bytes]], directory: str = "") -> dict[str, bytes]:
@@ -286,12 +286,14 @@ _odd_ids = st.sampled_from(("info", "0.shard", "x", "00", "+1", "-1", str(2**64)
 def sparse_skeletons(draw: st.DrawFn) -> Sparse:
     """Opaque chunks by id, some of them empty."""
     spec = replace(draw(sharding_specs()), data_encoding=draw(_encodings))
-    found = draw(st.dictionaries(_object_ids, st.binary(max_size=6), max_size=12))
-    stored = {n: gzip.compress(d, mtime=0) if spec.data_encoding == "gzip" else d for n, d in found.items()}
+    skeletons = draw(st.dictionaries(_object_ids, st.binary(max_size=6), max_size=12))
+    contents = {n: gzip.compress(d, mtime=0) if spec.data_encoding == "gzip" else d for n, d in skeletons.items()}
     info = {**handmade_ids.SKELETONS, "sharding": spec_json(spec)}
-    files = {"info": json.dumps(info).encode(), **_id_shards(spec, {n: (b"", d) for n, d in stored.items()})}
-    shown = {str(number): data for number, data in found.items()}
-    return Sparse(files, shown, _object_ids.map(str) | _odd_ids, {str(number): data for number, data in stored.items()})
+    files = {"info": json.dumps(info).encode(), **_id_shards(spec, {n: (b"", d) for n, d in contents.items()})}
+    chunk_files = {str(number): data for number, data in skeletons.items()}
+    return Sparse(
+        files, chunk_files, _object_ids.map(str) | _odd_ids, {str(number): data for number, data in contents.items()}
+    )
 
 
 @st.composite
@@ -299,35 +301,35 @@ def sparse_meshes(draw: st.DrawFn) -> Sparse:
     """Meshes of any number of levels and fragments, some of no bytes."""
     spec = replace(draw(sharding_specs()), data_encoding=draw(_encodings))
     levels = st.lists(st.lists(st.integers(0, 3), max_size=3), max_size=3)
-    meshes, shown, raw = {}, dict[str, bytes](), dict[str, bytes]()
+    meshes, chunk_files, raw = {}, dict[str, bytes](), dict[str, bytes]()
     for number, sizes in draw(st.dictionaries(_object_ids, levels, max_size=9)).items():
         manifest, size = handmade_ids.manifest(sizes), sum(map(sum, sizes))
         fragments = draw(st.binary(min_size=size, max_size=size))
         container = gzip.compress(manifest, mtime=0) if spec.data_encoding == "gzip" else manifest
         meshes[number] = fragments, container
-        shown |= {str(number): fragments, f"{number}.index": manifest}
+        chunk_files |= {str(number): fragments, f"{number}.index": manifest}
         raw[f"{number}.index"] = container
     info = {**handmade_ids.MESHES, "sharding": spec_json(spec)}
     files = {"info": json.dumps(info).encode(), **_id_shards(spec, meshes)}
     names = _object_ids.map(str) | _object_ids.map("{}.index".format) | _odd_ids
-    return Sparse(files, shown, names, raw)
+    return Sparse(files, chunk_files, names, raw)
 
 
 @st.composite
 def sparse_annotations(draw: st.DrawFn) -> Sparse:
     """An index by id and a level of cells of any rank, each with a sharding of its own."""
     info: dict[str, Any] = {"@type": "neuroglancer_annotations_v1"}
-    files, shown, raw = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
+    files, chunk_files, raw = dict[str, bytes](), dict[str, bytes](), dict[str, bytes]()
 
     def index(key: str, members: dict[str, Any], values: Mapping[str, tuple[int, bytes]]) -> dict[str, Any]:
         """`values`: the id and the bytes of each name."""
         told = {f"{key}/{name}": data for name, (_, data) in values.items()}
-        shown.update(told)
+        chunk_files.update(told)
         spec = replace(draw(sharding_specs()), data_encoding=draw(_encodings))
         contain = partial(gzip.compress, mtime=0) if spec.data_encoding == "gzip" else bytes
         raw.update({name: contain(data) for name, data in told.items()})
-        stored = {number: (b"", contain(data)) for number, data in values.values()}
-        files.update(_id_shards(spec, stored, f"{key}/"))
+        entries = {number: (b"", contain(data)) for number, data in values.values()}
+        files.update(_id_shards(spec, entries, f"{key}/"))
         return {"key": key, **members, "sharding": spec_json(spec)}
 
     by_id = draw(st.dictionaries(_object_ids, st.binary(max_size=6), max_size=6))
@@ -339,7 +341,7 @@ def sparse_annotations(draw: st.DrawFn) -> Sparse:
     info["spatial"] = [index("spatial0", {"grid_shape": list(grid)}, values)]
     files["info"] = json.dumps(info).encode()
     near = st.tuples(*(st.integers(0, n) for n in grid)).map(lambda cell: "spatial0/" + "_".join(map(str, cell)))
-    return Sparse(files, shown, near | _object_ids.map("by_id/{}".format) | _odd_ids, raw)
+    return Sparse(files, chunk_files, near | _object_ids.map("by_id/{}".format) | _odd_ids, raw)
 
 
 # ----------------------------------------------------------------------------------------------------- JSON
@@ -368,7 +370,7 @@ def json_paths(document: Any) -> list[tuple[Any, ...]]:
     )
     for key, value in items:
         out.append((key,))
-        out.extend((key, *rest) for rest in json_paths(value))
+        out.extend((key, *below) for below in json_paths(value))
     return out
 
 

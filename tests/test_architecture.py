@@ -23,11 +23,11 @@ def floors() -> dict[str, int]:
 
 def functions(file: str) -> set[str]:
     tree = ast.parse((ROOT / "shardfs" / file).read_text())
-    found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
-    return found
+            names |= {f"{node.name}.{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
+    return names
 
 
 def test_there_is_a_walk_for_a_read_and_two_for_a_write() -> None:

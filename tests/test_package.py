@@ -76,9 +76,9 @@ def test_the_wheel_has_types_and_documents(wheel: Path) -> None:
     assert {"docs/options.md", "docs/durability.md"} <= cited
     assert {f"shardfs/share/{name}" for name in cited} <= names
     assert {"shardfs/py.typed", "shardfs/share/scripts/entrypoint.sh"} <= names
-    found = metadata(wheel)
-    assert "# shardfs" in str(found.get_payload())
-    assert found.get_all("Project-URL") is None, "there is no public place yet"
+    document = metadata(wheel)
+    assert "# shardfs" in str(document.get_payload())
+    assert document.get_all("Project-URL") is None, "there is no public place yet"
 
 
 @pytest.mark.slow
@@ -98,8 +98,8 @@ def test_the_wheel_installs_with_every_extra_and_mounts(wheel: Path, tmp_path: P
     pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin/python"), "install", "--quiet", "--no-compile"]
     run(*pip, "--no-deps", "--ignore-installed", wheel)
     run(*pip, f"{wheel}[all]")
-    used = "zlib_ng, yaml, blosc2, PIL, compresso, crackle, fpzip, imagecodecs, distributed, matplotlib"
-    run(venv / "bin/python", "-c", f"import {used}, s3fs, gcsfs, adlfs, aiohttp, shardfs")
+    modules = "zlib_ng, yaml, blosc2, PIL, compresso, crackle, fpzip, imagecodecs, distributed, matplotlib"
+    run(venv / "bin/python", "-c", f"import {modules}, s3fs, gcsfs, adlfs, aiohttp, shardfs")
     where = run(venv / "bin/python", "-c", "import shardfs; print(shardfs.__file__)")
     assert where.startswith(str(packages))
     program = venv / "bin/shardfs"

@@ -59,7 +59,7 @@ def run(*command: str | Path, timeout: float = 800) -> str:
 
 
 @pytest.fixture
-def given(tmp_path: Path, dataset: Get) -> Path:
+def directory(tmp_path: Path, dataset: Get) -> Path:
     """A directory that is `/given` in the copy: it has a dataset `source`, and a place for the copy."""
     if os.geteuid() != 0:
         pytest.skip("needs root to make a copy of the file system")
@@ -68,9 +68,9 @@ def given(tmp_path: Path, dataset: Get) -> Path:
     return tmp_path
 
 
-def in_a_copy(given: Path, script: str) -> str:
+def in_a_copy(directory: Path, script: str) -> str:
     """Run a script in a copy of this machine's file system."""
-    return run(*alone(), "sh", "-c", IN_A_COPY, "sh", given, script)
+    return run(*alone(), "sh", "-c", IN_A_COPY, "sh", directory, script)
 
 
 USED = """
@@ -94,10 +94,12 @@ def test_the_wheel_and_the_sdist_pass_the_checks_of_the_index(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.fuse
 @pytest.mark.timeout(900)
-def test_the_debian_package_is_built_installed_used_and_removed(given: Path) -> None:
+def test_the_debian_package_is_built_installed_used_and_removed(directory: Path) -> None:
     if not os.path.exists("/usr/bin/python3"):
         pytest.skip("this machine has no Python of Debian")
-    run("env", "extras=fast", "sh", PACKAGING / "build.sh", "deb", given)  # without the large clients of object stores
+    run(
+        "env", "extras=fast", "sh", PACKAGING / "build.sh", "deb", directory
+    )  # without the large clients of object stores
     script = f"""
 dpkg --install /given/shardfs_*.deb
 test "$(shardfs --version | tr -cd 0-9.)" = {__version__}
@@ -113,44 +115,48 @@ test "$man" -gt 100
 dpkg --remove shardfs
 test ! -e /opt/shardfs && test ! -e /usr/bin/shardfs && test ! -e /lib/systemd/system/shardfs@.service
 """
-    in_a_copy(given, script)
+    in_a_copy(directory, script)
     assert not os.path.exists("/opt/shardfs")
 
 
 def steps(dockerfile: str) -> list[tuple[str, str]]:
     """Instruction and argument of each line."""
     lines = (line for line in dockerfile.splitlines() if line and not line.startswith("#"))
-    return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines)]
+    return [(name, arguments) for name, _, arguments in (line.partition(" ") for line in lines)]
 
 
 @pytest.mark.slow
 @pytest.mark.fuse
 @pytest.mark.timeout(900)
-def test_the_steps_of_the_image_make_a_shardfs_that_mounts(given: Path) -> None:
-    found = steps((PACKAGING / "container/Dockerfile").read_text())
-    assert found[:2] == [("ARG", "BASE=debian:12-slim"), ("FROM", "${BASE}")]
-    assert ("COPY", ". /src") in found
-    (given / "src").mkdir()
+def test_the_steps_of_the_image_make_a_shardfs_that_mounts(directory: Path) -> None:
+    image_steps = steps((PACKAGING / "container/Dockerfile").read_text())
+    assert image_steps[:2] == [("ARG", "BASE=debian:12-slim"), ("FROM", "${BASE}")]
+    assert ("COPY", ". /src") in image_steps
+    (directory / "src").mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "shardfs", "docs", "scripts", "systemd"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, given / "src" / name)
-    commands = ["cp -r /given/src /src" if name == "COPY" else rest for name, rest in found if name in ("RUN", "COPY")]
+        copy(ROOT / name, directory / "src" / name)
+    commands = [
+        "cp -r /given/src /src" if name == "COPY" else arguments
+        for name, arguments in image_steps
+        if name in ("RUN", "COPY")
+    ]
     commands = [command.replace("--no-cache-dir ", "") for command in commands]  # the test environment has filled it
-    assert found[-1] == ("ENTRYPOINT", '["shardfs-run"]')
+    assert image_steps[-1] == ("ENTRYPOINT", '["shardfs-run"]')
     use = "mkdir /tmp/brain; shardfs-run /given/source /tmp/brain sh -c 'ls \"$0\"/c' /tmp/brain"
-    in_a_copy(given, "\n".join(["rm -f /usr/bin/shardfs", *commands, use]))
+    in_a_copy(directory, "\n".join(["rm -f /usr/bin/shardfs", *commands, use]))
 
 
 def extras_of(requirements: list[str]) -> list[Requirement]:
     """The requirements of other packages, those of the project's own extras included."""
-    found = []
+    requirements_of_extras = []
     for requirement in map(Requirement, requirements):
         if requirement.name == PROJECT["name"]:
             inner = (PROJECT["optional-dependencies"][extra] for extra in requirement.extras)
-            found += [other for each in inner for other in extras_of(each)]
+            requirements_of_extras += [other for each in inner for other in extras_of(each)]
         else:
-            found.append(requirement)
-    return found
+            requirements_of_extras.append(requirement)
+    return requirements_of_extras
 
 
 def locked(name: str, python: str) -> dict[str, str]:
@@ -203,7 +209,7 @@ def test_each_npm_package_of_the_test_environment_has_a_hash() -> None:
 def test_apptainer_and_docker_take_the_same_steps() -> None:
     text = (PACKAGING / "container/shardfs.def").read_text()
     (post,) = re.findall(r"^%post\n((?: .*\n)+)", text, re.MULTILINE)
-    runs = [rest for name, rest in steps((PACKAGING / "container/Dockerfile").read_text()) if name == "RUN"]
+    runs = [arguments for name, arguments in steps((PACKAGING / "container/Dockerfile").read_text()) if name == "RUN"]
     assert [line.strip() for line in post.splitlines()] == runs
 
 
@@ -218,8 +224,8 @@ def test_the_compose_file_builds_the_image_and_shares_the_mount(tmp_path: Path) 
     assert {v["source"] for v in shared} == {"/srv/shardfs"}
     assert [v["bind"]["propagation"] for v in shared] == ["shared", "rslave"]
     command = [sys.executable, "-m", *services["shardfs"]["entrypoint"], "/missing", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-    assert "/missing" in done.stderr, done
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert "/missing" in completed.stderr, completed
 
 
 def manifests() -> list[Any]:
@@ -227,18 +233,18 @@ def manifests() -> list[Any]:
 
 
 def test_kubernetes_accepts_the_manifests(tmp_path: Path) -> None:
-    found = {m["kind"]: m for m in manifests()}
-    assert found.keys() == {"ConfigMap", "DaemonSet", "Pod"}
-    for manifest in found.values():
+    by_kind = {m["kind"]: m for m in manifests()}
+    assert by_kind.keys() == {"ConfigMap", "DaemonSet", "Pod"}
+    for manifest in by_kind.values():
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
-    pod = found["DaemonSet"]["spec"]["template"]["spec"]
-    (daemon,), (reader,) = pod["containers"], found["Pod"]["spec"]["containers"]
+    pod = by_kind["DaemonSet"]["spec"]["template"]["spec"]
+    (daemon,), (reader,) = pod["containers"], by_kind["Pod"]["spec"]["containers"]
     propagation = {v["name"]: v.get("mountPropagation") for v in [*daemon["volumeMounts"], *reader["volumeMounts"]]}
     assert propagation["mounts"] == "Bidirectional"
     assert propagation["shardfs"] == "HostToContainer"
     assert daemon["securityContext"] == {"privileged": True}
     config = tmp_path / "profiles.toml"
-    config.write_text(found["ConfigMap"]["data"]["profiles.toml"])
+    config.write_text(by_kind["ConfigMap"]["data"]["profiles.toml"])
     config.chmod(0o600)
     run(sys.executable, "-m", "shardfs", "config", "check", "--config", config)
 
@@ -252,8 +258,10 @@ def test_the_conda_recipe_says_what_the_project_says() -> None:
     recipe = conda_recipe()
     assert recipe["package"] == {"name": "shardfs", "version": __version__}
     assert recipe["requirements"]["run"][0] == f"python {PROJECT['requires-python']}"
-    stored = {name.replace("python-blosc", "blosc").replace(" ", "") for name in recipe["requirements"]["run"][1:]}
-    assert stored == set(PROJECT["dependencies"])
+    requirements = {
+        name.replace("python-blosc", "blosc").replace(" ", "") for name in recipe["requirements"]["run"][1:]
+    }
+    assert requirements == set(PROJECT["dependencies"])
     programs = {f"{name} = {where}" for name, where in PROJECT["scripts"].items()}
     assert set(recipe["build"]["entry_points"]) == programs
     assert recipe["about"]["license"] == PROJECT["license"]

@@ -32,16 +32,16 @@ def test_fewer_are_tried_if_they_take_long() -> None:
 
 
 def test_each_value_is_tried_and_then_pairs() -> None:
-    found = [name[2:-1].split("-") for name in sampled(cases("f", a=4, b=2, c=3))]
-    assert len(found) == MOST
-    assert [len({case[axis] for case in found}) for axis in range(3)] == [4, 2, 3]
-    assert len({(case[1], case[2]) for case in found}) == 4
+    names = [name[2:-1].split("-") for name in sampled(cases("f", a=4, b=2, c=3))]
+    assert len(names) == MOST
+    assert [len({case[axis] for case in names}) for axis in range(3)] == [4, 2, 3]
+    assert len({(case[1], case[2]) for case in names}) == 4
 
 
 def test_tests_take_others_of_the_same_values() -> None:
-    found = [name.partition("[")[2] for test in "abcdefghijklmnopqrst" for name in sampled(cases(test, form=59))]
-    assert len(found) == 20 * MOST
-    assert len(set(found)) > 35
+    names = [name.partition("[")[2] for test in "abcdefghijklmnopqrst" for name in sampled(cases(test, form=59))]
+    assert len(names) == 20 * MOST
+    assert len(set(names)) > 35
 
 
 def test_the_order_does_not_matter() -> None:

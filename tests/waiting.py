@@ -33,8 +33,8 @@ def settle(shared: ReadAhead, seconds: float = 10) -> None:
 
 def read_terminal(master: int) -> bytes:
     """Return what a program writes to a terminal, until it ends."""
-    seen = b""
+    output = b""
     with suppress(OSError):  # EIO: the end of a terminal
         while part := os.read(master, 1 << 16):
-            seen += part
-    return seen
+            output += part
+    return output

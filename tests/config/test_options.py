@@ -32,8 +32,8 @@ def test_defaults_are_those_of_the_table() -> None:
 def test_flags_win_over_mount_options_and_those_over_the_environment() -> None:
     environ = {"SHARDFS_UID": "1", "SHARDFS_GID": "1", "SHARDFS_UMASK": "077"}
     words = from_mount_options(["uid=2,gid=2"])
-    found = merged(from_environment(environ), words, from_flags({"uid": "3", "gid": None}))
-    assert (found.uid, found.gid, found.umask) == (3, 2, 0o077)
+    options = merged(from_environment(environ), words, from_flags({"uid": "3", "gid": None}))
+    assert (options.uid, options.gid, options.umask) == (3, 2, 0o077)
 
 
 def test_a_switch_can_be_taken_back_by_a_stronger_layer() -> None:
@@ -173,9 +173,9 @@ def test_words_of_fstab_and_mount_are_accepted() -> None:
     ],
 )
 def test_a_mount_is_writable_only_if_somebody_says_so(words: str, writable: bool) -> None:
-    found = merged(from_mount_options([words]))
-    loading.check(found)
-    assert found.rw is writable
+    options = merged(from_mount_options([words]))
+    loading.check(options)
+    assert options.rw is writable
 
 
 @pytest.mark.parametrize("words", ["rw", "rw,dev,suid", "defaults,rw"])
@@ -218,13 +218,13 @@ def test_storage_options_keep_their_names_and_make_objects() -> None:
 
 
 def test_storage_options_are_joined_key_by_key() -> None:
-    found = merged(
+    options = merged(
         from_environment({"SHARDFS_STORAGE_OPTIONS": '{"anon": true, "client_kwargs": {"a": 1}}'}),
         from_mount_options(["storage_option.client_kwargs.b=2"]),
         from_flags({}, ["anon=false"], ["AWS_PROFILE=lab"]),
     )
-    assert found.storage_options == {"anon": False, "client_kwargs": {"a": 1, "b": 2}}
-    assert found.env == {"AWS_PROFILE": "lab"}
+    assert options.storage_options == {"anon": False, "client_kwargs": {"a": 1, "b": 2}}
+    assert options.env == {"AWS_PROFILE": "lab"}
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1)))

@@ -60,25 +60,25 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
     return path
 
 
-def faults(found: Configuration) -> list[str]:
-    return [str(fault) for fault in found.faults]
+def faults(configuration: Configuration) -> list[str]:
+    return [str(fault) for fault in configuration.faults]
 
 
 def test_a_profile_has_what_the_option_table_knows(places: Path) -> None:
     file = write(places / "shardfs/lab.toml", LAB)
-    found = profiles.read()
-    assert faults(found) == []
-    profile = found.profile("brain")
+    configuration = profiles.read()
+    assert faults(configuration) == []
+    profile = configuration.profile("brain")
     assert (profile.file, profile.source, profile.mountpoint) == (str(file), "s3://bucket/brain.zarr", "/mnt/brain")
-    given = loading.merged(profile.values)
-    assert (given.allow_other, given.default_permissions, given.index_cache) == (True, True, 1 << 30)
-    assert (given.attr_timeout, given.umask, given.kernel) == (10, 0o22, ("nodev",))
-    assert given.storage_options == {
+    brain = loading.merged(profile.values)
+    assert (brain.allow_other, brain.default_permissions, brain.index_cache) == (True, True, 1 << 30)
+    assert (brain.attr_timeout, brain.umask, brain.kernel) == (10, 0o22, ("nodev",))
+    assert brain.storage_options == {
         "anon": False,
         "secret": "hunter22",
         "client_kwargs": {"endpoint_url": "http://me:hunter22@minio:9000"},
     }
-    assert given.env == {"AWS_PROFILE": "lab", "TOKEN": "hunter23"}
+    assert brain.env == {"AWS_PROFILE": "lab", "TOKEN": "hunter23"}
 
 
 def test_every_option_can_stand_in_a_profile() -> None:
@@ -116,9 +116,9 @@ def test_the_users_profile_replaces_the_systems(places: Path) -> None:
     write(places / "shardfs/a.toml", line.format("two", "u2", "m2"))
     write(places / "shardfs/b.toml", line.format("three", "u3", "m3"))
     write(places / "shardfs/b.toml.orig", "not TOML")
-    found = profiles.read()
-    assert {name: p.source for name, p in found.profiles.items()} == {"one": "s1", "two": "u2", "three": "u3"}
-    assert faults(found) == []  # the system's faulty profile is not used
+    configuration = profiles.read()
+    assert {name: p.source for name, p in configuration.profiles.items()} == {"one": "s1", "two": "u2", "three": "u3"}
+    assert faults(configuration) == []  # the system's faulty profile is not used
 
 
 def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> None:
@@ -160,8 +160,8 @@ def test_a_profile_that_is_broken_is_not_taken_from_elsewhere(places: Path) -> N
 )
 def test_what_is_wrong_is_said(text: str, told: str, places: Path) -> None:
     file = write(places / "shardfs/x.toml", f'[mount.x]\nsource = "/x"\nmountpoint = "/x"\n{text}\n')
-    found = faults(profiles.read())
-    assert any(line.startswith(str(file)) and told in line for line in found), found
+    messages = faults(profiles.read())
+    assert any(line.startswith(str(file)) and told in line for line in messages), messages
 
 
 def test_a_key_may_be_said_twice_if_it_says_the_same(places: Path) -> None:
@@ -175,11 +175,11 @@ def test_files_that_cannot_be_read(places: Path) -> None:
     (places / "shardfs/c.toml").mkdir()
     write(places / "shardfs/d.toml", "mount = 3")
     write(places / "shardfs/e.toml", '[mount.e]\nsource = "x"\nmountpoint = "/x"')
-    found = profiles.read()
-    assert [Path(f.file).name for f in found.faults] == ["a.toml", "b.toml", "c.toml", "d.toml"]
-    assert found.profile("e").source == "x"
+    configuration = profiles.read()
+    assert [Path(f.file).name for f in configuration.faults] == ["a.toml", "b.toml", "c.toml", "d.toml"]
+    assert configuration.profile("e").source == "x"
     with pytest.raises(OptionError, match=r"no profile 'ee'; did you mean 'e'\?.*a.toml"):
-        found.profile("ee")
+        configuration.profile("ee")
     assert "No such file" in faults(profiles.read(str(places / "none")))[0]
 
 
@@ -239,8 +239,8 @@ def test_files_that_other_users_can_change_are_warned_of(places: Path, capsys: p
     (places / "elsewhere").chmod(0o1777)
     assert faults(profiles.read()) == []
     (places / "elsewhere/lab.toml").chmod(0o666)
-    result = CliRunner().invoke(cli.commands, ["config", "check"], standalone_mode=False)
-    assert (result.return_value, "can be changed by all users" in result.output) == (0, True)
+    invocation = CliRunner().invoke(cli.commands, ["config", "check"], standalone_mode=False)
+    assert (invocation.return_value, "can be changed by all users" in invocation.output) == (0, True)
     layers.configuration(None, "brain", source_options.warn)
     assert "can be changed by all users" in capsys.readouterr().err
 
@@ -255,10 +255,10 @@ def test_flags_win_over_the_environment_over_the_profile(places: Path, monkeypat
         monkeypatch.setenv(f"SHARDFS_{name}", "2")
     monkeypatch.delenv("SHARDFS_TEST_B")
     monkeypatch.setenv("SHARDFS_STORAGE_OPTIONS", '{"b": 2, "c": 2}')
-    found = given("umask=03,threads=3,storage_option.c=3,nosuid", threads="4")
-    assert (found.uid, found.gid, found.umask, found.threads) == (1, 2, 3, 4)
-    assert found.storage_options == {"a": 1, "b": 2, "c": 3}
-    assert found.kernel == ("nodev", "nosuid")
+    merged = given("umask=03,threads=3,storage_option.c=3,nosuid", threads="4")
+    assert (merged.uid, merged.gid, merged.umask, merged.threads) == (1, 2, 3, 4)
+    assert merged.storage_options == {"a": 1, "b": 2, "c": 3}
+    assert merged.kernel == ("nodev", "nosuid")
     assert (os.environ["SHARDFS_TEST_A"], os.environ["SHARDFS_TEST_B"]) == ("2", "1")
 
 
@@ -274,10 +274,10 @@ def test_a_profile_can_be_named_by_variable_or_word(places: Path, monkeypatch: p
 
 
 def shardfs(*args: str) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.commands, args, standalone_mode=False)
-    if result.exception:
-        raise result.exception
-    return int(result.return_value or 0), result.output
+    invocation = CliRunner().invoke(cli.commands, args, standalone_mode=False)
+    if invocation.exception:
+        raise invocation.exception
+    return int(invocation.return_value or 0), invocation.output
 
 
 def test_check(places: Path) -> None:
@@ -339,10 +339,10 @@ def test_messages_are_scrubbed(places: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SHARDFS_CONFIG": str(places / "shardfs/x.toml")}
     command = [sys.executable, "-m", "shardfs", "mount", "-f", "--profile", "x"]
-    done = subprocess.run([*command, "nope://me:hunter21@h/x?sig=hunter23", places], capture_output=True, env=env)
-    assert done.returncode == 3
-    assert b"nope://h/x: cannot be opened" in done.stderr
-    assert b"hunter" not in done.stderr
+    completed = subprocess.run([*command, "nope://me:hunter21@h/x?sig=hunter23", places], capture_output=True, env=env)
+    assert completed.returncode == 3
+    assert b"nope://h/x: cannot be opened" in completed.stderr
+    assert b"hunter" not in completed.stderr
 
 
 def test_what_a_store_says_of_its_credentials_is_masked() -> None:

@@ -60,8 +60,8 @@ def fs(source: str) -> Iterator[ShardFileSystem]:
 def test_lists_what_an_unsharded_writer_would_have_left(fs: ShardFileSystem, unsharded: dict[str, bytes]) -> None:
     assert fs.ls("", detail=False) == ["/zarr.json", "/deep"]
     assert sorted(fs.ls("deep", detail=False)) == ["/deep/plain", "/deep/sharded", "/deep/zarr.json"]
-    found = fs.find("deep/sharded/c", detail=True)
-    assert {n.removeprefix("/deep/sharded/"): i["size"] for n, i in found.items()} == {
+    entries = fs.find("deep/sharded/c", detail=True)
+    assert {n.removeprefix("/deep/sharded/"): i["size"] for n, i in entries.items()} == {
         name: len(data) for name, data in unsharded.items()
     }
     assert fs.glob("deep/sharded/c/*/8") == sorted(f"/deep/sharded/c/{i}/8" for i in range(10))
@@ -155,9 +155,9 @@ def test_times_are_numbers_or_texts(source: str, ttl: float | str) -> None:
 def test_texts_that_are_no_value_are_refused(source: str) -> None:
     wrong: list[dict[str, Any]]
     wrong = [{"index_ttl": "soon"}, {"index_ttl": -1}, {"index_ttl": float("nan")}, {"rw": "maybe"}, {"symlinks": "x"}]
-    for given in wrong:
-        with pytest.raises(ValueError, match=next(iter(given)).replace("_", ".")):
-            ShardFileSystem(source, skip_instance_cache=True, **given)
+    for options in wrong:
+        with pytest.raises(ValueError, match=next(iter(options)).replace("_", ".")):
+            ShardFileSystem(source, skip_instance_cache=True, **options)
     assert not ShardFileSystem(source, rw="false", skip_instance_cache=True).options.rw  # type: ignore[arg-type]
 
 
@@ -312,5 +312,5 @@ def test_dask_reads_it(source: str) -> None:
     assert array.chunksize == (10, 10)
 
 
-def _same(found: npt.NDArray[np.uint16], wanted: npt.NDArray[np.uint16]) -> None:
-    np.testing.assert_array_equal(found, wanted)
+def _same(array: npt.NDArray[np.uint16], wanted: npt.NDArray[np.uint16]) -> None:
+    np.testing.assert_array_equal(array, wanted)

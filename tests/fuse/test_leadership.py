@@ -127,19 +127,19 @@ def test_each_request_has_one_answer_and_none_from_memory_waits_for_the_store(
     requests: str, most_waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In all orders. `sssm`: all threads but the leader wait, so the third request is postponed."""
-    seen: set[Hashable] = set()
+    states: set[Hashable] = set()
     todo: list[tuple[int, ...]] = [()]
-    ends = most = 0
+    ends = peak = 0
     while todo:
         scheduler = Scheduler(todo.pop())
         monkeypatch.setattr(leadership, "threading", scheduler.threading())
         kernel = Kernel(requests, scheduler)
         kernel.start()
-        if scheduler.run(kernel.state, seen, todo):
+        if scheduler.run(kernel.state, states, todo):
             assert scheduler.blocked == [], f"threads wait forever after {scheduler.taken}"
             assert sorted(kernel.answers) == list(range(len(requests))), scheduler.taken
             assert kernel.ends == 1
             ends += 1
-        most = max(most, kernel.most_waiting)
+        peak = max(peak, kernel.most_waiting)
     assert ends > 0
-    assert most == most_waiting
+    assert peak == most_waiting

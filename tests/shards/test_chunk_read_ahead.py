@@ -66,12 +66,12 @@ class DistantBlob:
         return self._blob.stat()
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        found = self._blob.read(requests)
+        parts = self._blob.read(requests)
         name = threading.current_thread().name
-        self._store.requests.append((name, sum(map(len, found))))
+        self._store.requests.append((name, sum(map(len, parts))))
         if name != AHEAD:
             settle(self._store.read_ahead, 0.1)  # what is fetched ahead arrives first, as from a distant store
-        return found
+        return parts
 
 
 AHEAD = "shardfs-ahead"

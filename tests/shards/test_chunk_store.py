@@ -112,34 +112,34 @@ def test_chunks_of_another_size_are_reported_before_they_are_shown(array: Path, 
 
 def test_a_shard_that_shrank_is_looked_up_again_and_read_once_more(array: Path) -> None:
     tree = _tree(array)
-    found = tree.resolve("c/1/1")
-    assert found.size == 4
+    attributes = tree.resolve("c/1/1")
+    assert attributes.size == 4
     (array / "c/0/0").write_bytes(b"")  # what the index says is no longer there
     with pytest.raises(CorruptShardError, match="ends after 0"):
-        tree.read(found.number, 0, 4)
+        tree.read(attributes.number, 0, 4)
     _write(array, [bytes(100)] * 4, in_place=True)
     tree = _tree(array)
-    found = tree.resolve("c/1/1")
+    attributes = tree.resolve("c/1/1")
     _write(array, OLD, in_place=True)
-    assert bytes(tree.read(found.number, 0, 100)) == OLD[3]
+    assert bytes(tree.read(attributes.number, 0, 100)) == OLD[3]
 
 
 def test_a_shard_cut_off_in_place_is_corrupt(array: Path) -> None:
     tree = _tree(array)
-    found = tree.resolve("c/1/1")
+    attributes = tree.resolve("c/1/1")
     os.truncate(array / "c/0/0", 10)
     with pytest.raises(CorruptShardError) as e:
-        tree.read(found.number, 0, 4)
+        tree.read(attributes.number, 0, 4)
     assert errno_of(e.value) == errno.EIO
     assert "c/0/0" in str(e.value)
 
 
 def test_a_shard_that_vanished(array: Path) -> None:
     tree = _tree(array, ttl=0.0)
-    found = tree.resolve("c/1/1")
+    attributes = tree.resolve("c/1/1")
     (array / "c/0/0").unlink()
     with pytest.raises(FileNotFoundError):
-        tree.read(found.number, 0, 4)
+        tree.read(attributes.number, 0, 4)
     with pytest.raises(FileNotFoundError):
         tree.resolve("c/1/1")
     assert list(entries(tree, tree.resolve("c/1").number)) == []
@@ -276,17 +276,17 @@ def test_who_looks_while_a_shard_is_forgotten_does_not_bring_it_back(
 ) -> None:
     tree = _tree(array)
     chunks = tree.collection("")
-    seen = [chunks.chunks.layer.locate((1, 1))]
+    extents = [chunks.chunks.layer.locate((1, 1))]
     _write(array, NEW)
     real = LocalStore.reopen
 
     def reopen(store: LocalStore, key: str) -> None:
-        seen.append(chunks.chunks.layer.locate((1, 1)))  # and has it open from now on
+        extents.append(chunks.chunks.layer.locate((1, 1)))  # and has it open from now on
         real(store, key)
 
     monkeypatch.setattr(LocalStore, "reopen", reopen)
     chunks.renew([(1, 1)])
-    assert [found.size for found in seen if found] == 2 * [len(OLD[3])]
+    assert [extent.size for extent in extents if extent] == 2 * [len(OLD[3])]
     assert _get(tree, "c/1/1") == NEW[3]
 
 

@@ -22,23 +22,23 @@ WHOLE = list(itertools.product(*map(range, DIMS)))
 ROOM = 64
 
 
-class Result(NamedTuple):
+class Prediction(NamedTuple):
     """The share of accesses that were predicted, and the number of chunks that were predicted in vain."""
 
     hits: float
     waste: int
 
 
-def follow(accesses: Sequence[Coords], dims: Coords = DIMS, room: int = ROOM) -> Result:
-    streams, ahead, used, hits = Streams(dims), set[tuple[int, ...]](), set[tuple[int, ...]](), 0
+def follow(accesses: Sequence[Coords], dims: Coords = DIMS, room: int = ROOM) -> Prediction:
+    streams, ahead, past, hits = Streams(dims), set[tuple[int, ...]](), set[tuple[int, ...]](), 0
     for coords in accesses:
-        hits += coords in ahead or coords in used
-        used.add(coords)
+        hits += coords in ahead or coords in past
+        past.add(coords)
         coming = streams.access(coords, room)
         assert len(coming) <= room
         assert all(0 <= c < d for chunk in coming for c, d in zip(chunk, dims, strict=True))
         ahead.update(coming)
-    return Result(hits / len(accesses), len(ahead - used))
+    return Prediction(hits / len(accesses), len(ahead - past))
 
 
 def disordered(accesses: Iterable[Coords], under_way: int) -> list[Coords]:
@@ -58,28 +58,28 @@ def box(*ranges: tuple[int, int]) -> list[Coords]:
     return list(itertools.product(*[range(*r) for r in ranges]))
 
 
-@pytest.mark.parametrize(("under_way", "least"), [(1, 0.99), (4, 0.98), (16, 0.95), (64, 0.9)])
-def test_a_whole_array_is_predicted_and_nothing_beyond_it(under_way: int, least: float) -> None:
-    result = follow(disordered(WHOLE, under_way))
-    assert result.hits > least
-    assert result.waste == 0
+@pytest.mark.parametrize(("under_way", "hits"), [(1, 0.99), (4, 0.98), (16, 0.95), (64, 0.9)])
+def test_a_whole_array_is_predicted_and_nothing_beyond_it(under_way: int, hits: float) -> None:
+    prediction = follow(disordered(WHOLE, under_way))
+    assert prediction.hits > hits
+    assert prediction.waste == 0
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("backwards", [False, True])
 def test_loops_run_along_the_axes_in_any_order_and_direction(order: tuple[int, ...], backwards: bool) -> None:
     accesses = sorted(WHOLE, key=lambda c: tuple(c[axis] for axis in order), reverse=backwards)
-    result = follow(accesses)
-    assert result.hits > 0.98
-    assert result.waste == 0
+    prediction = follow(accesses)
+    assert prediction.hits > 0.98
+    assert prediction.waste == 0
 
 
 @pytest.mark.parametrize("axis", range(3))
 @pytest.mark.parametrize("under_way", [1, 4])
 def test_a_plane_costs_nothing_beyond_it(axis: int, under_way: int) -> None:
-    result = follow(disordered([c for c in WHOLE if c[axis] == 3], under_way))
-    assert result.hits > 0.85
-    assert result.waste == 0
+    prediction = follow(disordered([c for c in WHOLE if c[axis] == 3], under_way))
+    assert prediction.hits > 0.85
+    assert prediction.waste == 0
 
 
 @pytest.mark.parametrize(("end", "whole"), [(16, True), (15, False)])
@@ -87,7 +87,7 @@ def test_a_reader_that_crosses_the_array_from_edge_to_edge_gets_far_ahead(end: i
     plane = box((3, 4), (0, 16), (0, end))
     streams = Streams(DIMS)
     ahead = [streams.access(coords, 1000) for coords in plane[:64]]
-    assert all(len(coming) <= used for used, coming in enumerate(ahead, 1)) is not whole
+    assert all(len(coming) <= count for count, coming in enumerate(ahead, 1)) is not whole
     assert (sum(map(len, ahead)) >= 240) is whole
 
 
@@ -99,22 +99,22 @@ def test_a_run_is_recognised_by_the_chunk_that_fills_its_gap() -> None:
 
 
 def test_a_pencil_costs_nothing_beyond_it() -> None:
-    assert follow([(z, 4, 5) for z in range(8)]) == Result(4 / 8, 0)
+    assert follow([(z, 4, 5) for z in range(8)]) == Prediction(4 / 8, 0)
 
 
 @pytest.mark.parametrize("under_way", [1, 4])
 def test_a_block_wastes_less_than_it_has(under_way: int) -> None:
-    result = follow(disordered(box((2, 6), (4, 8), (4, 8)), under_way))
-    assert result.hits > 0.7
-    assert result.waste < 64
+    prediction = follow(disordered(box((2, 6), (4, 8), (4, 8)), under_way))
+    assert prediction.hits > 0.7
+    assert prediction.waste < 64
 
 
 def test_a_sequence_of_blocks_of_chunks_is_predicted() -> None:
     blocks = box((0, 4), (0, 8), (0, 8))
     accesses = [(2 * z + k, 2 * y + j, 2 * x + i) for z, y, x in blocks for k, j, i in box((0, 2), (0, 2), (0, 2))]
-    result = follow(disordered(accesses, 6))
-    assert result.hits > 0.8
-    assert result.waste == 0
+    prediction = follow(disordered(accesses, 6))
+    assert prediction.hits > 0.8
+    assert prediction.waste == 0
 
 
 @pytest.mark.parametrize(("under_way", "shift"), [(1, 0), (4, 0), (1, 1)])
@@ -125,24 +125,24 @@ def test_blocks_at_random_places_are_fetched_as_wholes(under_way: int, shift: in
     for n, (z, y, x) in enumerate(corners):
         z, y, x = 4 * z + shift * (n % 3), 4 * y + shift * (n % 2), 4 * x
         accesses += disordered(box((z, z + 4), (y, y + 4), (x, x + 4)), under_way)
-    result = follow(accesses, (32, 32, 32), 200)
-    assert result.hits > 0.9
-    assert result.waste < 0.3 * len(accesses)
+    prediction = follow(accesses, (32, 32, 32), 200)
+    assert prediction.hits > 0.9
+    assert prediction.waste < 0.3 * len(accesses)
 
 
 def test_blocks_side_by_side_are_fetched_as_wholes() -> None:
     blocks = box((0, 2), (0, 4), (0, 4))
     accesses = [(4 * z + k, 4 * y + j, 4 * x + i) for z, y, x in blocks for k, j, i in box((0, 4), (0, 4), (0, 4))]
-    result = follow(accesses, DIMS, 200)
-    assert result.hits > 0.9
-    assert result.waste == 0
+    prediction = follow(accesses, DIMS, 200)
+    assert prediction.hits > 0.9
+    assert prediction.waste == 0
 
 
 def test_interleaved_readers_have_a_stream_each() -> None:
     parts = [WHOLE[i * 128 : (i + 1) * 128] for i in range(16)]
-    result = follow([c for together in zip(*parts, strict=True) for c in together])
-    assert result.hits > 0.98
-    assert result.waste == 0
+    prediction = follow([c for together in zip(*parts, strict=True) for c in together])
+    assert prediction.hits > 0.98
+    assert prediction.waste == 0
 
 
 def test_random_access_predicts_next_to_nothing() -> None:
@@ -166,8 +166,8 @@ def test_no_room_predicts_nothing_and_catches_up_later() -> None:
 def test_any_order_of_accesses_stays_in_the_grid_and_in_its_bounds(accesses: list[Coords], room: int) -> None:
     dims = (4, 6, 5)
     streams, ahead = Streams(dims), list[tuple[int, ...]]()
-    for used, coords in enumerate(accesses, 1):
+    for count, coords in enumerate(accesses, 1):
         coming = streams.access(coords, room)
-        assert len(coming) <= min(room, used * GROWTH ** (len(dims) - 1))
+        assert len(coming) <= min(room, count * GROWTH ** (len(dims) - 1))
         ahead += coming
     assert all(0 <= c < d for chunk in ahead for c, d in zip(chunk, dims, strict=True))

@@ -29,8 +29,8 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "bloscpack"
 MADE: dict[str, Any] = json.loads((GOLDEN / "golden.json").read_text())["files"]
 
 
-def _index(data: bytes, most: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
-    return Beginning(MemoryBlob(data)).index(most).checked(len(data))
+def _index(data: bytes, limit: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
+    return Beginning(MemoryBlob(data)).index(limit).checked(len(data))
 
 
 def _chunks(data: bytes) -> list[bytes | None]:
@@ -103,17 +103,17 @@ class TestPackSuite(ShardFormatSuite):
 @pytest.mark.parametrize("name", sorted(MADE))
 def test_what_bloscpack_wrote(name: str) -> None:
     data = (GOLDEN / f"{name}.blp").read_bytes()
-    made = MADE[name]
+    golden = MADE[name]
     chunks = _chunks(data)
     assert None not in chunks
     content = b"".join(blosc.decompress(chunk) for chunk in chunks if chunk)
-    if "bytes" in made:
-        assert content == bytes(i % 256 for i in range(made["bytes"]))
+    if "bytes" in golden:
+        assert content == bytes(i % 256 for i in range(golden["bytes"]))
     else:
-        assert content == np.load(GOLDEN / made["array"]).tobytes("A")
+        assert content == np.load(GOLDEN / golden["array"]).tobytes("A")
     beginning = Beginning(MemoryBlob(data))
-    assert beginning.header.checksum.name == made.get("checksum", "adler32").lower()
-    assert (beginning.metadata() is not None) == (made.get("metadata") is not None or "array" in made)
+    assert beginning.header.checksum.name == golden.get("checksum", "adler32").lower()
+    assert (beginning.metadata() is not None) == (golden.get("metadata") is not None or "array" in golden)
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
@@ -168,8 +168,8 @@ def test_a_number_of_chunks_that_is_unknown(checksum: int) -> None:
 def test_metadata_lies_before_the_offsets(metadata: bytes | None, *, offsets: bool) -> None:
     data = Superchunk(metadata=metadata, offsets=offsets, room=4).write(CHUNKS)
     assert _chunks(data) == CHUNKS
-    found = Beginning(MemoryBlob(data)).metadata()
-    assert (found is None) == (metadata is None)
+    content = Beginning(MemoryBlob(data)).metadata()
+    assert (content is None) == (metadata is None)
 
 
 def test_a_table_beyond_the_first_read() -> None:
@@ -233,8 +233,8 @@ def test_an_absurd_number_of_chunks_is_refused_at_once(told: int, *, offsets: bo
 def test_more_chunks_than_a_file_may_have() -> None:
     for how in (Superchunk(), Superchunk(offsets=False), Superchunk(offsets=False, told=-1)):
         with pytest.raises(ValueError, match="chunks"):
-            _index(how.write(CHUNKS), most=4)
-        assert len(_index(how.write(CHUNKS), most=5)) == 5
+            _index(how.write(CHUNKS), limit=4)
+        assert len(_index(how.write(CHUNKS), limit=5)) == 5
 
 
 @pytest.mark.parametrize("room", [2**62, 2**63 - 1, -1, -(2**63)])

@@ -104,8 +104,8 @@ def test_the_example_minishard_index() -> None:
 )
 def test_ids_and_offsets_wrap(spec: ShardingSpec, entries: list[tuple[int, int, int]]) -> None:
     raw = handmade.minishard_index(entries)
-    stored = gzip.compress(raw) if spec.minishard_index_encoding == "gzip" else raw
-    index = Uint64Sharded(spec, Ids()).decode_page(0, 0, stored)
+    page_bytes = gzip.compress(raw) if spec.minishard_index_encoding == "gzip" else raw
+    index = Uint64Sharded(spec, Ids()).decode_page(0, 0, page_bytes)
     head = 16 << spec.minishard_bits
     assert index.all_slots().tolist() == sorted(e[0] for e in entries)
     for chunk_id, offset, size in entries:
@@ -176,13 +176,13 @@ def test_reads_what_tensorstore_writes(
     shards = Uint64Sharded(spec, Ids())
     for chunk_id, data in values.items():
         shard, page, slot = shards.place((chunk_id,))
-        stored = (path / shards.key(shard)).read_bytes()
+        content = (path / shards.key(shard)).read_bytes()
         where = shards.root_request()
-        request = shards.page_request(shard, page, stored[where.start : where.stop])
+        request = shards.page_request(shard, page, content[where.start : where.stop])
         assert request is not None
-        index = shards.decode_page(shard, page, stored[request.start : request.stop])
+        index = shards.decode_page(shard, page, content[request.start : request.stop])
         start, size = index.extent_at(index.position(slot))
-        assert stored[start : start + size] == data
+        assert content[start : start + size] == data
 
 
 def _write(path: Path, spec: ShardingSpec, values: dict[int, bytes]) -> None:

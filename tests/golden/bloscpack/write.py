@@ -53,19 +53,19 @@ def write_array(name: str, array: np.ndarray, chunk_bytes: int, **args: object) 
 
 
 def main() -> None:
-    made: dict[str, object] = {}
+    files: dict[str, object] = {}
     for kind in SUMS:
-        made[f"plain-{kind.lower()}"] = write_plain(f"plain-{kind.lower()}", checksum=kind, max_app_chunks=2)
+        files[f"plain-{kind.lower()}"] = write_plain(f"plain-{kind.lower()}", checksum=kind, max_app_chunks=2)
     for kind in ("None", "adler32", "sha512"):
         name = f"plain-no-offsets-{kind.lower()}"
-        made[name] = write_plain(name, checksum=kind, offsets=False, max_app_chunks=0)
+        files[name] = write_plain(name, checksum=kind, offsets=False, max_app_chunks=0)
     meta = {"unit": "nm", "steps": [1, 2, 3]}
-    made["plain-metadata"] = write_plain("plain-metadata", metadata=meta, checksum="crc32", max_app_chunks=0)
+    files["plain-metadata"] = write_plain("plain-metadata", metadata=meta, checksum="crc32", max_app_chunks=0)
     for kind in ("None", "sha1"):
         name = f"plain-metadata-raw-{kind.lower()}"
         raw = {"meta_codec": "None", "meta_checksum": kind, "max_meta_size": 100}
-        made[name] = write_plain(name, metadata=meta, metadata_args=raw, offsets=False, max_app_chunks=0)
-    made["plain-defaults"] = write_plain("plain-defaults")  # ten times as many offsets as chunks, adler32
+        files[name] = write_plain(name, metadata=meta, metadata_args=raw, offsets=False, max_app_chunks=0)
+    files["plain-defaults"] = write_plain("plain-defaults")  # ten times as many offsets as chunks, adler32
     rng = np.random.default_rng(7)
     arrays: dict[str, tuple[np.ndarray, int]] = {
         "array-1d": (np.arange(100, dtype="<i4"), 28 * 4),
@@ -80,10 +80,10 @@ def main() -> None:
         "array-one-chunk": (np.ones((3, 2, 2), "|b1"), 1000),
     }
     for name, (array, chunk_bytes) in arrays.items():
-        made[name] = write_array(name, array, chunk_bytes, max_app_chunks=1)
+        files[name] = write_array(name, array, chunk_bytes, max_app_chunks=1)
     versions = {p: importlib.metadata.version(p) for p in ("bloscpack", "blosc", "numpy")}
     producer = {**versions, "c-blosc": blosc.blosclib_version, "python": platform.python_version()}
-    (HERE / "golden.json").write_text(json.dumps({"producer": producer, "files": made}, indent=1) + "\n")
+    (HERE / "golden.json").write_text(json.dumps({"producer": producer, "files": files}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

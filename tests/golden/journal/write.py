@@ -32,10 +32,10 @@ def main() -> None:
     journal.append(RecordKind.CLEAN, {})
     journal.close(clean=False)
     (directory / "lock").unlink()
-    with Journal.peek(directory) as found:
+    with Journal.peek(directory) as peek:
         told = [
             [record.lsn, record.kind.name, record.meta, None if data is None else data.hex()]
-            for record, (*_, data) in zip(found.recovered, content(found), strict=True)
+            for record, (*_, data) in zip(peek.recovered, content(peek), strict=True)
         ]
     (directory / "content.json").write_text(json.dumps(told, indent=1) + "\n")
 
