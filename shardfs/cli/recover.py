@@ -95,7 +95,7 @@ def recover(
         return _salvage(directory)
     if action == "discard":
         return _discard(directory, confirmed=yes)
-    journal = work.look(directory)
+    journal = work.read(directory)
     _list(journal, as_json=as_json)
     return _damage(journal)
 
@@ -119,7 +119,7 @@ def _list_all(options: Options, *, everything: bool, as_json: bool) -> int:
     listed, hidden = 0, 0
     for directory in work.journals(options.journal):
         try:
-            journal = work.look_if_there(directory)
+            journal = work.read_if_there(directory)
         except (OSError, ShardfsError) as e:
             echo(f"shardfs: {directory}: this journal cannot be read: {message(e)}", err=True)
             listed += 1
@@ -174,7 +174,7 @@ def _list(journal: Left, *, as_json: bool) -> None:
 def _export(directory: Path, out: str) -> int:
     from shardfs.write import recover as work
 
-    journal, export = work.look(directory), work.export(directory, out)
+    journal, export = work.read(directory), work.export(directory, out)
     echo(f"{counted(export.files, 'file')} in {out}; {len(export.deleted)} deleted")
     for path, why in export.failed.items():
         echo(f"shardfs: {path}: {why}", err=True)
@@ -187,7 +187,7 @@ def _apply(source: str, directory: Path, options: Options) -> int:
 
     # If the argument is a directory with a journal, the journal names the source.
     is_journal = os.path.realpath(source) == os.path.realpath(directory)
-    journal = work.look(directory)
+    journal = work.read(directory)
     source = journal.source if is_journal else absolute(source)
     words = loading.from_mount_options([journal.layout or "layout=native"])
     options = replace(options, **{"chunk_codec": None, **words})
@@ -217,7 +217,7 @@ def _discard(directory: Path, *, confirmed: bool) -> int:
     from shardfs.write import recover as work
 
     if not confirmed:
-        files = counted(len(work.look(directory).entries), "file")
+        files = counted(len(work.read(directory).entries), "file")
         raise click.UsageError(f"--discard would give up {files} in {directory}: add --yes to confirm")
     aside = work.discard(directory)
     echo("the journal is empty" if aside is None else f"moved aside to {aside}, for seven days")

@@ -74,7 +74,7 @@ def _status_of_source(source: str, *, wait: bool, as_json: bool, command_options
     from shardfs.write import recover
 
     directory = journal_directory(absolute(source), command_options.options().journal)
-    journal = recover.look_if_there(directory)
+    journal = recover.read_if_there(directory)
     if journal is None and not is_source(source, command_options.options()):
         if not as_json:
             why = "is not mounted by shardfs, and is no dataset with a journal; `shardfs status` lists the mounts"
@@ -82,7 +82,7 @@ def _status_of_source(source: str, *, wait: bool, as_json: bool, command_options
         return ExitCode.NOT_MOUNTED
     while wait and journal is not None and journal.owner is not None and journal.waiting:
         time.sleep(INTERVAL_S)
-        journal = recover.look_if_there(directory)
+        journal = recover.read_if_there(directory)
     waiting, owner = (journal.waiting, journal.owner) if journal is not None else ([], None)
     if as_json:
         counts = {"files": len(waiting), "conflicts": sum(entry.state == "conflict" for entry in waiting)}

@@ -165,9 +165,9 @@ def _print_left(journal: str, was_there: bool) -> ExitCode:
 
     `was_there`: whether the journal existed before the unmount. The daemon removes an empty journal.
     """
-    from shardfs.write.recover import look_if_there
+    from shardfs.write.recover import read_if_there
 
-    contents = look_if_there(journal)
+    contents = read_if_there(journal)
     if contents is None:
         if was_there:
             return ExitCode.OK

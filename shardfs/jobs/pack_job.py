@@ -22,7 +22,7 @@ from shardfs.model.errors import UnsupportedError
 from shardfs.model.kinds import is_in
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import PACK, require_settled
+from shardfs.storage.pack_state import PACK, require_no_job_in
 from shardfs.vfs.discovery import NATIVE
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Packing(OpenedJob):
         if path in skipped:
             return
         if array is None and isinstance(self.store, LocalStore):
-            require_settled(self.store.root, path)
+            require_no_job_in(self.store.root, path)
         array = self.plan.arrays.get(path, array)
         inside = path if array is None else path.removeprefix(array.path).lstrip("/")
         above, name_above = (f"{part}/" if part else "" for part in (path, inside))

@@ -18,7 +18,7 @@ from shardfs.model.errors import CorruptShardError, message
 from shardfs.model.listing import REST
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.storage.local import LocalStore
-from shardfs.storage.pack_state import UNPACK, require_settled
+from shardfs.storage.pack_state import UNPACK, require_no_job_in
 from shardfs.vfs.discovery import NATIVE
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Unpacking(OpenedJob):
             number = self.tree.resolve(path).number
             is_virtual = self.tree.is_virtual(number)
             if isinstance(self.store, LocalStore) and not is_virtual:
-                require_settled(self.store.root, path)
+                require_no_job_in(self.store.root, path)
             chunks = self.tree.chunk_tree(number) if is_virtual else self.tree.directories.content(number).chunks
             if chunks is not None and not is_virtual:
                 yield chunks

@@ -270,7 +270,7 @@ def require_finished(source: str) -> None:
         raise job.busy(job.root, "; until then, mount read-only; its array cannot be read")
 
 
-def require_settled(root: str, path: str) -> None:
+def require_no_job_in(root: str, path: str) -> None:
     """Raise BusyError if the directory `path` below a source has an unfinished job: its files alone are incomplete."""
     if path and os.path.lexists(os.path.join(root, path, STATE)):
         raise BusyError(errno.EBUSY, "has an unfinished pack or unpack; end that job first", path)

@@ -119,7 +119,7 @@ def unpublished_warning(source: str, base: str | Path | None = None) -> str | No
     try:
         if not _is_journal(directory) or is_locked(str(directory / LOCK)):
             return None
-        content = look(directory)
+        content = read(directory)
     except FileNotFoundError:  # a mount has just published all writes and removed the journal
         return None
     except (OSError, UnsupportedError) as e:
@@ -140,7 +140,7 @@ def sweep(base: str | Path | None = None) -> None:
     for path in top.glob("*"):
         if OURS.fullmatch(path.name) and not is_locked(str(path / LOCK)):
             with suppress(OSError, UnsupportedError):
-                content = look(path)
+                content = read(path)
                 if not content.entries and not content.unfinished and not content.problems:
                     with opened(path):
                         pass
@@ -153,7 +153,7 @@ def _is_journal(path: Path) -> bool:
         return False
 
 
-def look(directory: str | Path) -> Left:
+def read(directory: str | Path) -> Left:
     """Read and verify a whole journal, and return its content. Works while a mount writes to it; changes nothing."""
     directory = Path(directory)
     with Journal.peek(directory) as peek:
@@ -166,10 +166,10 @@ def look(directory: str | Path) -> Left:
         return Left(directory, peek.source, layout, peek.owner, entries, unfinished, problems, damaged, nbytes)
 
 
-def look_if_there(directory: str | Path) -> Left | None:
+def read_if_there(directory: str | Path) -> Left | None:
     """Return a journal's content; None if it does not exist. A mount removes its journal once all is published."""
     try:
-        return look(directory)
+        return read(directory)
     except FileNotFoundError:
         return None
 

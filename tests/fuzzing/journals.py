@@ -32,7 +32,7 @@ def damaged(draw: Draw) -> None:
             (directory / file).write_bytes(data)
         with suppress(UnsupportedError):
             before, _, _ = peek(directory)
-            recover.look(directory)
+            recover.read(directory)
             with suppress(OSError):
                 recover.export(directory, Path(top, "out"))
             journal = open_journal(directory, SOURCE)

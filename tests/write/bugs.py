@@ -71,7 +71,7 @@ BUGS = [
     ),
     bug(
         "the old shard is removed before the exchange is on disk",
-        "settle",
+        "finish_or_undo",
         "        syscalls.fsync_directory(place.at)  # first",
         "        # first",
         POWER,
@@ -148,7 +148,7 @@ BUGS = [
     bug(
         "what had begun is not cleared up",
         "Backlog.finish_begun",
-        "            writer.recover(Begun.from_json(begun))\n",
+        "            writer.recover(Begun.from_json(meta))\n",
         "            pass\n",
         "tests/write/test_conflicts.py",
     ),
@@ -187,14 +187,14 @@ BUGS = [
     bug(
         "nobody looks whether somebody else changed the chunk",
         "conflicts",
-        "        if key in same or base.digests is None or now.get(key) in base.digests:\n",
+        "        if key in unchanged or base.digests is None or now.get(key) in base.digests:\n",
         "        if True:\n",
         "tests/write/test_conflicts.py",
     ),
     bug(
         "a chunk whose earlier bytes are not known counts as unchanged",
         "conflicts",
-        "        if key in same or base.digests is None or",
+        "        if key in unchanged or base.digests is None or",
         "        if key in same or not base.digests or",
         "tests/write/test_stored_forms.py",
     ),
@@ -214,7 +214,7 @@ BUGS = [
     ),
     bug(
         "what comes out of the exchange is taken for ours",
-        "settle",
+        "finish_or_undo",
         "    if temp == note.base:\n",
         "    if True:\n",
         "tests/write/test_local_writer.py",
@@ -273,7 +273,7 @@ BUGS = [
     bug(
         "an error is told to nobody if it came before the file was opened",
         "Failures.seen",
-        "found[0] - (found[2] in self._unseen)",
+        "newest[0] - (newest[2] in self._unseen)",
         "found[0]",
         "tests/write/test_told_errors.py",
     ),
@@ -287,8 +287,8 @@ BUGS = [
     ),
     bug(
         "the old name of a chunk comes back after it was renamed",
-        "WriteBuffer.move",
-        '"gone": gone is not None',
+        "WriteBuffer.rename",
+        '"gone": removed is not None',
         '"gone": False',
         MODEL,
         KILLS,

@@ -306,7 +306,7 @@ def test_whatever_is_in_a_segment_only_declared_errors_come_of_it(
         )
         whole += bytes(data.draw(st.sampled_from((0, 24, 200))))
     (directory / "0000000000000001.wal").write_bytes(whole)
-    left = recover.look(directory)
+    left = recover.read(directory)
     for entry in left.entries:
         assert entry.lsn >= 0
     recover.export(directory, directory / "out")

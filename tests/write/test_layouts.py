@@ -218,7 +218,7 @@ def test_a_mount_with_another_layout_waits_until_all_is_published(tmp_path: Path
         files.unlink(place.target.path(2))
         files.die()
     del place.held[2]
-    assert recover.look(place.journal).layout == "layout=n5"
+    assert recover.read(place.journal).layout == "layout=n5"
     for layout in ("native", "zarr2"):
         other = Place.__new__(Place)
         other.__dict__ |= {**place.__dict__, "target": _with_layout(place.target, layout)}

@@ -245,7 +245,7 @@ def test_what_another_program_changed_unseen_is_not_overwritten(
         client.write(again, by_rename=by_rename, ours=3)
         assert source.members(source.native()).items() >= {"native": 1, "ours": 3}.items()
         assert client.free().items() >= {"native": 1, "ours": 3}.items()
-    (entry,) = (e for e in recover.look(source.journal).entries if e.state != "scratch")
+    (entry,) = (e for e in recover.read(source.journal).entries if e.state != "scratch")
     assert (entry.path, entry.state) == (source.shown, "conflict")
 
 

@@ -103,8 +103,8 @@ def test_a_directory_stands_for_its_conflicts_and_nothing_is_decided_both_ways(d
 def test_discard_puts_aside_and_keeps_for_a_week(directory: Path) -> None:
     aside = recover.discard(directory)
     assert aside is not None
-    assert recover.look(directory).entries == []
-    assert len(recover.look(aside).entries) == 5
+    assert recover.read(directory).entries == []
+    assert len(recover.read(aside).entries) == 5
     assert recover.discard(directory) is None
     open_journal(directory).close(clean=True)
     assert aside.exists()

@@ -21,7 +21,7 @@ from shardfs.storage.writers.files import SourceDirectories, TemporaryFiles, fil
 from shardfs.storage.writers.local_directory import LocalDirectory
 from shardfs.storage.writers.lock_file import locked
 from shardfs.storage.writers.names import temporary_name
-from shardfs.storage.writers.replace import settle, switch, synced, written
+from shardfs.storage.writers.replace import finish_or_undo, switch, synced, written
 from shardfs.storage.writers.writer import Changed, Writer, repeated
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LocalWriter(LocalDirectory, Writer):
         self._race_s = race_s
         self.temporary_files = TemporaryFiles(store)
         # Updates by key that failed after the switch, and whose cleanup failed, too.
-        self._unsettled: dict[str, Begun] = {}
+        self._unfinished: dict[str, Begun] = {}
 
     @property
     def disk(self) -> LocalDirectory:
@@ -99,9 +99,9 @@ class LocalWriter(LocalDirectory, Writer):
             self.temporary_files.sweep_once(directory)
             self._directories.make_durable(directory)
             with locked(place, self._lock_s):
-                if key in self._unsettled:
-                    settle(place, self._unsettled[key])
-                    del self._unsettled[key]
+                if key in self._unfinished:
+                    finish_or_undo(place, self._unfinished[key])
+                    del self._unfinished[key]
                 attempt = partial(self._attempt, place, change)
                 stat = repeated(key, self._race_s, attempt)
             if not self._directories.has_path(place):
@@ -115,7 +115,7 @@ class LocalWriter(LocalDirectory, Writer):
             except FileNotFoundError:
                 return
             with self._directories.changing(place), locked(place, self._lock_s):
-                settle(place, note)
+                finish_or_undo(place, note)
 
     def recovered(self) -> None:
         self.temporary_files.allow()
@@ -147,14 +147,14 @@ class LocalWriter(LocalDirectory, Writer):
             os.close(fd)
 
     def _changed(self, place: ObjectPlace, old: LocalBlob, growth: Growth, change: Change) -> Stat:
-        """Call `in_place.changed`. If it fails after `begun`, the update stays in `_unsettled`."""
+        """Call `in_place.changed`. If it fails after `begun`, the update stays in `_unfinished`."""
 
         def noted(note: Begun) -> None:
             change.begun(note)
-            self._unsettled[place.key] = note
+            self._unfinished[place.key] = note
 
         stat = in_place.changed(place, old, growth, change.verify, noted)
-        self._unsettled.pop(place.key, None)
+        self._unfinished.pop(place.key, None)
         if stat is None:
             raise Changed
         return stat
@@ -165,12 +165,12 @@ class LocalWriter(LocalDirectory, Writer):
             is_current = identity_at(place.name, place.at) == note.base
             if is_current:
                 change.begun(note)
-            switched = switch(place, note) if is_current else settle(place, note)
+            switched = switch(place, note) if is_current else finish_or_undo(place, note)
         except BaseException:
             try:
-                settle(place, note)
+                finish_or_undo(place, note)
             except OSError:
-                self._unsettled[place.key] = note
+                self._unfinished[place.key] = note
             raise
         if not switched:
             raise Changed

@@ -105,13 +105,13 @@ def switch(place: ObjectPlace, note: Begun) -> bool:
         else:
             syscalls.rename_new(place.name, note.temp, place.at, place.at)
     except (FileExistsError, FileNotFoundError):
-        return settle(place, note)
+        return finish_or_undo(place, note)
     except OSError as e:
         if e.errno not in _NO_SUCH_RENAME:
             raise
         return _switched_by_comparing(place, note)
     if note.base is not None:
-        return settle(place, note)
+        return finish_or_undo(place, note)
     syscalls.fsync_directory(place.at)
     return True
 
@@ -134,7 +134,7 @@ def _switched_by_comparing(place: ObjectPlace, note: Begun) -> bool:
     Another writer's change between these two calls is lost.
     """
     if identity_at(place.name, place.at) != note.base:
-        return settle(place, note)
+        return finish_or_undo(place, note)
     if note.temp_ino:
         syscalls.rename(note.temp, place.name, place.at, place.at)
     else:
@@ -143,7 +143,7 @@ def _switched_by_comparing(place: ObjectPlace, note: Begun) -> bool:
     return True
 
 
-def settle(place: ObjectPlace, note: Begun) -> bool:
+def finish_or_undo(place: ObjectPlace, note: Begun) -> bool:
     """Clean up the temporary name; return whether it held the old version, so that the new version is in place.
 
     The temporary name may also hold the new version (the exchange did not happen or was undone), or a version of
