@@ -195,7 +195,7 @@ BUGS = [
         "a chunk whose earlier bytes are not known counts as unchanged",
         "conflicts",
         "        if key in unchanged or base.digests is None or",
-        "        if key in same or not base.digests or",
+        "        if key in unchanged or not base.digests or",
         "tests/write/test_stored_forms.py",
     ),
     bug(
@@ -274,7 +274,7 @@ BUGS = [
         "an error is told to nobody if it came before the file was opened",
         "Failures.seen",
         "newest[0] - (newest[2] in self._unseen)",
-        "found[0]",
+        "newest[0]",
         "tests/write/test_told_errors.py",
     ),
     bug(
