@@ -142,14 +142,14 @@ def written(unique: int, size: int) -> bytes:
 
 
 def attributes_without_name(reply: bytearray) -> bytearray:
-    """A copy of a reply of `Encoder.attributes` for a file without a name: its number of links is 0."""
+    """A copy of a reply of `Encoder.attributes_reply` for a file without a name: its number of links is 0."""
     copy = reply.copy()
     _LINKS.pack_into(copy, _ATTR_MODE + _MODE.size, 0)
     return copy
 
 
 def with_inode(reply: bytearray, inode: int) -> bytearray:
-    """Change the inode number in a reply of `Encoder.entry` or `Encoder.attributes`."""
+    """Change the inode number in a reply of `Encoder.entry_reply` or `Encoder.attributes_reply`."""
     _UNIQUE.pack_into(reply, 56 if len(reply) == _ENTRY_OUT.size else 32, inode)
     return reply
 
