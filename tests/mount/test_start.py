@@ -70,8 +70,8 @@ def test_a_distant_mount_imports_only_obstore(
         url = f"{store.url}/{variant.path.name}"
         if kind != "http":
             url = f"{kind}://{variant.path.name}"
-            given = {"endpoint_url": store.url} | ({"token": "anon"} if kind == "gs" else {})
-            variables["SHARDFS_STORAGE_OPTIONS"] = json.dumps(given)
+            storage_options = {"endpoint_url": store.url} | ({"token": "anon"} if kind == "gs" else {})
+            variables["SHARDFS_STORAGE_OPTIONS"] = json.dumps(storage_options)
         with importing(url, tmp_path / "mount", tmp_path / "log", **variables) as imported:
             assert (tmp_path / "mount/c/1/1").read_bytes() == (variant.twin / "c/1/1").read_bytes()
             modules = imported()

@@ -55,9 +55,9 @@ def opened(server: Server, *, timeout_s: float = 30) -> WebStore:
 
 def clients(server: Any) -> list[str]:
     """Return the clients that have sent requests since the last call, one for each."""
-    found = [agent for agent, _ in server.seen]
+    agents = [agent for agent, _ in server.seen]
     server.seen = []
-    return found
+    return agents
 
 
 def is_made(store: WebStore) -> bool:
@@ -70,8 +70,8 @@ def test_documents_are_asked_for_once(missing: int, server: Any) -> None:
     server.missing = missing
     store = opened(server)
     assert store.documents("", NAMES, 100) == {"zarr.json": b"{}"}
-    asked = 0 if missing == 404 else len(NAMES) - 1  # for names that cannot exist
-    assert clients(server) == ["object_store"] * (3 + asked)
+    extra = 0 if missing == 404 else len(NAMES) - 1  # for names that cannot exist
+    assert clients(server) == ["object_store"] * (3 + extra)
     assert not is_made(store)
     assert store.documents("sub", NAMES[1:], 100) == {}
     assert clients(server) == ["object_store"] * 2
@@ -85,18 +85,18 @@ def test_a_directory_without_documents(server: Any) -> None:
     assert is_made(store)
     store.documents("", NAMES, 100)
     clients(server)
-    for status, asked in ((404, 0), (403, 3)):
+    for status, extra in ((404, 0), (403, 3)):
         server.missing = status
         assert store.documents("sub", NAMES, 100) == {}
-        assert clients(server) == ["object_store"] * (3 + asked)
+        assert clients(server) == ["object_store"] * (3 + extra)
 
 
 def test_pages_are_left_to_aiohttp(server: Any) -> None:
     """A page beside a document stands for a missing name, whatever type the server gives it."""
     for kind in ("text/html", "text/plain"):
         server.objects["data/info"] = Object(b"<html>not here", {"content-type": kind})
-        found = opened(server).documents("", NAMES, 100)
-        assert found == {"zarr.json": b"{}"} | ({} if kind == "text/html" else {"info": b"<html>not here"})
+        documents = opened(server).documents("", NAMES, 100)
+        assert documents == {"zarr.json": b"{}"} | ({} if kind == "text/html" else {"info": b"<html>not here"})
         assert "Python" in clients(server)
 
 
@@ -119,12 +119,12 @@ def test_the_version_of_an_object(server: Any) -> None:
     store = opened(server)
     store.documents("", NAMES, 100)
     clients(server)
-    found = store.stat("zarr.json")
+    stat = store.stat("zarr.json")
     with pytest.raises(FileNotFoundError):
         store.stat("nothing")
     assert clients(server) == ["object_store"] * 2
     assert not is_made(store)
-    assert found == stat_of_info(store._info("zarr.json")), "aiohttp reports the same"
+    assert stat == stat_of_info(store._info("zarr.json")), "aiohttp reports the same"
     server.missing = 405
     clients(server)
     with pytest.raises(OSError, match="405"):

@@ -281,9 +281,9 @@ def test_accidents_are_retried(kind: str, fault: str, server: Server) -> None:
     server.fault = lambda number, name: fault if number < 2 else ""
     assert read(store) == b"234"
     counters = store.retry.counters.snapshot()
-    others = [agent(r) for r in seen(server) if r["method"] == "GET" and agent(r) != OBSTORE]
+    other_agents = [agent(r) for r in seen(server) if r["method"] == "GET" and agent(r) != OBSTORE]
     is_left = kind == "http" and fault == "busy"  # only aiohttp reports how long to wait
-    assert len(others) == (2 if is_left else 0)
+    assert len(other_agents) == (2 if is_left else 0)
     assert (counters["retries"], counters["errors"], counters["timeouts"]) == (1 if is_left else 2, {}, 0)
 
 
