@@ -80,8 +80,8 @@ def test_plain_settings_are_those_of_botocore(name: str, tmp_path: Path, monkeyp
         assert options == {"anon": True}
         return
     credentials = boto._request_signer._credentials
-    found = settings.provide()
-    assert (found["access_key_id"], found["secret_access_key"], found["token"]) == (
+    keys = settings.provide()
+    assert (keys["access_key_id"], keys["secret_access_key"], keys["token"]) == (
         credentials.access_key,
         credentials.secret_key,
         credentials.token,
