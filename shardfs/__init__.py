@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from shardfs.jobs.calling import JobOptions, JobResult
+    from shardfs.jobs.python_api import JobOptions, JobResult
 
 from shardfs.model.errors import (
     BusyError,
@@ -110,7 +110,7 @@ def pack(
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
         format: the format of `dest`, if not the source's. Chunks that it cannot have are refused without `transcode`.
         in_place: replace the chunk files of a local source, instead of writing to `dest`; `abort` goes back.
-        options: see `shardfs.jobs.calling.JobOptions`.
+        options: see `shardfs.jobs.python_api.JobOptions`.
 
     Raises:
         UnfinishedJobError: some files failed. `dest` has the others, without metadata. Call again to continue.
@@ -122,19 +122,19 @@ def pack(
         >>> shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2)).shards
         4
     """
-    from shardfs.jobs import calling, pack, pack_job
+    from shardfs.jobs import pack, pack_job, python_api
 
     how: dict[str, Any] = {"chunks_per_shard": tuple(chunks_per_shard), "shard_bytes": shard_size}
     how["arrays"] = tuple(path.strip("/") for path in arrays)
     if in_place:
         if dest is not None or format or transcode:
             raise TypeError("dest, format and transcode do not go with in_place=True")
-        return calling.in_place(source, options, how, abort=abort)
+        return python_api.in_place(source, options, how, abort=abort)
     if dest is None or abort:
         raise TypeError("give dest, or in_place=True; abort needs in_place=True")
-    places = calling.places(source, dest, options)
+    places = python_api.places(source, dest, options)
     job = pack_job.PackJob(*places, **how, format=format, transcode=transcode)
-    return calling.complete(pack.PackRun(job, calling.part_of(options)), options)
+    return python_api.complete(pack.PackRun(job, python_api.part_of(options)), options)
 
 
 def unpack(
@@ -157,7 +157,7 @@ def unpack(
         layout: the layout of the mount: native, zarr2, zarr3, n5, precomputed or bcolz (docs/layouts.md).
         chunk_codec: the option of the mount (docs/options.md): a codec for all chunks, such as "raw".
         skip_unsupported: leave out arrays that the layout cannot show.
-        options: see `shardfs.jobs.calling.JobOptions`.
+        options: see `shardfs.jobs.python_api.JobOptions`.
 
     Raises:
         UnsupportedError: the layout cannot show an array. Nothing was written.
@@ -170,9 +170,9 @@ def unpack(
         (16, 16, 16)
     """
     from shardfs.config import loading
-    from shardfs.jobs import calling, unpack, unpack_job
+    from shardfs.jobs import python_api, unpack, unpack_job
 
     loading.check(loading.merged(loading.from_flags({"layout": layout, "chunk_codec": chunk_codec})))
-    places = calling.places(source, dest, options)
+    places = python_api.places(source, dest, options)
     job = unpack_job.UnpackJob(*places, layout, chunk_codec, skip_unsupported)
-    return calling.complete(unpack.UnpackRun(job, calling.part_of(options)), options)
+    return python_api.complete(unpack.UnpackRun(job, python_api.part_of(options)), options)

@@ -13,7 +13,7 @@ from shardfs.cli.completion import profiles_and_files
 from shardfs.cli.printing import echo, write_json
 from shardfs.cli.source_options import CommandOptions, is_source, profile_named, source_options
 from shardfs.config.parsers import absolute
-from shardfs.daemon import figures
+from shardfs.daemon import status_fields
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted, human_bytes
 from shardfs.storage.counters import ORDINARY
@@ -114,20 +114,20 @@ def _lines(mount: Mount) -> Iterator[str]:
     yield f"{mount.mountpoint}: {mount.source}"
     memory = f"{human_bytes(s['resident_bytes'])} of memory"
     yield f"  layout {s['layout']}, process {s['pid']}, up {_duration(s['uptime'])}, {memory}"
-    yield from (f"  {line}" for line in figures.lines("", s))
+    yield from (f"  {line}" for line in status_fields.lines("", s))
     for op, errors in s["errors"].items():
         if failures := {name: n for name, n in errors.items() if name not in ORDINARY}:
             yield f"  errors of {op}: {', '.join(f'{name} {n}' for name, n in failures.items())}"
     for op, latency in s["latencies"].items():
         yield f"  {op}: {_latency(latency)}"
     for name, cache in s["caches"].items():
-        yield from (f"  {line}" for line in figures.lines("caches", cache, cache=name))
+        yield from (f"  {line}" for line in status_fields.lines("caches", cache, cache=name))
     if store := s["store"]:
-        yield from (f"  {line}" for line in figures.lines("store", store))
+        yield from (f"  {line}" for line in status_fields.lines("store", store))
         if store["latency"]:
             yield f"  store operations: {_latency(store['latency'])}"
     if writing := s["writing"]:
-        yield from (f"  {line}" for line in figures.lines("writing", writing, journal=writing["journal"]))
+        yield from (f"  {line}" for line in status_fields.lines("writing", writing, journal=writing["journal"]))
         yield from (f"  {line}" for line in _files(writing))
 
 

@@ -1,7 +1,7 @@
 """Sandbox processes for libraries that crash on damaged data: the caller gets bytes or an exception instead.
 
-Nothing that a process answers is executed or unpickled: an answer is a status, a length and raw bytes. `sandboxed` is
-the program of a process, and says what it may do.
+Nothing that a process answers is executed or unpickled: an answer is a status, a length and raw bytes.
+`sandbox_process` is the program of a process, and says what it may do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_MESSAGE = 4096
 _PIPE_BYTES = 1 << 20
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-_START += "from shardfs.codecs.sandboxed import main; main(**json.loads(sys.argv[2]))"
+_START += "from shardfs.codecs.sandbox_process import main; main(**json.loads(sys.argv[2]))"
 
 
 class Crash(Exception):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import TextIO
 
+    from shardfs.daemon.mount_statistics import Status
     from shardfs.daemon.serving import MountArguments
-    from shardfs.daemon.status import Status
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from shardfs.daemon.figures import Figure, Kind, complete, of_group
+from shardfs.daemon.status_fields import Figure, Kind, complete, of_group
 from shardfs.model.bounded_json import load_json
 
 MAX_STATUS = 16 << 20

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.config.options import Options
-    from shardfs.daemon.status import ObservableTree
+    from shardfs.daemon.mount_statistics import ObservableTree
     from shardfs.vfs.tree import Tree
     from shardfs.write.tree import WriteTree
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shardfs.config.options import Options
+    from shardfs.daemon.mount_statistics import Status
     from shardfs.daemon.shutdown import Writing
-    from shardfs.daemon.status import Status
     from shardfs.daemon.status_server import StatusServer
     from shardfs.daemon.systemd import Notifier
     from shardfs.storage.mount_table import MountInfo
@@ -91,7 +91,7 @@ def serve(
     `ready` is called once, when the mount answers.
     """
     prepare_process()  # before the imports, which are faster without garbage collection
-    from shardfs.daemon.status import Status
+    from shardfs.daemon.mount_statistics import Status
     from shardfs.fuse.access import AccessLog
     from shardfs.fuse.control import Control
     from shardfs.fuse.libfuse import Session

@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from shardfs.daemon import figures
+from shardfs.daemon import status_fields
 from shardfs.daemon.health import MountsReport
 from shardfs.model.errors import MountError
 
@@ -80,7 +80,9 @@ class StatusServer:
 
 def _page() -> bytes:
     page = resources.files(__package__).joinpath("status_page.html").read_text("utf8")
-    cells = [{**figure._asdict(), **cell._asdict(), "kind": ""} for figure in figures.FIGURES for cell in figure.cells]
+    cells = [
+        {**figure._asdict(), **cell._asdict(), "kind": ""} for figure in status_fields.FIGURES for cell in figure.cells
+    ]
     return page.replace("FIGURES = []", f"FIGURES = {json.dumps(cells)}").encode()
 
 

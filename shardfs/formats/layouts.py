@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shardfs.codecs.encoded_chunks import is_filled, without_checks
 from shardfs.codecs.transcode import FillValue, transcoder
-from shardfs.formats.zarr_values import CODEC_PARAMETERS
+from shardfs.formats.zarr_metadata import CODEC_PARAMETERS
 from shardfs.model.arrays import BYTES, Codec
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError

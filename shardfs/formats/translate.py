@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from shardfs.formats.dataset_comparison import chunks_of, described_arrays, keeps_arrays, keeps_images, meaning
 from shardfs.formats.documents import intelligible, members, print_json, require_same
 from shardfs.formats.format import Format
 from shardfs.formats.json_text import REMOVED, alike, rebased, with_additions
 from shardfs.formats.layouts import join
-from shardfs.formats.meanings import chunks_of, described_arrays, keeps_arrays, keeps_images, meaning
 from shardfs.formats.registry import creating_view
-from shardfs.formats.zarr_values import is_same_element
+from shardfs.formats.zarr_metadata import is_same_element
 from shardfs.model.dataset import Surroundings
 from shardfs.model.errors import CorruptShardError, UnsupportedError
 

@@ -15,12 +15,12 @@ import numpy as np
 from shardfs.codecs.encoded_chunks import without_checks
 from shardfs.codecs.encoders import can_encode, can_store
 from shardfs.codecs.transcode import ZLIB
-from shardfs.formats import ome, zarr_values
+from shardfs.formats import ome, zarr_metadata
 from shardfs.formats.documents import print_strict
 from shardfs.formats.format import View
 from shardfs.formats.layouts import PlacedArray, arrays_of, levels_below, shown, with_offset
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, separator_of, with_groups
-from shardfs.formats.zarr_values import CODEC_PARAMETERS, STRING, VLEN_UTF8
+from shardfs.formats.zarr_metadata import CODEC_PARAMETERS, STRING, VLEN_UTF8
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import UnsupportedError
@@ -115,7 +115,7 @@ class _Zarr3Array(PlacedArray):
             "zarr_format": 3,
             "node_type": "array",
             "shape": array.shape,
-            "data_type": zarr_values.written_type(array.data_type),
+            "data_type": zarr_metadata.written_type(array.data_type),
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": self.separator}},
             "fill_value": _fill_value(array),
@@ -134,7 +134,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         if encoding.serializer.name != VLEN_UTF8 or encoding.codecs != codecs or not passes:
             raise UnsupportedError("strings are shown only as they are stored, and Zarr v3 lacks these codecs")
         return ChunkEncoding(STRING, encoding.order, serializer=encoding.serializer, codecs=codecs)
-    if dtype.name not in zarr_values.NUMBERS and dtype.kind not in "US":
+    if dtype.name not in zarr_metadata.NUMBERS and dtype.kind not in "US":
         raise UnsupportedError(f"data type {dtype.name} is none of Zarr v3")
     if encoding.serializer != BYTES:
         return ChunkEncoding(dtype.newbyteorder("<").str, tuple(range(len(array.shape))))

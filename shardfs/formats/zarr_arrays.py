@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardfs.codecs.checks import Chain
-from shardfs.formats import zarr_values
+from shardfs.formats import zarr_metadata
 from shardfs.formats.documents import UNFIT, choice, integers, mapping_or_empty, print_json, reason
 from shardfs.formats.layouts import join, laid_out
 from shardfs.model.arrays import Array
@@ -22,7 +22,7 @@ from shardfs.shards.byte_layouts.unsharded import Unsharded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shardfs.formats.zarr_values import Named
+    from shardfs.formats.zarr_metadata import Named
     from shardfs.model.arrays import Codec
     from shardfs.model.collection import ChunkNames
     from shardfs.model.dataset import Dataset
@@ -124,8 +124,8 @@ def described_array(
 ) -> Array:
     """The array of an unsharded document, whose codecs are written as the chain of Zarr v3."""
     shape = integers(doc["shape"], "shape", 0)
-    encoding = zarr_values.chunk_encoding(data_type, len(shape), chain)
-    fill_value = zarr_values.fill_value(doc.get("fill_value"), data_type)
+    encoding = zarr_metadata.chunk_encoding(data_type, len(shape), chain)
+    fill_value = zarr_metadata.fill_value(doc.get("fill_value"), data_type)
     return Array(shape, chunk, data_type, encoding, tuple(range(len(shape))), fill_value, names, attributes=attributes)
 
 

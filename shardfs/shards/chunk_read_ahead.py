@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import CorruptShardError
-from shardfs.shards.streams import RUN, Streams
+from shardfs.shards.read_patterns import RUN, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

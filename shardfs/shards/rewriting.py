@@ -21,7 +21,7 @@ from shardfs.model.write_plan import bytes_of, is_same, shifted, size_of, unchan
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
 from shardfs.shards.comparing import stored_already
 from shardfs.shards.index_reader import ShardIndexReader, why_broken
-from shardfs.shards.wrapping import unwrapped, wrapped
+from shardfs.shards.outer_codecs import unwrapped, wrapped
 from shardfs.storage.blob_views import SliceBlob
 
 if TYPE_CHECKING:

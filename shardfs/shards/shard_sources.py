@@ -11,7 +11,7 @@ import numpy as np
 from shardfs.model.collection import MISSING, ShardSource
 from shardfs.model.errors import CorruptShardError
 from shardfs.model.grid import ravel_many, unravel
-from shardfs.shards.wrapping import unwrapped
+from shardfs.shards.outer_codecs import unwrapped
 from shardfs.storage.blob_views import WITHOUT_DATA, EitherBlob, PairBlob, SliceBlob
 from shardfs.storage.load_ahead import load_ahead
 

@@ -18,9 +18,9 @@ from shardfs.formats.registry import formats, sources, views
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
+from shardfs.vfs.array_forms import Forms
 from shardfs.vfs.chunk_trees import ChunkTrees
 from shardfs.vfs.directory_content import ChunkLevel, CollectionAt, Content, ScopeAt
-from shardfs.vfs.forms import Forms
 from shardfs.vfs.renewals import OutdatedError, Renewals
 from shardfs.vfs.shown_datasets import ShownDatasets
 from shardfs.vfs.source_datasets import SourceDatasets, directory_mtime, joined, parts_of

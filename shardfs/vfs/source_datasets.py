@@ -15,8 +15,8 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import is_in
 from shardfs.storage.local import LocalStore
 from shardfs.storage.pack_state import SourceJobs
+from shardfs.vfs.array_forms import hashes_of
 from shardfs.vfs.directory_content import DocumentsRead
-from shardfs.vfs.forms import hashes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

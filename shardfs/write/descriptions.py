@@ -18,8 +18,8 @@ import numpy as np
 from shardfs.model.changes import Change
 from shardfs.model.errors import NOT_FOUND, CorruptShardError, ShardfsError, errno_of, message
 from shardfs.model.kinds import NameKind
-from shardfs.write.contents import MAX_DOCUMENT, Part
 from shardfs.write.documents import UnseenChangeError
+from shardfs.write.file_contents import MAX_DOCUMENT, Part
 from shardfs.write.files import WritableFile, join, split, stale
 from shardfs.write.name_kind import FOREIGN, is_document
 from shardfs.write.stored import NOTHING, conflicts, digest_of, digest_of_pieces

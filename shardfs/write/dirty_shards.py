@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from shardfs.model.errors import errno_of
 from shardfs.model.kinds import is_in
 from shardfs.shards import rewriting
-from shardfs.write.publishing import RETRY_S, DirtyShard
+from shardfs.write.publish_shard import RETRY_S, DirtyShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.pending import Backlog
-    from shardfs.write.publishing import Publishing, Taken
+    from shardfs.write.publish_shard import Publishing, Taken
 
 EARLY = 0.5
 """Fill level of the journal from which on all shards are due."""

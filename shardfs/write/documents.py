@@ -29,7 +29,7 @@ from shardfs.model.changes import Removal, Rewrite
 from shardfs.model.errors import NOT_FOUND, CorruptShardError
 from shardfs.write.files import join, keep, upwards
 from shardfs.write.name_kind import Document, ExpectedDatasets, document_at, is_document
-from shardfs.write.seen import Seen, same_document
+from shardfs.write.seen_documents import Seen, same_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,8 +14,8 @@ from shardfs.model.errors import NOT_FOUND
 from shardfs.model.kinds import NameKind
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
-from shardfs.write.contents import Part
 from shardfs.write.encoding import cleared
+from shardfs.write.file_contents import Part
 from shardfs.write.files import join, shown_mode, split
 from shardfs.write.name_kind import document_at, is_document
 from shardfs.write.open_files import require_changeable
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.descriptions import Descriptions
     from shardfs.write.directories import Directories
-    from shardfs.write.kinds import Kinds
-    from shardfs.write.metadata import FileMetadata
+    from shardfs.write.file_attributes import FileMetadata
+    from shardfs.write.file_kinds import Kinds
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
 

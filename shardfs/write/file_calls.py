@@ -16,7 +16,7 @@ from shardfs.model.errors import CorruptShardError, ShardfsError
 from shardfs.model.kinds import LOCK, NameKind
 from shardfs.storage import syscalls
 from shardfs.vfs.inodes import TABLE_END
-from shardfs.write.contents import Part
+from shardfs.write.file_contents import Part
 from shardfs.write.files import join, shown_mode, split, stale
 from shardfs.write.name_kind import FOREIGN
 from shardfs.write.names import JOURNALED
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from shardfs.model.attributes import Attributes
     from shardfs.vfs.chunk_dirs import NameMeaning
     from shardfs.write.descriptions import Descriptions
+    from shardfs.write.file_kinds import Kinds
     from shardfs.write.files import WritableFile
-    from shardfs.write.kinds import Kinds
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
 

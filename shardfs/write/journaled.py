@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.kinds import NameKind, compression
-from shardfs.write.contents import Part
 from shardfs.write.encoding import encode, to_journal, uncompressed
+from shardfs.write.file_contents import Part
 from shardfs.write.files import split
 from shardfs.write.names import JOURNALED
 

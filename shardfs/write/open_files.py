@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shardfs.model.kinds import NameKind, compression
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
-from shardfs.write.contents import Part
+from shardfs.write.file_contents import Part
 from shardfs.write.files import join, split, stale
 from shardfs.write.overlay import MAX_NAME
 

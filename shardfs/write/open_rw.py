@@ -21,7 +21,7 @@ from shardfs.storage.source_locks import journal_directory
 from shardfs.storage.writers import open_writer
 from shardfs.write.journal import Journal
 from shardfs.write.pending import Pending
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.tree import open_write_tree
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from shardfs.model.errors import CorruptShardError, MayAppearError
 from shardfs.model.kinds import COMPRESSIONS, OWN, NameKind, is_scratch
 from shardfs.model.listing import REST, Batch
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
-from shardfs.write.contents import Part
+from shardfs.write.file_contents import Part
 from shardfs.write.files import join, shown_mode, split, stale, upwards
 from shardfs.write.names import JOURNALED
 

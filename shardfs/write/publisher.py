@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from shardfs.model.errors import ShardfsError, errno_of
-from shardfs.write.publishing import Job
+from shardfs.write.publish_shard import Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from shardfs.storage.writers import Writer
     from shardfs.vfs.chunk_dirs import ChunkDirs
     from shardfs.write.dirty_shards import DirtyShards
-    from shardfs.write.failures import Failures
     from shardfs.write.pending import Backlog, Version
-    from shardfs.write.publishing import DirtyShard, Taken
+    from shardfs.write.publish_shard import DirtyShard, Taken
+    from shardfs.write.reported_errors import Failures
 
 log = logging.getLogger(__name__)
 

@@ -13,19 +13,19 @@ from shardfs.storage import syscalls
 from shardfs.storage.cache import nothing
 from shardfs.storage.writers import open_writer
 from shardfs.write.buffers import Budget
-from shardfs.write.contents import FileContents
 from shardfs.write.descriptions import Descriptions
 from shardfs.write.directories import Directories
 from shardfs.write.documents import Documents
+from shardfs.write.file_attributes import FileMetadata
 from shardfs.write.file_calls import FileCalls
+from shardfs.write.file_contents import FileContents
+from shardfs.write.file_kinds import Kinds
 from shardfs.write.journaled import CompressedKind
-from shardfs.write.kinds import Kinds
-from shardfs.write.metadata import FileMetadata
 from shardfs.write.name_kind import ExpectedDatasets
 from shardfs.write.names import Names
 from shardfs.write.open_files import OpenFiles
 from shardfs.write.overlay import Overlay
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.renames import Renames
 from shardfs.write.writeback import WriteBuffer
 

@@ -19,11 +19,11 @@ from shardfs.storage.blob_views import READ_ONLY_PAIR
 from shardfs.storage.cache import nothing
 from shardfs.storage.local import stat_of
 from shardfs.write.dirty_shards import EARLY, DirtyShards
-from shardfs.write.failures import Failures, Refused
 from shardfs.write.journal import RecordKind
 from shardfs.write.pending import Backlog
 from shardfs.write.publisher import FULL, OBSOLETE, Publisher
 from shardfs.write.recover import park_scratch
+from shardfs.write.reported_errors import Failures, Refused
 from shardfs.write.stored import NOTHING, Stored
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.chunk_dirs import ChunkDirs, Target
     from shardfs.write.journal import Journal
     from shardfs.write.pending import Version
-    from shardfs.write.publishing import Publishing
+    from shardfs.write.publish_shard import Publishing
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.codecs import sandbox, sandboxed
+from shardfs.codecs import sandbox, sandbox_process
 from shardfs.codecs.sandbox import REPLY, Crash, Sandbox
 from tests.codecs import hostile
 from tests.datasets import ROOT
@@ -85,7 +85,7 @@ def test_a_call_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch, worker
 
 def test_memory_is_bounded(worker: Sandbox) -> None:
     with pytest.raises(MemoryError):
-        call(worker, hostile.allocate, nbytes=sandboxed.MEMORY)
+        call(worker, hostile.allocate, nbytes=sandbox_process.MEMORY)
 
 
 def test_threads_get_their_own_answers(worker: Sandbox) -> None:

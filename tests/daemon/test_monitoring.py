@@ -11,7 +11,7 @@ import promql_parser
 import pytest
 import yaml
 
-from shardfs.daemon import status
+from shardfs.daemon import mount_statistics
 from shardfs.storage.counters import Histogram
 from tests.datasets import ROOT
 
@@ -36,7 +36,7 @@ def exposed() -> dict[str, set[str]]:
     times = Histogram()
     times.add(1.0)
     metrics: dict[str, set[str]] = {"up": {"job"}}
-    for line in status._metrics(snapshot(), {15: times}):
+    for line in mount_statistics._metrics(snapshot(), {15: times}):
         if not line.startswith("#"):
             name, labels = re.fullmatch(r"(\w+)(?:\{(.*)\})? .*", line, re.DOTALL).groups()  # type: ignore[union-attr]
             metrics.setdefault(name, set()).update(re.findall(r'(\w+)="', labels or ""))

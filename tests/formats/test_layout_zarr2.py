@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from shardfs.codecs import decoders, encoded_chunks
 from shardfs.formats.layouts import CODECS
+from shardfs.formats.zarr2.codec_names import compressor
 from shardfs.formats.zarr2.view import shown_encoding
-from shardfs.formats.zarr2.words import compressor
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.model.errors import NotADatasetError, UnsupportedError

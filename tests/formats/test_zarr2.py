@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.zarr2 import ZARR2
+from shardfs.formats.zarr2.codec_names import compressor
 from shardfs.formats.zarr2.view import shown_as_zarr2
-from shardfs.formats.zarr2.words import compressor
 from shardfs.model.arrays import Array, Codec
 from shardfs.model.errors import UnsupportedError
 from shardfs.vfs.tree import open_tree

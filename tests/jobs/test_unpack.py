@@ -45,7 +45,7 @@ from tests.write.powerloss import Recorder, walk_states
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardfs.jobs.calling import Progress
+    from shardfs.jobs.python_api import Progress
     from shardfs.jobs.runs import PackReport
     from shardfs.model.dataset import Problem
     from tests.data_precomputed_ids import IdDataset

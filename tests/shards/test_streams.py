@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardfs.shards.streams import GROWTH, Streams
+from shardfs.shards.read_patterns import GROWTH, Streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

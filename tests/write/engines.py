@@ -18,7 +18,7 @@ from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import open_tree
 from shardfs.write.journal import Journal
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.tree import open_write_tree
 from tests.write.faults import Frozen, hooked
 from tests.write.steps import Steps

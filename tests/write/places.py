@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from shardfs.write.publishing import Publishing
+    from shardfs.write.publish_shard import Publishing
     from tests.write.targets import Target
 
 OLD, NEW, THEIRS = 100, 9000, 8000

@@ -16,7 +16,7 @@ import google_crc32c
 import pytest
 
 from shardfs.model.errors import CorruptShardError
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from tests.conftest import need_fuse
 from tests.waiting import wait_until
 from tests.write.engines import mounted
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardfs.write.publishing import DirtyShard
+    from shardfs.write.publish_shard import DirtyShard
     from tests.write.engines import TreeFiles
 
 NAMES = [

@@ -12,7 +12,7 @@ import pytest
 from shardfs.model.errors import CorruptShardError
 from shardfs.vfs.tree import open_tree
 from shardfs.write.journal import Journal
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import handmade, handmade_ids
 from tests.suites.walking import walk

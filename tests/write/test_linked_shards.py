@@ -21,7 +21,7 @@ from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs.tree import open_tree
 from shardfs.write.journal import Journal
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.conftest import need_fuse

@@ -16,7 +16,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
 from shardfs.write.journal import Journal
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.conftest import need_fuse

@@ -13,7 +13,7 @@ import pytest
 
 from shardfs.vfs.tree import open_tree
 from shardfs.write.journal import Journal
-from shardfs.write.publishing import Job, Publishing
+from shardfs.write.publish_shard import Job, Publishing
 from shardfs.write.stored import digest_of
 from shardfs.write.tree import open_write_tree
 from tests import handmade

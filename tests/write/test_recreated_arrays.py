@@ -21,7 +21,7 @@ from shardfs.model.errors import StaleShardError
 from shardfs.vfs import chunk_trees
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from tests import handmade
 from tests.conftest import need_fuse
 from tests.data_n5 import Index, attributes, header, sharding

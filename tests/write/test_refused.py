@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardfs.write import failures
-from shardfs.write.failures import Refused
+from shardfs.write import reported_errors
+from shardfs.write.reported_errors import Refused
 from tests.conftest import need_fuse
 from tests.mount.programs import shardfs
 from tests.write.engines import TreeFiles, Whole
@@ -161,8 +161,8 @@ def test_the_end_of_a_mount_saves_all_files_but_those_of_damaged_shards(
 
 
 def test_memory_does_not_grow_with_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "MOST_REFUSED", 3)
-    found = Refused(failures.Failures())
+    monkeypatch.setattr(reported_errors, "MOST_REFUSED", 3)
+    found = Refused(reported_errors.Failures())
     for n in range(10):
         found.record(f"a/{n}", OSError(errno.ENOSPC, "full"))
     assert len(found) == 4

@@ -17,7 +17,7 @@ import pytest
 from shardfs.vfs.tree import open_tree
 from shardfs.write import buffers
 from shardfs.write.journal import Journal
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.tree import open_write_tree
 from tests import handmade
 from tests.write.engines import NEVER, TreeFiles, Whole, mounted

@@ -20,7 +20,7 @@ from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
 from shardfs.shards.byte_layouts.superchunk import Pack
 from shardfs.shards.byte_layouts.uint64_sharded import Uint64Sharded
 from shardfs.vfs.tree import open_tree
-from shardfs.write.publishing import Job
+from shardfs.write.publish_shard import Job
 from shardfs.write.tree import WriteTree
 from tests import data_bcolz, handmade, handmade_ids
 from tests.suites.walking import walk

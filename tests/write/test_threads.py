@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.write.files import split
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from shardfs.write.stored import Stored
 from tests.interleaving import interleaved
 from tests.write.engines import TreeFiles, Whole
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-STEPS = ("write/file_calls", "write/journaled", "write/kinds")
+STEPS = ("write/file_calls", "write/journaled", "write/file_kinds")
 """The modules at whose steps another call is made."""
 
 THREADS = 4

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardfs.shards.rewriting import StoredShard
-from shardfs.write.publishing import Publishing
+from shardfs.write.publish_shard import Publishing
 from tests.waiting import wait_until
 from tests.write.engines import TreeFiles, Whole
 from tests.write.faults import Args, Calls, Function, hooked

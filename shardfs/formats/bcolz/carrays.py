@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardfs.codecs.encoded_chunks import BCOLZ_HEADER
-from shardfs.formats import zarr_values
+from shardfs.formats import zarr_metadata
 from shardfs.formats.bcolz.values import integers, numpy_dtype
 from shardfs.formats.documents import UNFIT, integer, mapping_or_empty, parse_json, reason
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
@@ -141,12 +141,12 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
     """
     dtype = array.dtype
     shape = array.shape
-    if dtype.name not in zarr_values.NUMBERS:
+    if dtype.name not in zarr_metadata.NUMBERS:
         raise ValueError(f"data type {dtype!s:.80} is not a number type")
     if 0 in shape[1:]:
         raise ValueError(f"the rows of an array of shape {shape} have no elements")
     library, level, shuffle = array.compression
-    parameters = {"cname": library, "clevel": level, "shuffle": zarr_values.SHUFFLES[shuffle]}
+    parameters = {"cname": library, "clevel": level, "shuffle": zarr_metadata.SHUFFLES[shuffle]}
     encoding = ChunkEncoding(
         dtype.str,
         tuple(range(len(shape))),
@@ -160,7 +160,7 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
         dtype.newbyteorder("=").str,
         encoding,
         (0, *[None] * (len(shape) - 1)),
-        zarr_values.fill_value(None, dtype.str),  # unused, since bcolz stores all chunks
+        zarr_metadata.fill_value(None, dtype.str),  # unused, since bcolz stores all chunks
         attributes=attributes,
     )
 
@@ -196,7 +196,7 @@ def compression_of(storage: Mapping[str, Any]) -> Compression:
     return Compression(
         str(parameters.get("cname", default.library)),
         level if isinstance(level, int) and 0 <= level <= 9 else default.level,
-        int(shuffle) if isinstance(shuffle, int) and 0 <= shuffle < len(zarr_values.SHUFFLES) else default.shuffle,
+        int(shuffle) if isinstance(shuffle, int) and 0 <= shuffle < len(zarr_metadata.SHUFFLES) else default.shuffle,
     )
 
 

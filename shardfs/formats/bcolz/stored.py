@@ -17,7 +17,7 @@ import numpy as np
 
 from shardfs.codecs.checks import Chain
 from shardfs.codecs.zlib_streams import inflate
-from shardfs.formats import zarr_values
+from shardfs.formats import zarr_metadata
 from shardfs.formats.bcolz import carrays
 from shardfs.formats.bcolz.carrays import (
     ATTRS,
@@ -190,7 +190,7 @@ def _compression(storage: Mapping[str, Any]) -> Compression:
         return carrays.compression_of(storage)
     level, filters = compression.get("level"), compression.get("filters")
     filters = filters if isinstance(filters, list) else []
-    shuffle = next((zarr_values.SHUFFLES.index(name) for name in ("shuffle", "bitshuffle") if name in filters), 0)
+    shuffle = next((zarr_metadata.SHUFFLES.index(name) for name in ("shuffle", "bitshuffle") if name in filters), 0)
     clevel = level if isinstance(level, int) and 0 <= level <= 9 else 5
     return Compression(LIBRARIES.get(str(compression.get("library")), "blosclz"), clevel, shuffle)
 

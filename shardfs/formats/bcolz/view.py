@@ -14,7 +14,7 @@ import numpy as np
 
 from shardfs.codecs.encoded_chunks import without_checks
 from shardfs.codecs.transcode import FillValue, memory_order
-from shardfs.formats import zarr_values
+from shardfs.formats import zarr_metadata
 from shardfs.formats.bcolz.carrays import ATTRS, HEAD, TAIL, Carray, Compression, carray_documents, json_line
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, join, laid_out, shown, with_offset
@@ -60,7 +60,7 @@ class _ShownCarray(PlacedArray):
         array, dtype = self.array, np.dtype(self.encoding.data_type)
         parameters = self.encoding.codecs[0].configuration
         compression = Compression(
-            parameters["cname"], parameters["clevel"], zarr_values.SHUFFLES.index(parameters["shuffle"])
+            parameters["cname"], parameters["clevel"], zarr_metadata.SHUFFLES.index(parameters["shuffle"])
         )
         nbytes = math.prod(array.shape) * dtype.itemsize
         documents = carray_documents(Carray(array.shape, array.chunk[0], dtype, nbytes, compression), {})
@@ -79,8 +79,8 @@ def shown_encoding(array: Array) -> ChunkEncoding:
         )
     if 0 in shape[1:]:
         raise UnsupportedError(f"the rows of an array of shape {shape} have no elements")
-    if dtype.name not in zarr_values.NUMBERS:
-        raise UnsupportedError(f"data type {zarr_values.name_of(array.data_type)} is not one of bcolz")
+    if dtype.name not in zarr_metadata.NUMBERS:
+        raise UnsupportedError(f"data type {zarr_metadata.name_of(array.data_type)} is not one of bcolz")
     if chunk[0] * math.prod(shape[1:]) * dtype.itemsize > MAX_CHUNK or array.grid[0] > MAX_BLOSC_CHUNKS:
         raise UnsupportedError(f"chunks of {chunk} are too large or too many for Blosc")
     encoding, order = array.encoding, tuple(range(len(shape)))
@@ -93,7 +93,7 @@ def shown_encoding(array: Array) -> ChunkEncoding:
     )
     if passes:
         parameters |= {name: value for name, value in around[0].configuration.items() if name in parameters}
-        if parameters["shuffle"] not in zarr_values.SHUFFLES:
+        if parameters["shuffle"] not in zarr_metadata.SHUFFLES:
             parameters["shuffle"] = "shuffle"
     return ChunkEncoding(
         encoding.data_type if encoding.serializer == BYTES else dtype.newbyteorder("<").str,

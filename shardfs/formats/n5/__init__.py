@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import parse_json, print_strict
 from shardfs.formats.format import NUMBER, Format, View
+from shardfs.formats.n5.codec_names import DOCUMENT, FORM
 from shardfs.formats.n5.edits import DATASETS
 from shardfs.formats.n5.stored import is_dataset, open_dataset
 from shardfs.formats.n5.view import VERSION, image_of, shown_as_n5
-from shardfs.formats.n5.words import DOCUMENT, FORM
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 

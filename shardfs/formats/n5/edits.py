@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardfs.formats.document_edits import ArrayEdits, index_parameters
 from shardfs.formats.documents import require_same
-from shardfs.formats.edit_base import ArrayEdits, index_parameters
 from shardfs.formats.json_text import REMOVED
+from shardfs.formats.n5.codec_names import ITEM_SIZES, compression_in
 from shardfs.formats.n5.stored import is_dataset, is_sharding, shape_and_block, unshard
-from shardfs.formats.n5.words import ITEM_SIZES, compression_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.formats.edit_base import Changes, Document
+    from shardfs.formats.document_edits import Changes, Document
     from shardfs.model.values import Coords
 
 SHARDING, TRANSFORMERS = "sharding_indexed", "storage_transformers"

@@ -25,8 +25,8 @@ from shardfs.formats.documents import (
     integers,
     require_rank,
 )
-from shardfs.formats.n5 import words
-from shardfs.formats.n5.words import DOCUMENT, FIRST_CODECS, ITEM_SIZES, chain_of, endian_of, has_header
+from shardfs.formats.n5 import codec_names
+from shardfs.formats.n5.codec_names import DOCUMENT, FIRST_CODECS, ITEM_SIZES, chain_of, endian_of, has_header
 from shardfs.formats.zarr_arrays import MAX_NESTING, ChunkKeys, chunks_per_shard, full_chunks, opened
 from shardfs.model.arrays import Array, ChunkEncoding, Codec
 from shardfs.model.collection import Collection, Facts, Layer, Transform
@@ -49,7 +49,7 @@ SEED_SHARDING = "/sharding/1.0"
 
 def open_dataset(path: str, doc: Mapping[str, Any]) -> Dataset:
     """The dataset for its document, sharded or not; with a problem if the dataset cannot be unsharded."""
-    dataset = Dataset("n5", closed=True, format_names=words.FORM)
+    dataset = Dataset("n5", closed=True, format_names=codec_names.FORM)
     dataset = opened(dataset, path, DOCUMENT, doc, unshard, partial(_unsharded, doc))
     collections = (c if c.array is None else replace(c, check=_check(c.array)) for c in dataset.collections)
     return replace(dataset, collections=tuple(collections))
@@ -165,7 +165,7 @@ def _plain(
     around = tail[:-1] if checksum else tail
     if len(around) > 1:
         raise ValueError(f"plain N5 cannot express codecs {_names(around)!r:.200}: it has at most one")
-    compression = words.compression_as(*around[0]) if around else {"type": "raw"}
+    compression = codec_names.compression_as(*around[0]) if around else {"type": "raw"}
     if framed:
         return compression, PlainBlocks(checksum) if checksum else None
     itemsize = ITEM_SIZES.get(str(data_type))
@@ -274,7 +274,7 @@ def _unshard_seed(doc: Mapping[str, Any], shape: Coords, block: Coords, transfor
     shard = tuple(b * n for b, n in zip(block, per, strict=True))
     # In the draft the last axis varies fastest in the index, in N5 4.x the first.
     layer = _layer(shape, shard, block, IndexEncoding("little", crc32c=False), fastest_first=False)
-    compression = words.compression_in(doc)
+    compression = codec_names.compression_in(doc)
     document = {name: value for name, value in doc.items() if name != "storage_transformers"}
     facts = Facts(shape, block, shard, str(doc["dataType"]), "storage transformer of 2022, index at end")
     form = form_of("n5 of 2022", doc["dataType"], block, per, compression["type"], compression.get("useZlib", False))
@@ -290,7 +290,7 @@ def _form(codecs: Any) -> list[Any]:
             location, index = configuration.get("index_location", "end"), _form(configuration["index_codecs"])
             out.append([configuration["chunk_shape"], location, index, _form(configuration["codecs"])])
         else:
-            endian = endian_of(name, configuration) if name in words.HEADERLESS else ""
+            endian = endian_of(name, configuration) if name in codec_names.HEADERLESS else ""
             out.append([name, endian, configuration.get("useZlib", False)])
     return out
 
@@ -322,7 +322,7 @@ def _array(doc: Mapping[str, Any], first: Codec, tail: Sequence[Codec]) -> Array
         dtype.newbyteorder("<" if little else ">").str,
         tuple(range(len(shape))),
         clipped=framed,  # edge blocks may also be full, as their headers say
-        codecs=tuple(words.as_in_zarr(c, dtype.itemsize) for c in tail),
+        codecs=tuple(codec_names.as_in_zarr(c, dtype.itemsize) for c in tail),
         frame="n5" if framed else "none",
     )
     names = n5_viewer.axes_of(doc, len(shape))
@@ -333,7 +333,7 @@ def _array(doc: Mapping[str, Any], first: Codec, tail: Sequence[Codec]) -> Array
         encoding,
         tuple(range(len(shape)))[::-1],
         names=None if names is None else tuple(names[::-1]),
-        attributes={name: value for name, value in doc.items() if name not in words.STRUCTURAL},
+        attributes={name: value for name, value in doc.items() if name not in codec_names.STRUCTURAL},
     )
 
 
@@ -351,7 +351,7 @@ def _chain_of_blocks(doc: Mapping[str, Any]) -> tuple[Codec, Sequence[Codec]]:
         while (chain := chain_of(codecs))[0].name == "sharding_indexed":
             codecs = chain[0].configuration["codecs"]
         return chain
-    compression = words.compression_in(doc)
+    compression = codec_names.compression_in(doc)
     kind = Codec(compression["type"], {name: value for name, value in compression.items() if name != "type"})
     return Codec("n5bytes"), [] if kind.name == "raw" else [kind]
 

@@ -13,8 +13,8 @@ from shardfs.codecs.transcode import memory_order
 from shardfs.formats import n5_viewer
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, from_above, join, laid_out, shown, zero_fillers
-from shardfs.formats.n5.words import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
-from shardfs.formats.zarr_values import name_of
+from shardfs.formats.n5.codec_names import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
+from shardfs.formats.zarr_metadata import name_of
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import UnsupportedError

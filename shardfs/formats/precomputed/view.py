@@ -27,7 +27,7 @@ from shardfs.formats.layouts import (
     shown,
     zero_fillers,
 )
-from shardfs.formats.zarr_values import name_of
+from shardfs.formats.zarr_metadata import name_of
 from shardfs.model.arrays import Axis, ChunkEncoding, Level, Multiscale
 from shardfs.model.errors import UnsupportedError
 from shardfs.model.grid import BoxNames

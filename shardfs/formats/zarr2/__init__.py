@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from shardfs.formats.format import NUMBER, Format, View
 from shardfs.formats.layouts import levels_below
+from shardfs.formats.zarr2.codec_names import ARRAY, DOCUMENTS, FORMAT, GROUP
 from shardfs.formats.zarr2.stored import open_node
 from shardfs.formats.zarr2.view import CONSOLIDATION, group_documents, shown_as_zarr2
-from shardfs.formats.zarr2.words import ARRAY, DOCUMENTS, FORMAT, GROUP
 from shardfs.model.dataset import Dataset
 
 if TYPE_CHECKING:

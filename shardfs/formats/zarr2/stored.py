@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardfs.formats import ome, zarr_values
+from shardfs.formats import ome, zarr_metadata
 from shardfs.formats.documents import (
     UNFIT,
     choice,
@@ -20,7 +20,7 @@ from shardfs.formats.documents import (
     reason,
     require_rank,
 )
-from shardfs.formats.zarr2.words import (
+from shardfs.formats.zarr2.codec_names import (
     ARRAY,
     ATTRIBUTES,
     CONSOLIDATED,
@@ -33,14 +33,14 @@ from shardfs.formats.zarr2.words import (
     unpadded,
 )
 from shardfs.formats.zarr_arrays import ChunkKeys, described_array, unsharded_array
-from shardfs.formats.zarr_values import IDENTITIES, MAX_LENGTH, STRING, VLEN_UTF8
+from shardfs.formats.zarr_metadata import IDENTITIES, MAX_LENGTH, STRING, VLEN_UTF8
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import CorruptShardError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardfs.formats.zarr_values import Named
+    from shardfs.formats.zarr_metadata import Named
     from shardfs.model.arrays import Array
     from shardfs.model.collection import Collection
 
@@ -71,7 +71,7 @@ def _collection(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Collec
     stored_type = STRING if doc["dtype"] == STRING else _fixed_size_type(doc["dtype"]).str
     chain = _chain(doc, stored_type)
     data_type = np.dtype(stored_type).newbyteorder("=").str
-    names, attributes = zarr_values.split_dimensions(attributes, rank)
+    names, attributes = zarr_metadata.split_dimensions(attributes, rank)
     described = {**doc, "fill_value": _fill_value(doc.get("fill_value"), data_type)}
     array = _with_mark(described_array(described, chunk, data_type, chain, names, attributes), doc.get("fill_value"))
     keys = ChunkKeys("", choice(doc.get("dimension_separator", "."), "dimension_separator", ".", "/"), "0", rank)
@@ -84,7 +84,7 @@ def _fixed_size_type(value: Any) -> np.dtype[Any]:
         dtype = np.dtype(value)
         if 0 < dtype.itemsize <= MAX_LENGTH:
             return dtype
-    return zarr_values.number_type(value)
+    return zarr_metadata.number_type(value)
 
 
 def _chain(doc: Mapping[str, Any], data_type: str) -> list[Named]:

@@ -17,7 +17,7 @@ from shardfs.codecs.transcode import FillValue, memory_order
 from shardfs.formats import ome
 from shardfs.formats.documents import parse_json, print_json, print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, shown, with_offset
-from shardfs.formats.zarr2.words import (
+from shardfs.formats.zarr2.codec_names import (
     ARRAY,
     ATTRIBUTES,
     CONSOLIDATED,
@@ -30,7 +30,7 @@ from shardfs.formats.zarr2.words import (
     padded,
 )
 from shardfs.formats.zarr_arrays import ChunkKeys, laid_out_zarr, separator_of, with_groups
-from shardfs.formats.zarr_values import DIMENSIONS, STRING, VLEN_UTF8
+from shardfs.formats.zarr_metadata import DIMENSIONS, STRING, VLEN_UTF8
 from shardfs.model.arrays import BYTES, Array, ChunkEncoding, Codec
 from shardfs.model.dataset import Consolidation, Dataset
 from shardfs.model.errors import UnsupportedError

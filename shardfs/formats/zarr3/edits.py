@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from shardfs.formats.document_edits import ArrayEdits, index_parameters
 from shardfs.formats.documents import integers, intelligible, parse_written, require_same
-from shardfs.formats.edit_base import ArrayEdits, index_parameters
 from shardfs.formats.json_text import REMOVED, changed, differences
 from shardfs.formats.zarr3.stored import (
     DOCUMENT,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardfs.formats.create_rules import Rule
-    from shardfs.formats.edit_base import Changes, Document
+    from shardfs.formats.document_edits import Changes, Document
     from shardfs.formats.json_text import Path
     from shardfs.model.values import Coords
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shardfs.codecs.checks import Chain
 from shardfs.codecs.decoders import can_decode
-from shardfs.formats import ome, zarr_values
+from shardfs.formats import ome, zarr_metadata
 from shardfs.formats.documents import (
     choice,
     form_of,
@@ -95,8 +95,8 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
     chunk = integers(regular_chunk(doc["chunk_grid"]), "chunk_shape", 1)
     require_rank(chunk, rank, "chunk_grid")
     codecs = [Codec(*named(c)) for c in codec_list(doc["codecs"])]
-    names = zarr_values.axis_names(doc.get("dimension_names"), rank, str | None)
-    data_type, attributes = zarr_values.numpy_type(doc["data_type"]), object_member(doc, "attributes")
+    names = zarr_metadata.axis_names(doc.get("dimension_names"), rank, str | None)
+    data_type, attributes = zarr_metadata.numpy_type(doc["data_type"]), object_member(doc, "attributes")
     array = described_array(doc, chunk, data_type, codecs, names, attributes)
     keys = chunk_keys(doc.get("chunk_key_encoding"), rank)
     return unsharded_array("zarr3", array, keys, tuple(c.name for c in codecs), _data_type(doc["data_type"]))
@@ -208,7 +208,7 @@ def _layers(
             raise ValueError(f"shards are nested more than {MAX_NESTING} deep")
         for c in codecs[:at]:
             if c["name"] == "transpose":
-                order = zarr_values.transposed(order, c["configuration"]["order"])
+                order = zarr_metadata.transposed(order, c["configuration"]["order"])
             elif c["name"] not in VALUE_WISE:
                 raise ValueError(f"codec {c['name']!r:.80} before sharding_indexed may depend on how the array is cut")
         before += codecs[:at]
@@ -251,12 +251,12 @@ def decoding(codec: Mapping[str, Any], rank: int, itemsize: int | None) -> tuple
     Clients may change the other parameters while chunks are stored.
     """
     name, configuration = named(codec)
-    parameters = {k: v for k, v in configuration.items() if k not in zarr_values.CODEC_PARAMETERS.get(name, ())}
+    parameters = {k: v for k, v in configuration.items() if k not in zarr_metadata.CODEC_PARAMETERS.get(name, ())}
     match name:
         case "bytes" | "endian":
             return "bytes", {} if itemsize == 1 else {"endian": "little", **parameters}
         case "transpose":
-            return name, {**parameters, "order": zarr_values.transposed(tuple(range(rank)), parameters["order"])}
+            return name, {**parameters, "order": zarr_metadata.transposed(tuple(range(rank)), parameters["order"])}
     return name, parameters
 
 

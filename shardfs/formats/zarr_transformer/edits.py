@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardfs.formats.document_edits import ArrayEdits
 from shardfs.formats.documents import integers, intelligible, parse_written, require_same
-from shardfs.formats.edit_base import ArrayEdits
 from shardfs.formats.zarr_arrays import object_member
 from shardfs.formats.zarr_transformer.stored import (
     CONSOLIDATED,
@@ -21,7 +21,7 @@ from shardfs.formats.zarr_transformer.stored import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardfs.formats.edit_base import Changes, Document
+    from shardfs.formats.document_edits import Changes, Document
     from shardfs.model.values import Coords
 
 EXTENSION = "https://purl.org/zarr/spec/storage_transformers/sharding/1.0"

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from shardfs.formats import ome, zarr_values
+from shardfs.formats import ome, zarr_metadata
 from shardfs.formats.documents import (
     choice,
     form_of,
@@ -261,14 +261,14 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
         raise ValueError("a storage transformer may change chunks, and shardfs does not know it")
     rank = len(integers(doc["shape"], "shape", 0))
     chunk, separator = chunk_grid(doc["chunk_grid"], rank)
-    dtype, layout = zarr_values.number_type(_data_type(doc["data_type"])), doc.get("chunk_memory_layout", "C")
-    chain: list[zarr_values.Named] = [
+    dtype, layout = zarr_metadata.number_type(_data_type(doc["data_type"])), doc.get("chunk_memory_layout", "C")
+    chain: list[zarr_metadata.Named] = [
         ("transpose", {"order": choice(layout, "chunk_memory_layout", "C", "F")}),
         ("bytes", {"endian": "big" if dtype.str[0] == ">" else "little"}),
     ]
     if (compressor := doc.get("compressor")) is not None:
         chain.append(_compressor(compressor, dtype.itemsize))
-    names, attributes = zarr_values.split_dimensions(object_member(doc, "attributes"), rank)
+    names, attributes = zarr_metadata.split_dimensions(object_member(doc, "attributes"), rank)
     array = described_array(doc, chunk, dtype.newbyteorder("=").str, chain, names, attributes)
     # An array without axes has one chunk, named c0 as in an array with one axis.
     keys = ChunkKeys("c", separator, "", rank or 1)
@@ -278,7 +278,7 @@ def _unsharded(doc: Mapping[str, Any]) -> Collection:
 def _compressor(value: Any, itemsize: int) -> tuple[str, Mapping[str, Any]]:
     *_, kind, _ = str(value["codec"]).split("/")
     configuration = mapping(value.get("configuration", {}), f"{kind}: configuration")
-    return zarr_values.of_numcodecs(kind, configuration, itemsize)
+    return zarr_metadata.of_numcodecs(kind, configuration, itemsize)
 
 
 # ---- members ----

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.core.dtype import get_data_type_from_json
 
-from shardfs.formats import zarr_values
+from shardfs.formats import zarr_metadata
 from shardfs.model.arrays import ChunkEncoding, Codec
 from tests.data_layouts import element
 
 
-@pytest.mark.parametrize("name", zarr_values.NUMBERS)
+@pytest.mark.parametrize("name", zarr_metadata.NUMBERS)
 def test_data_types_are_numpy_s(name: str) -> None:
-    assert zarr_values.numpy_type(name) == np.dtype(name).str
-    assert zarr_values.name_of(np.dtype(name).str) == name
-    assert zarr_values.name_of(np.dtype(name).newbyteorder(">").str) == name
+    assert zarr_metadata.numpy_type(name) == np.dtype(name).str
+    assert zarr_metadata.name_of(np.dtype(name).str) == name
+    assert zarr_metadata.name_of(np.dtype(name).newbyteorder(">").str) == name
 
 
 @given(st.sampled_from(("float16", "float32", "float64")), st.data())
@@ -29,7 +29,7 @@ def test_bits_of_floats_are_what_zarr_python_takes_them_for(name: str, data: st.
     bits = data.draw(st.integers(0, 256**dtype.itemsize - 1))
     text = f"0x{bits:0{2 * dtype.itemsize}x}"
     wanted = get_data_type_from_json(name, zarr_format=3).from_json_scalar(text, zarr_format=3)
-    found = zarr_values.fill_value(text, dtype.str)
+    found = zarr_metadata.fill_value(text, dtype.str)
     assert element(found, dtype).tobytes() == np.asarray(wanted, dtype).tobytes() or np.isnan(wanted)
     assert (found == "NaN") == bool(np.isnan(wanted))
 
@@ -44,7 +44,7 @@ def test_bits_of_floats_are_what_zarr_python_takes_them_for(name: str, data: st.
 )  # fmt: skip
 def test_what_is_no_fill_value(value: Any, data_type: str) -> None:
     with pytest.raises(ValueError, match=r"fill_value|base 16"):
-        zarr_values.fill_value(value, data_type)
+        zarr_metadata.fill_value(value, data_type)
 
 
 def test_chains() -> None:
@@ -68,7 +68,7 @@ def test_chains() -> None:
         ),
     ]
     for chain, wanted in cases:
-        assert zarr_values.chunk_encoding("<u2", 3, chain) == wanted
+        assert zarr_metadata.chunk_encoding("<u2", 3, chain) == wanted
     bad: list[list[tuple[str, dict[str, Any]]]] = [
         [],
         [("transpose", {"order": [0, 0, 1]}), ("bytes", little)],
@@ -77,7 +77,7 @@ def test_chains() -> None:
     ]
     for chain in bad:
         with pytest.raises(ValueError, match=r"codecs|permutation"):
-            zarr_values.chunk_encoding("<u2", 3, chain)
+            zarr_metadata.chunk_encoding("<u2", 3, chain)
 
 
 def test_strings_of_any_length(tmp_path: Any) -> None:

@@ -15,13 +15,13 @@ from shardfs.model.kinds import NameKind
 from shardfs.storage import descriptors, syscalls
 from shardfs.storage.regular_files import open_regular
 from shardfs.vfs.inodes import ROOT
-from shardfs.write.contents import Part
+from shardfs.write.file_contents import Part
 from shardfs.write.files import keep, shown_mode, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardfs.write.kinds import Kinds
+    from shardfs.write.file_kinds import Kinds
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
 

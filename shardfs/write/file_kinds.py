@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardfs.model.errors import NOT_FOUND, ShardfsError, errno_of, message
 from shardfs.model.kinds import NameKind
-from shardfs.write.contents import Part
+from shardfs.write.file_contents import Part
 from shardfs.write.files import split
 from shardfs.write.journaled import FileKind, JournaledKind
 from shardfs.write.name_kind import is_document

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from shardfs.cli import status as status_verb
-from shardfs.daemon import figures, status, status_server
+from shardfs.daemon import mount_statistics, status_fields, status_server
 from shardfs.daemon.asking import Mount, MountState
-from shardfs.daemon.figures import FIGURES, Cell, Figure, Kind
 from shardfs.daemon.mount_status import parse_status
+from shardfs.daemon.status_fields import FIGURES, Cell, Figure, Kind
 from shardfs.storage.counters import BOUNDS_S
 
 CACHES = ("index", "chunk")
@@ -32,7 +32,7 @@ def snapshot() -> dict[str, Any]:
         "store": {"latency": latency, "bins": [0] * (len(BOUNDS_S) + 1), "seconds": 0.0},
         "writing": {"journal": "/j", "errors": {}, "refused_paths": {}, "orphan_paths": [], "problems": []},
     }
-    for figure in figures.FIGURES:
+    for figure in status_fields.FIGURES:
         number = next(numbers)
         value: Any = {"x": number} if figure.label else f"because {number}" if figure.kind is Kind.FLAG else number
         groups[figure.group][figure.name] = value
@@ -41,7 +41,7 @@ def snapshot() -> dict[str, Any]:
 
 
 def value_of(figure: Figure, values: dict[str, Any]) -> Any:
-    return next(iter(figures.groups(figure, values).values()))[figure.name]
+    return next(iter(status_fields.groups(figure, values).values()))[figure.name]
 
 
 def text_of(values: dict[str, Any]) -> str:
@@ -62,7 +62,7 @@ def test_json_with_something_else_for_the_figure_is_no_status() -> None:
     for figure in FIGURES:
         for other in strange:
             document = json.loads(json.dumps(sound))
-            for group in figures.groups(figure, document).values():
+            for group in status_fields.groups(figure, document).values():
                 group[figure.name] = other
             assert parse_status(json.dumps(document).encode()) is None
 
@@ -70,19 +70,19 @@ def test_json_with_something_else_for_the_figure_is_no_status() -> None:
 def test_the_figure_is_zero_in_the_status_of_a_version_without_it() -> None:
     for figure in FIGURES:
         document = snapshot()
-        for group in figures.groups(figure, document).values():
+        for group in status_fields.groups(figure, document).values():
             group.pop(figure.name, None)  # the caches of `snapshot` are one dictionary
         completed = parse_status(json.dumps(document).encode())
         assert completed is not None
         assert not value_of(figure, completed)
         assert text_of(completed)
-        assert list(figures.metrics(completed))
+        assert list(status_fields.metrics(completed))
 
 
 def test_the_metric() -> None:
     for figure in FIGURES:
         values = snapshot()
-        lines = list(status._metrics(values, {}))
+        lines = list(mount_statistics._metrics(values, {}))
         name = f"shardfs_{figure.metric_name}"
         assert f"# HELP {name} {figure.help}" in lines
         assert f"# TYPE {name} {'counter' if figure.kind is Kind.COUNTER else 'gauge'}" in lines
@@ -120,10 +120,12 @@ def test_a_new_figure_is_one_line(group: str, monkeypatch: pytest.MonkeyPatch) -
     new = Figure(
         group, "sparks_seen", Kind.COUNTER, "spark", "Sparks that the mount has seen.", cells=(Cell("sparks"),)
     )
-    monkeypatch.setattr(figures, "FIGURES", (*FIGURES, new))
+    monkeypatch.setattr(status_fields, "FIGURES", (*FIGURES, new))
     values = snapshot()
     number = value_of(new, values)
     assert parse_status(json.dumps(values).encode()) == values
     assert f"  sparks seen: {number} sparks" in text_of(values)
-    assert f"# HELP shardfs_{new.metric_name} Sparks that the mount has seen." in list(status._metrics(values, {}))
+    assert f"# HELP shardfs_{new.metric_name} Sparks that the mount has seen." in list(
+        mount_statistics._metrics(values, {})
+    )
     assert "sparks" in [cell["title"] for cell in on_the_page()]

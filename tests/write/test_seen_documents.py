@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.write import seen
-from shardfs.write.seen import Seen, same_document
+from shardfs.write import seen_documents
+from shardfs.write.seen_documents import Seen, same_document
 from tests.interleaving import interleaved
 
 if TYPE_CHECKING:
@@ -70,19 +70,20 @@ def test_a_change_is_kept_at_every_moment_of_another_call(call: Callable[[Seen, 
         known.discard_below("a")
         known.read("a", OLD)
 
-    for _ in interleaved(lambda: call(known, "a", NEW), lambda: known.read("a", theirs), "write/seen", prepare=prepare):
+    calls = (lambda: call(known, "a", NEW), lambda: known.read("a", theirs))
+    for _ in interleaved(*calls, "write/seen_documents", prepare=prepare):
         assert "a" in known.taken_back("a", theirs, OLD)
 
 
 def test_memory_is_bounded() -> None:
     known = Seen()
-    large = bytes(seen.MAX_BYTES // 4)
+    large = bytes(seen_documents.MAX_BYTES // 4)
     for n in range(8):
         known.read(f"{n}", large)
         known.read("0", large)
     assert [n for n in range(8) if f"{n}" in known] == [0, 6, 7]
-    known.read("0", encoded(text="x" * (seen.MAX_BYTES // 3)))
-    known.read("0", encoded(text="y" * (seen.MAX_BYTES // 3)))  # the text that was replaced counts, too
+    known.read("0", encoded(text="x" * (seen_documents.MAX_BYTES // 3)))
+    known.read("0", encoded(text="y" * (seen_documents.MAX_BYTES // 3)))  # the text that was replaced counts, too
     assert [n for n in range(8) if f"{n}" in known] == [0]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardfs.formats import ome
 from shardfs.formats.documents import members, print_strict
-from shardfs.formats.zarr_values import CODEC_PARAMETERS, is_same_element
+from shardfs.formats.zarr_metadata import CODEC_PARAMETERS, is_same_element
 from shardfs.model.arrays import Codec
 
 if TYPE_CHECKING:

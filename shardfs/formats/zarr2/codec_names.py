@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardfs.codecs.decoders import SAME_SIZE
-from shardfs.formats import zarr_values
-from shardfs.formats.zarr_values import CODEC_PARAMETERS, DEFAULTS, NAMES_OF_FLOATS, SHUFFLES
+from shardfs.formats import zarr_metadata
+from shardfs.formats.zarr_metadata import CODEC_PARAMETERS, DEFAULTS, NAMES_OF_FLOATS, SHUFFLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardfs.formats.zarr_values import Named
+    from shardfs.formats.zarr_metadata import Named
     from shardfs.model.arrays import Array, Codec
 
 FORMAT = "zarr2"
@@ -61,7 +61,7 @@ def codec_of(name: str, configuration: Mapping[str, Any], itemsize: int) -> Name
     """
     if name in SAME_SIZE:
         return f"numcodecs.{name}", configuration
-    return zarr_values.of_numcodecs(name, configuration, itemsize)
+    return zarr_metadata.of_numcodecs(name, configuration, itemsize)
 
 
 def named(value: Any) -> Named:
@@ -95,7 +95,7 @@ def mark_of(array: Array) -> Any:
     """The marker of missing values, as a fill value; None if the array has none, or one of another type."""
     mark = array.attributes.get(MARK)
     try:
-        return None if mark is None else zarr_values.fill_value(_decoded(mark, array.data_type), array.data_type)
+        return None if mark is None else zarr_metadata.fill_value(_decoded(mark, array.data_type), array.data_type)
     except ValueError:
         return None
 

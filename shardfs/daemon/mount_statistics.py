@@ -8,7 +8,7 @@ import time
 from errno import errorcode
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardfs.daemon.figures import Kind, metrics
+from shardfs.daemon.status_fields import Kind, metrics
 from shardfs.fuse.protocol import NAMES
 from shardfs.model.file_tree import FileTree
 from shardfs.model.text import counted
@@ -18,8 +18,8 @@ from shardfs.storage.counters import BOUNDS_S, ORDINARY, Histogram
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardfs.daemon.figures import Row
     from shardfs.daemon.shutdown import Writing
+    from shardfs.daemon.status_fields import Row
     from shardfs.fuse.server import Server
     from shardfs.storage.retry import RetryPolicy
     from shardfs.storage.store import Store

@@ -14,8 +14,8 @@ from tests.interleaving import interleaved
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardfs.vfs.array_forms import Forms
     from shardfs.vfs.chunk_dirs import ChunkDirs
-    from shardfs.vfs.forms import Forms
 
 
 def document(**members: Any) -> bytes:
@@ -73,7 +73,7 @@ def test_an_array_keeps_its_form_at_every_moment_of_the_removal(
             place.change()
 
     calls = (place.remove, place.now) if looks_meanwhile else (place.now, place.remove)
-    for _ in interleaved(*calls, "vfs/forms", prepare=prepare):
+    for _ in interleaved(*calls, "vfs/array_forms", prepare=prepare):
         place.now()
 
 
@@ -88,7 +88,7 @@ def test_documents_read_earlier_do_not_replace_those_read_later(place: Place, mo
         reads.append(args)
         return documents(*args)
 
-    for _ in interleaved(place.now, change_and_look, "vfs/forms", prepare=place.change):
+    for _ in interleaved(place.now, change_and_look, "vfs/array_forms", prepare=place.change):
         with monkeypatch.context() as patched:
             patched.setattr(place.base.store, "documents", counted)
             place.now()
