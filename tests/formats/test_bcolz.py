@@ -56,17 +56,17 @@ def _open(sizes: Any = SIZES, storage: Any = STORAGE, attributes: Any = None) ->
 
 
 def _shown(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    found = _open(*args, **kwargs)
-    assert found is not None
-    assert not found.problems
-    return {name: json.loads(data) for name, data in found.documents.items()}
+    dataset = _open(*args, **kwargs)
+    assert dataset is not None
+    assert not dataset.problems
+    return {name: json.loads(data) for name, data in dataset.documents.items()}
 
 
 def _problem(*args: Any, **kwargs: Any) -> str:
-    found = _open(*args, **kwargs)
-    assert found is not None
-    assert (found.collections, dict(found.documents)) == ((), {})
-    (problem,) = found.problems
+    dataset = _open(*args, **kwargs)
+    assert dataset is not None
+    assert (dataset.collections, dict(dataset.documents)) == ((), {})
+    (problem,) = dataset.problems
     assert problem.path == "a"
     return problem.why
 
@@ -108,40 +108,40 @@ ids:
     type: array
     dtype: int32
 """
-    shown = _shown(sizes, storage, attributes)
-    assert shown["__rootdirs__"] == {"names": ["col1", "col2"]}
-    assert shown["__attrs__"] == {"temperature": 23.5, "ids": [1, 3, 6, 10]}
-    assert shown["col1/meta/storage"]["dtype"] == "int8"
-    assert shown["col2/meta/storage"]["dtype"] == ">f4"
-    assert shown["col2/meta/sizes"]["shape"] == [5_000_000_000]
-    found = _open(sizes, storage, attributes)
-    assert found is not None
-    assert [(c.path, c.shards) for c in found.collections] == [("col1/data", "data/col1"), ("col2/data", "data/col2")]
-    assert found.collections[0].layers[0].format.grid == (166_666_667,)
+    unsharded = _shown(sizes, storage, attributes)
+    assert unsharded["__rootdirs__"] == {"names": ["col1", "col2"]}
+    assert unsharded["__attrs__"] == {"temperature": 23.5, "ids": [1, 3, 6, 10]}
+    assert unsharded["col1/meta/storage"]["dtype"] == "int8"
+    assert unsharded["col2/meta/storage"]["dtype"] == ">f4"
+    assert unsharded["col2/meta/sizes"]["shape"] == [5_000_000_000]
+    dataset = _open(sizes, storage, attributes)
+    assert dataset is not None
+    assert [(c.path, c.shards) for c in dataset.collections] == [("col1/data", "data/col1"), ("col2/data", "data/col2")]
+    assert dataset.collections[0].layers[0].format.grid == (166_666_667,)
 
 
 def test_nested_columns_are_shown_flat() -> None:
     storage = {**STORAGE, "dtype": {"a": "int8", "b": {"c": "<f8", "d": {"e": "bool"}}}}
-    found = _open(storage=storage)
-    assert found is not None
-    assert {c.path: c.shards for c in found.collections} == {
+    dataset = _open(storage=storage)
+    assert dataset is not None
+    assert {c.path: c.shards for c in dataset.collections} == {
         "a/data": "data/a",
         "b_c/data": "data/b/c",
         "b_d_e/data": "data/b/d/e",
     }
-    assert found.hidden == {"data"}
+    assert dataset.hidden == {"data"}
 
 
 def test_a_copy_of_what_is_shown_is_left_alone() -> None:
     for dtype in ("int32", {"a": "int8", "b": "int16"}):
-        shown = _shown(storage={**STORAGE, "dtype": dtype})
-        again = _open(shown["meta/sizes"], shown["meta/storage"])
+        unsharded = _shown(storage={**STORAGE, "dtype": dtype})
+        again = _open(unsharded["meta/sizes"], unsharded["meta/storage"])
         assert again is not None
         assert (again.collections, dict(again.documents), again.hidden) == ((), {}, frozenset())
 
 
 @pytest.mark.parametrize(
-    ("told", "endianness", "shown"),
+    ("told", "endianness", "dtype_name"),
     [
         ("int32", None, "int32"),
         ("int32", "big", ">i4"),
@@ -169,9 +169,9 @@ def test_a_copy_of_what_is_shown_is_left_alone() -> None:
         ),
     ],
 )
-def test_types(told: Any, endianness: str | None, shown: Any) -> None:
+def test_types(told: Any, endianness: str | None, dtype_name: Any) -> None:
     storage = {**STORAGE, "dtype": told, **({"endianness": endianness} if endianness else {})}
-    assert _shown(storage=storage)["meta/storage"]["dtype"] == shown
+    assert _shown(storage=storage)["meta/storage"]["dtype"] == dtype_name
 
 
 @pytest.mark.parametrize("shape", ["(100,)", "(100)", "100", [100], "( 100 , )"])
@@ -230,12 +230,12 @@ def test_members_that_must_be_there(member: str) -> None:
 
 def test_attributes_that_cannot_be_read_are_told_and_the_data_is_shown() -> None:
     for attributes in (b"[1, 2]", b"a: *b", b"a: 2001-01-01", b"a: !!python/object:os.system x", b"{", b"\xff\xfe\x00"):
-        found = _open(attributes=attributes)
-        assert found is not None
-        assert len(found.problems) == 1
-        assert "meta/attributes" in found.problems[0].why
-        assert found.documents["__attrs__"] == b"{}\n"
-        assert found.collections
+        dataset = _open(attributes=attributes)
+        assert dataset is not None
+        assert len(dataset.problems) == 1
+        assert "meta/attributes" in dataset.problems[0].why
+        assert dataset.documents["__attrs__"] == b"{}\n"
+        assert dataset.collections
 
 
 @pytest.mark.parametrize("documents", [{}, {"meta/sizes": b"{}"}, {"meta/storage": b"{}"}])
@@ -248,8 +248,8 @@ def test_any_value_in_the_documents_is_shown_or_told(data: st.DataObject) -> Non
     documents = {"sizes": SIZES, "storage": STORAGE, "attributes": {"a": {"value": 1}}}
     path = data.draw(st.sampled_from([p for p in json_paths(documents) if len(p) > 1]))
     changed = replaced(documents, path, data.draw(json_values))
-    found = _open(changed["sizes"], changed["storage"], changed["attributes"])
-    assert found is None or found.collections or found.problems
+    dataset = _open(changed["sizes"], changed["storage"], changed["attributes"])
+    assert dataset is None or dataset.collections or dataset.problems
 
 
 # ----------------------------------------------------------------------------------------------------- YAML
@@ -310,19 +310,19 @@ def _open_file(data: bytes) -> Dataset | None:
 
 def _packed(metadata: Any, chunks: int, chunk_size: int, last: int) -> Dataset:
     raw = Superchunk(version=3, metadata=json.dumps(metadata).encode())
-    found = _open_file(raw.write([stored(bytes(chunk_size))] * chunks, (chunk_size, last)))
-    assert found is not None
-    return found
+    dataset = _open_file(raw.write([stored(bytes(chunk_size))] * chunks, (chunk_size, last)))
+    assert dataset is not None
+    return dataset
 
 
 ARRAY = {"container": "numpy", "dtype": "'<i4'", "shape": [10, 3], "order": "C"}
 
 
 def test_an_array_in_whole_rows_is_shown_as_one() -> None:
-    found = _packed({**ARRAY, "unit": "m"}, 4, 36, 12)
-    assert json.loads(found.documents["meta/storage"])["chunklen"] == 3
-    assert json.loads(found.documents["__attrs__"]) == {"unit": "m"}
-    assert found.collections[0].facts.shape == (10, 3)
+    dataset = _packed({**ARRAY, "unit": "m"}, 4, 36, 12)
+    assert json.loads(dataset.documents["meta/storage"])["chunklen"] == 3
+    assert json.loads(dataset.documents["__attrs__"]) == {"unit": "m"}
+    assert dataset.collections[0].facts.shape == (10, 3)
 
 
 @pytest.mark.parametrize(
@@ -339,10 +339,10 @@ def test_an_array_in_whole_rows_is_shown_as_one() -> None:
 )
 def test_what_is_no_array_in_whole_rows_is_shown_as_chunks(change: dict[str, Any], chunks: int, size: int) -> None:
     told = {k: v for k, v in {**ARRAY, **change}.items() if v is not None}
-    found = _packed(told, chunks, size, 4)
-    assert set(found.documents) == {"__attrs__"}
-    assert json.loads(found.documents["__attrs__"]) == told
-    assert found.collections[0].layers[0].format.grid == (chunks,)
+    dataset = _packed(told, chunks, size, 4)
+    assert set(dataset.documents) == {"__attrs__"}
+    assert json.loads(dataset.documents["__attrs__"]) == told
+    assert dataset.collections[0].layers[0].format.grid == (chunks,)
 
 
 @pytest.mark.parametrize("name", ["x.blp", "x.bp", "__0.bp", "__0__.blp"])
@@ -392,10 +392,10 @@ def test_any_metadata_of_a_pack_is_shown_or_told(data: st.DataObject) -> None:
     told = replaced(ARRAY, data.draw(st.sampled_from([(), *json_paths(ARRAY)])), data.draw(json_values))
     raw = Superchunk(version=3, metadata=json.dumps(told).encode())
     try:
-        found = _open_file(raw.write([stored(bytes(36))] * 4, (36, 12)))
+        dataset = _open_file(raw.write([stored(bytes(36))] * 4, (36, 12)))
     except ValueError:
         return
-    assert found is not None
+    assert dataset is not None
 
 
 # ---------------------------------------------------------------------------------------------------- trees
@@ -415,10 +415,10 @@ def test_the_tree(tmp_path: Path) -> None:
     (root / "meta/masks").write_bytes(b"kept")
     (root / "data/notes.txt").write_bytes(b"beside")
     tree = open_tree(str(tmp_path))
-    shown = {name.removeprefix("a/"): data for name, data in walk(tree).items()}
-    assert {n: d for n, d in shown.items() if n.endswith(".blp")} == chunks
-    others = {"meta/sizes", "meta/storage", "__attrs__", "meta/masks", "data/notes.txt"}
-    assert set(shown) == set(chunks) | others
+    view = {name.removeprefix("a/"): data for name, data in walk(tree).items()}
+    assert {n: d for n, d in view.items() if n.endswith(".blp")} == chunks
+    other_files = {"meta/sizes", "meta/storage", "__attrs__", "meta/masks", "data/notes.txt"}
+    assert set(view) == set(chunks) | other_files
     located = tree.locate("a/data/__6.blp")
     assert located.shard == "a/data/__2__.bin"
     assert located.size == len(chunks["data/__6.blp"]) - 16
@@ -474,13 +474,13 @@ def test_a_checksum_that_fails_is_damage_to_that_chunk_alone(tmp_path: Path) -> 
     _spoil(tmp_path, "data/__1__.bin", flip)
     tree = open_tree(str(tmp_path))
     for name, wanted in chunks.items():
-        found = tree.resolve(name)
-        assert found.size == len(wanted)  # listing and stat read no chunk
+        entry = tree.resolve(name)
+        assert entry.size == len(wanted)  # listing and stat read no chunk
         if name == "data/__2.blp":
             with pytest.raises(CorruptShardError, match="md5"):
-                tree.read(found.number, 0, 10**6)
+                tree.read(entry.number, 0, 10**6)
         else:
-            assert bytes(tree.read(found.number, 0, 10**6)) == wanted
+            assert bytes(tree.read(entry.number, 0, 10**6)) == wanted
 
 
 @pytest.mark.parametrize("header", [b"", b"blpk", b"x" * 40, b"blpk\x02\x01\x01\x01" + bytes(8) + b"\x7f" * 16])
@@ -506,9 +506,9 @@ def test_a_chunk_of_an_absurd_size_is_neither_allocated_nor_waited_for(tmp_path:
     with path.open("r+b") as file:
         file.truncate(2**32)  # so that the size could be true
     tree = open_tree(str(tmp_path))
-    found = tree.resolve("data/__0.blp")
+    entry = tree.resolve("data/__0.blp")
     with pytest.raises(CorruptShardError, match="limit"):
-        tree.read(found.number, 0, 10)
+        tree.read(entry.number, 0, 10)
 
 
 def test_a_grid_of_absurd_size_lists_what_is_there(tmp_path: Path) -> None:
@@ -534,7 +534,7 @@ def test_a_chunk_of_a_lost_superchunk_is_damaged(
     data_bcolz.write_array(tmp_path, np.arange(1, 21, dtype="u1").reshape(shape), 4, 2)
     if url:
         fsspec.filesystem("memory").put(f"{tmp_path}/", "lost", recursive=True)
-    lost, kept = tmp_path / "data/__2__.bin", (tmp_path / "data/__2__.bin").read_bytes()
+    lost, superchunk_bytes = tmp_path / "data/__2__.bin", (tmp_path / "data/__2__.bin").read_bytes()
     fs = fsspec.filesystem("memory") if url else fsspec.filesystem("file")
     path = "/lost/data/__2__.bin" if url else str(lost)
     try:
@@ -544,18 +544,18 @@ def test_a_chunk_of_a_lost_superchunk_is_damaged(
         fs.rm(path)
         tree = open_tree(url or str(tmp_path), layout=layout, index_ttl_s=0.01)
         assert sorted(_chunk_names(tree)) == sorted(chunks)
-        found = {}
+        messages = {}
         for name in chunks:
             try:
                 tree.resolve(name)
             except CorruptShardError as e:
-                found[name] = str(e)
-        assert len(found) == 2
-        assert all("data/__2__.bin: is missing" in why for why in found.values())
+                messages[name] = str(e)
+        assert len(messages) == 2
+        assert all("data/__2__.bin: is missing" in why for why in messages.values())
         assert "data/__2__.bin: is missing" in caplog.text
         summaries = [(s.chunks, s.shards, s.damaged) for t in (tree, whole) for s in t.survey.summaries()]
         assert summaries == [(3, 2, True), (5, 3, False)]
-        fs.pipe_file(path, kept)
+        fs.pipe_file(path, superchunk_bytes)
         tree = open_tree(url or str(tmp_path), layout=layout)
         assert {name: tree.resolve(name).size for name in chunks} == chunks
     finally:
@@ -654,8 +654,8 @@ def test_a_cold_chunk_costs_four_requests_and_a_warm_one_one(tmp_path: Path) -> 
     fs.pop()
 
     def read(name: str) -> bytes:
-        found = tree.lookup(directory, name.removeprefix("data/").encode())
-        return bytes(tree.read(found.number, 0, found.size))
+        entry = tree.lookup(directory, name.removeprefix("data/").encode())
+        return bytes(tree.read(entry.number, 0, entry.size))
 
     assert read("data/__0.blp") == chunks["data/__0.blp"]
     assert sorted(fs.pop()) == [("info", "__1__.bin"), *[("read", "__1__.bin")] * 3]
@@ -672,5 +672,5 @@ def test_listing_packs_costs_two_requests_each(tmp_path: Path) -> None:
     tree.attributes(ROOT)
     names = [e.name for e in entries(tree, ROOT)]
     assert names == [b"0.blp", b"1.blp", b"2.blp"]
-    asked = [request for request in fs.pop() if request[1].endswith(".blp")]
-    assert sorted(asked) == sorted((kind, f"{i}.blp") for i in range(3) for kind in ("info", "read"))
+    requests = [request for request in fs.pop() if request[1].endswith(".blp")]
+    assert sorted(requests) == sorted((kind, f"{i}.blp") for i in range(3) for kind in ("info", "read"))

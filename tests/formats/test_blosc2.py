@@ -37,10 +37,10 @@ CHUNKS = [chunk(bytes([65 + i]) * 10) for i in range(5)]
 
 def _chunks(data: bytes) -> list[bytes | str | None]:
     """The chunk in each slot; None where it is absent, the reason where it is damaged."""
-    found = Frame(MemoryBlob(data))
-    index = found.index().checked(len(data))
+    frame_chunks = Frame(MemoryBlob(data))
+    index = frame_chunks.index().checked(len(data))
     out: list[bytes | str | None] = []
-    for i in range(len(found.offsets)):
+    for i in range(len(frame_chunks.offsets)):
         try:
             extent = index.find(i)
             out.append(None if extent is None else data[extent[0] : sum(extent)])
@@ -101,26 +101,26 @@ def test_gaps_and_any_order() -> None:
 
 
 def test_the_sparse_frame_numbers_its_files() -> None:
-    shown = Frame(MemoryBlob(frame([CHUNKS[0], None, CHUNKS[2]], 10))).sparse()
-    assert shown[0x1A] == 1
-    assert struct.unpack(">Q", shown[0x10:0x18]) == (len(shown),)
-    assert struct.pack("<3q", 0, ZEROS, 2) in shown
-    assert not is_contiguous(shown)
+    frame_index = Frame(MemoryBlob(frame([CHUNKS[0], None, CHUNKS[2]], 10))).sparse()
+    assert frame_index[0x1A] == 1
+    assert struct.unpack(">Q", frame_index[0x10:0x18]) == (len(frame_index),)
+    assert struct.pack("<3q", 0, ZEROS, 2) in frame_index
+    assert not is_contiguous(frame_index)
 
 
 @pytest.mark.parametrize("offset", [2**62, 2**63 - 1, 10**6, 5 * 42 - 31, 1])
 def test_an_offset_that_leads_nowhere_is_damage_to_that_chunk_alone(offset: int) -> None:
-    found = _chunks(frame(CHUNKS, 10, entries=[(2, offset)]))
-    assert [found[i] for i in (0, 1, 3, 4)] == [CHUNKS[i] for i in (0, 1, 3, 4)]
-    assert isinstance(found[2], str)
+    frame_chunks = _chunks(frame(CHUNKS, 10, entries=[(2, offset)]))
+    assert [frame_chunks[i] for i in (0, 1, 3, 4)] == [CHUNKS[i] for i in (0, 1, 3, 4)]
+    assert isinstance(frame_chunks[2], str)
 
 
 @pytest.mark.parametrize("size", [0, 31, 5 * 42 + 1, 2**31 - 1, 2**32 - 1])
 def test_a_size_that_cannot_be(size: int) -> None:
     spoilt = CHUNKS[2][:12] + size.to_bytes(4, "little") + CHUNKS[2][16:]
-    found = _chunks(frame([*CHUNKS[:2], spoilt, *CHUNKS[3:]], 10))
-    assert isinstance(found[2], str)
-    assert found[3:] == CHUNKS[3:]
+    frame_chunks = _chunks(frame([*CHUNKS[:2], spoilt, *CHUNKS[3:]], 10))
+    assert isinstance(frame_chunks[2], str)
+    assert frame_chunks[3:] == CHUNKS[3:]
 
 
 def test_a_frame_that_ends_early() -> None:
@@ -181,14 +181,20 @@ def test_what_is_no_chunk_of_the_frame_is_not_written(new: bytes) -> None:
 
 
 def test_the_index_that_a_program_writes_must_say_the_same() -> None:
-    shown = Frame(MemoryBlob(frame(CHUNKS, 10))).sparse()
+    frame_index = Frame(MemoryBlob(frame(CHUNKS, 10))).sparse()
     zeros = Frame(MemoryBlob(frame([CHUNKS[0], None, *CHUNKS[2:]], 10))).sparse()
     other = Frame(MemoryBlob(frame(CHUNKS[:4], 10))).sparse()
-    assert not BLOSC2.differences(shown, shown)
-    assert not BLOSC2.differences(shown, zeros)
-    assert not BLOSC2.differences(shown, shown[:0x10] + bytes(8) + shown[0x18:]), "not complete yet"
-    for wrong in (other, b"", shown[:20], shown.replace(b"\x23", b"\x24"), shown[:0x32] + b"\x01" + shown[0x33:]):
-        assert BLOSC2.differences(shown, wrong)
+    assert not BLOSC2.differences(frame_index, frame_index)
+    assert not BLOSC2.differences(frame_index, zeros)
+    assert not BLOSC2.differences(frame_index, frame_index[:0x10] + bytes(8) + frame_index[0x18:]), "not complete yet"
+    for wrong in (
+        other,
+        b"",
+        frame_index[:20],
+        frame_index.replace(b"\x23", b"\x24"),
+        frame_index[:0x32] + b"\x01" + frame_index[0x33:],
+    ):
+        assert BLOSC2.differences(frame_index, wrong)
 
 
 def test_a_chunk_that_cannot_be_found_is_dead() -> None:
@@ -205,12 +211,12 @@ def test_any_change_gives_a_frame_or_a_reason(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 5))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = Frame(MemoryBlob(bytes(raw)))
-        index = found.index().checked(len(raw))
+        frame_chunks = Frame(MemoryBlob(bytes(raw)))
+        index = frame_chunks.index().checked(len(raw))
     except ValueError:
         return
-    found.sparse()
-    found.metalayer(b"b2nd")
+    frame_chunks.sparse()
+    frame_chunks.metalayer(b"b2nd")
     for slot in index.all_slots().tolist():
         try:
             start, size = index.extent_at(index.position(slot))
@@ -288,13 +294,13 @@ def _chunk_files(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def test_chunks_are_those_of_the_sparse_twin(written: Path) -> None:
     """Whose writer numbers its files in the order in which it made them, and has an index that says which is which."""
-    shown = walk(open_tree(str(written / "contiguous")))
+    tree_files = walk(open_tree(str(written / "contiguous")))
     for name in WRITERS:
         for i, number in enumerate(_numbers(written / "sparse" / name)):
-            mine = shown.get(f"{name}/{i:08X}.chunk")
+            mine = tree_files.get(f"{name}/{i:08X}.chunk")
             twin = written / "sparse" / name / f"{number:08X}.chunk"
             assert mine == (twin.read_bytes() if number >= 0 else None), (name, i)
-    assert {n for n in shown if not n.endswith(".chunk")} == {f"{name}/chunks.b2frame" for name in WRITERS}
+    assert {n for n in tree_files if not n.endswith(".chunk")} == {f"{name}/chunks.b2frame" for name in WRITERS}
 
 
 def test_what_is_told_of_them(written: Path) -> None:
@@ -305,8 +311,8 @@ def test_what_is_told_of_them(written: Path) -> None:
     assert facts["scalar.b2nd"] == ((), (), "<f8")
     assert facts["changed.b2frame"] == ((5980,), (20,), "4 bytes")
     located = tree.locate("ramp.b2nd/0000000A.chunk")
-    stored = (written / "contiguous" / located.shard).read_bytes()
-    assert stored[located.offset :][: located.size] == (written / "sparse/ramp.b2nd/0000000A.chunk").read_bytes()
+    source_bytes = (written / "contiguous" / located.shard).read_bytes()
+    assert source_bytes[located.offset :][: located.size] == (written / "sparse/ramp.b2nd/0000000A.chunk").read_bytes()
 
 
 def test_sparse_frames_are_as_they_are(written: Path) -> None:

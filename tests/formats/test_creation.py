@@ -34,7 +34,7 @@ _N5 = {
 
 
 @pytest.mark.parametrize(
-    ("layout", "source", "name", "document", "made"),
+    ("layout", "source", "name", "document", "document_names"),
     [
         ("zarr2", "zarr3", ".zarray", _zarray(), ["zarr.json"]),
         ("zarr2", "zarr3", ".zarray", _zarray(compressor={"id": "lz4", "acceleration": 1}, order="F"), ["zarr.json"]),
@@ -53,16 +53,16 @@ _N5 = {
     ],
 )
 def test_documents_that_the_source_can_express(
-    layout: str, source: str, name: str, document: dict[str, Any], made: list[str]
+    layout: str, source: str, name: str, document: dict[str, Any], document_names: list[str]
 ) -> None:
     form = _creation(layout, source)
-    found = form.edit("a", {}, name, json.dumps(document).encode())
-    assert sorted(found) == made
-    again = json.loads(form.show(found).get(name, b"{}"))
+    documents = form.edit("a", {}, name, json.dumps(document).encode())
+    assert sorted(documents) == document_names
+    again = json.loads(form.show(documents).get(name, b"{}"))
     for member, value in document.items():
         assert member == "n5" or again[member] == value, member
     if layout != "precomputed":  # whose arrays have documents in other directories
-        assert form.has_arrays("a", found) is (name == ".zarray" or "dimensions" in document)
+        assert form.has_arrays("a", documents) is (name == ".zarray" or "dimensions" in document)
 
 
 @pytest.mark.parametrize(

@@ -100,10 +100,10 @@ def test_any_array_of_rows_is_read(tmp_path_factory: pytest.TempPathFactory, wri
     data, how = written
     path = tmp_path_factory.mktemp("bcolz")
     write_zarr(path / "a", data, **how)
-    shown = walk(_shown(path))
-    found = read(shown, "a")
-    assert found.dtype.newbyteorder("=") == data.dtype
-    np.testing.assert_array_equal(found, data)
+    tree_files = walk(_shown(path))
+    values = read(tree_files, "a")
+    assert values.dtype.newbyteorder("=") == data.dtype
+    np.testing.assert_array_equal(values, data)
 
 
 @pytest.mark.parametrize(
@@ -121,17 +121,17 @@ def test_any_array_of_rows_is_read(tmp_path_factory: pytest.TempPathFactory, wri
 def test_blosc_passes_and_all_else_is_wrapped(chain: list[Any], passes: bool, tmp_path: Path) -> None:
     data = ramp((9, 6), "uint16")
     write_zarr(tmp_path / "a", data, (4, 6), chain, shard=(8, 6))
-    shown, native = walk(_shown(tmp_path)), walk(open_tree(str(tmp_path)))
-    assert shown.keys() == {f"a/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")} | {
+    tree_files, native = walk(_shown(tmp_path)), walk(open_tree(str(tmp_path)))
+    assert tree_files.keys() == {f"a/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")} | {
         f"a/data/__{i}.blp" for i in range(3)
     }
     for i in range(3):
         chunk = native[f"a/c/{i}/0"]
         if passes:
-            assert shown[f"a/data/__{i}.blp"] == BLP + chunk[: len(chunk) - 4 * (chain[-1] is CRC)]
+            assert tree_files[f"a/data/__{i}.blp"] == BLP + chunk[: len(chunk) - 4 * (chain[-1] is CRC)]
         else:
             rows = data[4 * i : 4 * i + 4].astype(">u2" if chain[0] is BIG else "<u2").tobytes()
-            assert shown[f"a/data/__{i}.blp"] == BLP + stored(rows, 2)
+            assert tree_files[f"a/data/__{i}.blp"] == BLP + stored(rows, 2)
 
 
 def test_documents(tmp_path: Path) -> None:
@@ -139,22 +139,24 @@ def test_documents(tmp_path: Path) -> None:
     write_zarr(tmp_path / "g/a", ramp((9, 6), ">f4"), (4, 6), [BIG, BLOSC], attributes=user)
     write_json(tmp_path / "g/zarr.json", group_document(of="g", inf=float("inf")))
     (tmp_path / "g/README").write_text("kept")
-    shown = walk(_shown(tmp_path))
-    assert json.loads(shown["g/a/meta/sizes"]) == {"shape": [9, 6], "nbytes": 216, "cbytes": 216}
-    assert json.loads(shown["g/a/meta/storage"]) == {
+    tree_files = walk(_shown(tmp_path))
+    assert json.loads(tree_files["g/a/meta/sizes"]) == {"shape": [9, 6], "nbytes": 216, "cbytes": 216}
+    assert json.loads(tree_files["g/a/meta/storage"]) == {
         "dtype": ">f4",
         "cparams": {"clevel": 5, "shuffle": 1, "cname": "lz4", "quantize": 0},
         "chunklen": 4,
         "expectedlen": 9,
         "dflt": 0.0,
     }
-    assert json.loads(shown["g/a/__attrs__"]) == user
+    assert json.loads(tree_files["g/a/__attrs__"]) == user
     assert all(
-        shown[name].isascii() and shown[name].endswith(b"\n") for name in shown if "meta" in name or "attrs" in name
+        tree_files[name].isascii() and tree_files[name].endswith(b"\n")
+        for name in tree_files
+        if "meta" in name or "attrs" in name
     )
-    assert json.loads(shown["g/__attrs__"]) == {"of": "g", "inf": "Infinity"}
-    assert shown["g/README"] == b"kept"
-    assert not any("zarr" in name for name in shown)
+    assert json.loads(tree_files["g/__attrs__"]) == {"of": "g", "inf": "Infinity"}
+    assert tree_files["g/README"] == b"kept"
+    assert not any("zarr" in name for name in tree_files)
 
 
 @pytest.mark.parametrize(
@@ -205,17 +207,17 @@ def write_slabs(root: Path, data: Data, thickness: int) -> None:
 def test_slabs_of_a_volume_are_rows(tmp_path: Path) -> None:
     data = ramp((10, 4, 5), "uint16")
     write_slabs(tmp_path, data, 3)
-    shown = walk(_shown(tmp_path))
-    np.testing.assert_array_equal(read(shown, "slabs"), data)
-    assert shown.keys() == {f"slabs/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")} | {
+    tree_files = walk(_shown(tmp_path))
+    np.testing.assert_array_equal(read(tree_files, "slabs"), data)
+    assert tree_files.keys() == {f"slabs/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")} | {
         f"slabs/data/__{i}.blp" for i in range(4)
     }
 
 
 def test_no_rows(tmp_path: Path) -> None:
     write_zarr(tmp_path / "a", np.zeros((0, 3), "int32"), (4, 3), [LITTLE])
-    shown = walk(_shown(tmp_path))
-    assert shown.keys() == {f"a/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")}
+    tree_files = walk(_shown(tmp_path))
+    assert tree_files.keys() == {f"a/{n}" for n in ("meta/sizes", "meta/storage", "__attrs__")}
     assert _shown(tmp_path).resolve("a/data").directory
 
 
@@ -275,9 +277,11 @@ def test_any_array_of_bcolz_is_read_in_other_layouts(
     path = tmp_path_factory.mktemp("columns")
     _write(kind, path / "source/a.blp", data, chunklen)
     for layout in ("zarr3", "zarr2"):
-        shown = walk(_shown(path / "source", layout))
-        assert not any(n.split("/")[-1].endswith((".blp", ".bin")) or "meta/" in n or "attrs__" in n for n in shown)
-        write_files(path / layout, shown)
+        tree_files = walk(_shown(path / "source", layout))
+        assert not any(
+            n.split("/")[-1].endswith((".blp", ".bin")) or "meta/" in n or "attrs__" in n for n in tree_files
+        )
+        write_files(path / layout, tree_files)
         array = zarr.open_array(str(path / layout / "a.blp"), mode="r")
         assert array.attrs.asdict() == {"user": [1]}
         np.testing.assert_array_equal(np.asarray(array[...]), data)
@@ -297,13 +301,13 @@ def _read_n5(path: Path) -> Data:
 def test_chunks_pass_but_for_the_last(kind: str, tmp_path: Path) -> None:
     data = ramp((10, 3), "uint16")
     _write(kind, tmp_path / "a.blp", data, 4)
-    shown = walk(_shown(tmp_path, "zarr3"))
-    assert [shown[f"a.blp/c/{i}/0"] for i in (0, 1)] == chunks_of(data, 4, "lz4" if kind in SOURCES[2:] else "blosclz")[
-        :2
-    ]
-    assert shown["a.blp/c/2/0"] == stored(np.pad(data[8:], ((0, 2), (0, 0))).tobytes(), 2)
-    assert json.loads(shown["a.blp/zarr.json"])["codecs"][-1]["name"] == "blosc"
-    assert json.loads(shown["a.blp/zarr.json"])["attributes"] == {"user": [1]}
+    tree_files = walk(_shown(tmp_path, "zarr3"))
+    assert [tree_files[f"a.blp/c/{i}/0"] for i in (0, 1)] == chunks_of(
+        data, 4, "lz4" if kind in SOURCES[2:] else "blosclz"
+    )[:2]
+    assert tree_files["a.blp/c/2/0"] == stored(np.pad(data[8:], ((0, 2), (0, 0))).tobytes(), 2)
+    assert json.loads(tree_files["a.blp/zarr.json"])["codecs"][-1]["name"] == "blosc"
+    assert json.loads(tree_files["a.blp/zarr.json"])["attributes"] == {"user": [1]}
 
 
 @pytest.mark.parametrize("layout", ["zarr3", "zarr2", "n5"])
@@ -359,10 +363,10 @@ def test_tables_of_bcolz_are_groups(tmp_path: Path) -> None:
         write_carray(tmp_path / "t" / name, ramp((5,), dtype), 2)
     write_json(tmp_path / "t/__rootdirs__", {"names": ["x", "y"]})
     write_json(tmp_path / "t/__attrs__", {"of": "t"})
-    shown = walk(_shown(tmp_path, "zarr3"))
-    assert json.loads(shown["t/zarr.json"])["attributes"] == {"of": "t"}
-    assert {"t/x/zarr.json", "t/y/c/2"} <= shown.keys()
-    assert not any(n.startswith("t/__") for n in shown)
+    tree_files = walk(_shown(tmp_path, "zarr3"))
+    assert json.loads(tree_files["t/zarr.json"])["attributes"] == {"of": "t"}
+    assert {"t/x/zarr.json", "t/y/c/2"} <= tree_files.keys()
+    assert not any(n.startswith("t/__") for n in tree_files)
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def _shown(path: Path, layout: str = "zarr3", *, skip: bool = False) -> Tree:
 
 
 def _opened(document: Any) -> Dataset:
-    found = Hierarchy(".json").open(
+    dataset = Hierarchy(".json").open(
         "h/data/root/a", "data/root/a", {"meta/root/a.array.json": json.dumps(document).encode()}
     )
-    assert found is not None
-    return found
+    assert dataset is not None
+    return dataset
 
 
 def _described(**members: Any) -> Described:
@@ -78,7 +78,7 @@ def _described(**members: Any) -> Described:
 
 
 @pytest.mark.parametrize(
-    ("told", "native", "stored"),
+    ("told", "native", "numpy_type"),
     [
         ("bool", "|b1", "|b1"),
         ("i1", "|i1", "|i1"),
@@ -88,17 +88,17 @@ def _described(**members: Any) -> Described:
         ({"extension": "https://example.org/complex", "type": "<c8", "fallback": None}, "<c8", "<c8"),
     ],
 )
-def test_data_types_have_many_spellings(told: Any, native: str, stored: str) -> None:
+def test_data_types_have_many_spellings(told: Any, native: str, numpy_type: str) -> None:
     array = _described(data_type=told)
-    assert (array.data_type, array.encoding.data_type) == (native, stored)
+    assert (array.data_type, array.encoding.data_type) == (native, numpy_type)
 
 
 @pytest.mark.parametrize("told", ["|O", "<M8[ns]", "r16", "<U3", 7, "<f3", {"extension": "x", "type": "|V8"}])
 def test_other_data_types_are_not_described(told: Any) -> None:
     for transformers in ((), (sharding(2, 2),)):
-        found = _opened(array_document((7, 10), (2, 3), *transformers, data_type=told))
-        assert "data type" in found.indescribable
-        assert len(found.collections) == len(transformers)
+        dataset = _opened(array_document((7, 10), (2, 3), *transformers, data_type=told))
+        assert "data type" in dataset.indescribable
+        assert len(dataset.collections) == len(transformers)
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
@@ -133,7 +133,7 @@ def test_what_is_unknown_is_not_described(members: Any, why: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("data_type", "told", "found"),
+    ("data_type", "told", "fill"),
     [
         ("<f4", "NaN", "NaN"),
         (">f8", -0.5, -0.5),
@@ -144,8 +144,8 @@ def test_what_is_unknown_is_not_described(members: Any, why: str, tmp_path: Path
         ("u1", 255, 255),
     ],
 )
-def test_fill_values(data_type: Any, told: Any, found: Any) -> None:
-    assert _described(data_type=data_type, fill_value=told).fill_value == found
+def test_fill_values(data_type: Any, told: Any, fill: Any) -> None:
+    assert _described(data_type=data_type, fill_value=told).fill_value == fill
 
 
 def test_names_of_axes_are_those_of_xarray() -> None:
@@ -186,20 +186,20 @@ def _group(**attributes: Any) -> dict[str, Any]:
 
 
 def test_the_hierarchy_stands_where_its_document_lies(hierarchy: Path) -> None:
-    shown = walk(_shown(hierarchy))
-    documents = {name: json.loads(data) for name, data in shown.items() if name.endswith("zarr.json")}
+    tree_files = walk(_shown(hierarchy))
+    documents = {name: json.loads(data) for name, data in tree_files.items() if name.endswith("zarr.json")}
     groups = {path.removesuffix("zarr.json"): d for path, d in documents.items() if d["node_type"] == "group"}
     implied = dict.fromkeys(("", "h/", "h/g/implied/", "h/empty/"), _group())
     assert groups == {**implied, "h/g/": _group(of="g")}
     arrays = {path.removesuffix("/zarr.json") for path, d in documents.items() if d["node_type"] == "array"}
     assert arrays == {"h/g/a", "h/g/implied/plain", "h/g/nothing"}
     assert documents["h/g/a/zarr.json"]["attributes"] == {"user": [1]}
-    assert {n: d for n, d in shown.items() if n not in documents and "/a/" not in n} == {
+    assert {n: d for n, d in tree_files.items() if n not in documents and "/a/" not in n} == {
         "h/g/README": b"kept",
         "h/g/implied/plain/c/0": b"ab",
         "h/g/implied/plain/c/1": b"cd",
     }
-    assert sum(n.startswith("h/g/a/c/") for n in shown) == 16
+    assert sum(n.startswith("h/g/a/c/") for n in tree_files) == 16
 
 
 def test_it_may_be_the_root(hierarchy: Path) -> None:
@@ -215,8 +215,8 @@ def test_other_layouts(hierarchy: Path) -> None:
     assert {"g/a/.zarray", "g/a/3/3", "g/nothing/.zarray", "g/implied/.zgroup"} <= zarr2.keys()
     consolidated = json.loads(zarr2[".zmetadata"])["metadata"]
     assert {"g/.zattrs", "g/a/.zarray", "g/nothing/.zarray", "empty/.zgroup"} <= consolidated.keys()
-    for shown in (n5, zarr2):
-        assert not any(name.startswith(("data", "meta")) or "zarr.json" in name for name in shown)
+    for tree_files in (n5, zarr2):
+        assert not any(name.startswith(("data", "meta")) or "zarr.json" in name for name in tree_files)
 
 
 def test_paths_are_those_that_are_shown(hierarchy: Path) -> None:
@@ -233,8 +233,8 @@ def test_many_threads_open_it_at_once(hierarchy: Path) -> None:
     for _ in range(20):
         tree = Tree(Datasets(open_store(str(hierarchy)), ByteLRU(1 << 20), ByteLRU(1 << 20), layout="zarr3"))
         with ThreadPoolExecutor(8) as pool:
-            found = pool.map(tree.resolve, ["h/g/a/c/1/0"] * 8)
-            assert [one.size for one in found] == [wanted] * 8
+            entries = pool.map(tree.resolve, ["h/g/a/c/1/0"] * 8)
+            assert [one.size for one in entries] == [wanted] * 8
 
 
 def test_moving_twice_is_moving_once() -> None:
@@ -256,16 +256,21 @@ def test_a_store_behind_fsspec(hierarchy: Path) -> None:
 
 
 def test_the_native_layout_is_as_before(hierarchy: Path) -> None:
-    shown = walk(open_tree(str(hierarchy)))
-    assert {"h/zarr.json", "h/meta/root/g.group.json", "h/data/root/g/a/c3/3", "h/data/root/g/README"} <= shown.keys()
-    assert not any(name.startswith("h/g/") for name in shown)
+    tree_files = walk(open_tree(str(hierarchy)))
+    assert {
+        "h/zarr.json",
+        "h/meta/root/g.group.json",
+        "h/data/root/g/a/c3/3",
+        "h/data/root/g/README",
+    } <= tree_files.keys()
+    assert not any(name.startswith("h/g/") for name in tree_files)
 
 
 def test_an_array_at_the_root_of_a_hierarchy(tmp_path: Path) -> None:
     write_hierarchy(tmp_path, {}, {"c0": b"ab", "c1": b"cd"})
     write_json(tmp_path / "meta/root.array.json", array_document((4,), (2,)))
-    shown = walk(_shown(tmp_path))
-    assert shown.keys() == {"zarr.json", "c/0", "c/1"}
+    tree_files = walk(_shown(tmp_path))
+    assert tree_files.keys() == {"zarr.json", "c/0", "c/1"}
 
 
 def test_a_groups_document_that_cannot_be_read(tmp_path: Path) -> None:
@@ -333,5 +338,5 @@ def test_any_array_is_read(tmp_path_factory: pytest.TempPathFactory, written: tu
     _written(path / "source", data, how)
     for layout in ("zarr3", "zarr2"):
         write_files(path / layout, walk(_shown(path / "source", layout)))
-        found = np.asarray(zarr.open_array(str(path / layout / "a"), mode="r")[...])
-        np.testing.assert_array_equal(found, data)
+        values = np.asarray(zarr.open_array(str(path / layout / "a"), mode="r")[...])
+        np.testing.assert_array_equal(values, data)

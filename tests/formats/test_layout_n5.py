@@ -77,10 +77,10 @@ def _read_zarr(path: Path) -> Data:
 @pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_n5_is_shown_as_zarr(name: str, variants: Mapping[str, data_n5.Dataset], tmp_path: Path) -> None:
     """In shards and not: both are described alike."""
-    found = variants[name]
-    for source in (found.path, found.twin):
+    variant = variants[name]
+    for source in (variant.path, variant.twin):
         write_files(tmp_path / source.name, walk(open_tree(str(source), layout="zarr2")))
-        assert _equal(_read_zarr(tmp_path / source.name / MEMBER), found.array.T)
+        assert _equal(_read_zarr(tmp_path / source.name / MEMBER), variant.array.T)
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS))
@@ -114,9 +114,9 @@ def test_codecs_are_called_as_in_zarr(compression: Any, codec: Codec) -> None:
 
 
 def _described(document: Any) -> Array:
-    found = N5.open("a", {"attributes.json": json.dumps(document).encode()})
-    assert found is not None
-    (collection,) = (*found.collections, *found.unsharded)
+    dataset = N5.open("a", {"attributes.json": json.dumps(document).encode()})
+    assert dataset is not None
+    (collection,) = (*dataset.collections, *dataset.unsharded)
     assert collection.array is not None
     return collection.array
 
@@ -194,15 +194,15 @@ def test_hostile_documents_harm_nothing_beside_them(name: str, layout: str, tmp_
     tree = open_tree(str(tmp_path), layout=layout, skip_unsupported=True)
     for path in islice(files(tree), 3000):
         with suppress(CorruptShardError, OSError):
-            found = tree.resolve(path)
-            tree.read(found.number, 0, 100)
-    shown = read_all(tree, tree.resolve("good/0/0"))
-    assert shown[-4:] == good.good["0/0"][-4:]
+            entry = tree.resolve(path)
+            tree.read(entry.number, 0, 100)
+    tree_files = read_all(tree, tree.resolve("good/0/0"))
+    assert tree_files[-4:] == good.good["0/0"][-4:]
 
 
 def _unsharded(document: Any) -> Any:
-    kept = {name: value for name, value in document.items() if name not in ("codecs", "storage_transformers")}
-    return {**kept, "compression": data_n5.GZIP}
+    members = {name: value for name, value in document.items() if name not in ("codecs", "storage_transformers")}
+    return {**members, "compression": data_n5.GZIP}
 
 
 def test_blocks_of_odd_shapes(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_blocks_of_odd_shapes(tmp_path: Path) -> None:
     raw = {"type": "raw"}
     write_json(tmp_path / "a/attributes.json", {**document, "compression": raw})
     write_files(tmp_path / "a", {"0": header((2,)) + b"\x01\x02", "1": header((4,), 4) + b"abcd"})
-    shown = walk(open_tree(str(tmp_path), layout="zarr2"))
-    assert (shown["a/0"], shown["a/1"]) == (b"\x01\x02\0\0", b"abcd")
+    tree_files = walk(open_tree(str(tmp_path), layout="zarr2"))
+    assert (tree_files["a/0"], tree_files["a/1"]) == (b"\x01\x02\0\0", b"abcd")
 
 
 # ---------------------------------------------------------------------------------------------- Zarr v3 as source
@@ -260,8 +260,10 @@ def _shown_as(data: Data) -> Data:
     return data.astype("uint8") if data.dtype == bool else data
 
 
-def _equal(left: Data, right: Data) -> bool:
-    return left.shape == right.shape and left.dtype == right.dtype and bool(((left == right) | (left != left)).all())
+def _equal(first: Data, right: Data) -> bool:
+    return (
+        first.shape == right.shape and first.dtype == right.dtype and bool(((first == right) | (first != first)).all())
+    )
 
 
 _DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
@@ -334,11 +336,14 @@ def test_payloads_pass_where_they_can(chain: list[Any], compression: Any, passes
     write_zarr(tmp_path / "a", _ISLAND, (4, 5), chain, shard=(8, 10))
     tree = _n5(tmp_path)
     assert _document(tree, "a") == attributes((14, 9), (5, 4), "uint16", compression=compression)
-    shown, native = walk(tree), walk(open_tree(str(tmp_path)))
-    assert shown.keys() == {f"a/{x}/{y}" for x in range(3) for y in range(3)} | {"attributes.json", "a/attributes.json"}
+    tree_files, native = walk(tree), walk(open_tree(str(tmp_path)))
+    assert tree_files.keys() == {f"a/{x}/{y}" for x in range(3) for y in range(3)} | {
+        "attributes.json",
+        "a/attributes.json",
+    }
     cut = 4 * sum(c is CRC for c in chain)
     for x, y in np.ndindex(3, 3):
-        block, chunk = shown[f"a/{x}/{y}"], native[f"a/c/{y}/{x}"]
+        block, chunk = tree_files[f"a/{x}/{y}"], native[f"a/c/{y}/{x}"]
         if passes:
             assert block == header((5, 4)) + chunk[: len(chunk) - cut]
         else:
@@ -354,13 +359,13 @@ def test_a_root_has_the_version_and_groups_their_attributes(tmp_path: Path) -> N
     write_zarr(tmp_path / "g/a", _ISLAND, (4, 5), [BIG], attributes=user, dimension_names=["y", "x"])
     (tmp_path / "g/README").write_text("kept")
     tree = _n5(tmp_path)
-    shown = walk(tree)
-    assert not any("zarr" in name or name.split("/")[-2:-1] == ["c"] for name in shown)
-    assert json.loads(shown["attributes.json"]) == {"n5": "2.0.0", "root": True}
-    assert json.loads(shown["g/attributes.json"]) == {**user, "inf": "Infinity"}
-    assert "empty/attributes.json" not in shown
-    assert shown["g/README"] == b"kept"
-    document = json.loads(shown["g/a/attributes.json"])
+    tree_files = walk(tree)
+    assert not any("zarr" in name or name.split("/")[-2:-1] == ["c"] for name in tree_files)
+    assert json.loads(tree_files["attributes.json"]) == {"n5": "2.0.0", "root": True}
+    assert json.loads(tree_files["g/attributes.json"]) == {**user, "inf": "Infinity"}
+    assert "empty/attributes.json" not in tree_files
+    assert tree_files["g/README"] == b"kept"
+    document = json.loads(tree_files["g/a/attributes.json"])
     assert document["axes"] == ["x", "y"]
     assert {name: document[name] for name in user} == user
 
@@ -368,8 +373,8 @@ def test_a_root_has_the_version_and_groups_their_attributes(tmp_path: Path) -> N
 def test_an_array_may_be_the_root(tmp_path: Path) -> None:
     write_zarr(tmp_path, _ISLAND, (4, 5), [LITTLE])
     tree = _n5(tmp_path)
-    shown = json.loads(read_all(tree, tree.resolve("attributes.json")))
-    assert shown == {"n5": "2.0.0", **attributes((14, 9), (5, 4), "uint16", compression={"type": "raw"})}
+    document = json.loads(read_all(tree, tree.resolve("attributes.json")))
+    assert document == {"n5": "2.0.0", **attributes((14, 9), (5, 4), "uint16", compression={"type": "raw"})}
     write_files(tmp_path / "shown", walk(tree))
     assert _equal(_read_tensorstore(tmp_path / "shown", "."), _ISLAND)
 
@@ -378,8 +383,8 @@ def test_names_of_n5_win_over_those_of_the_user(tmp_path: Path) -> None:
     user = {"dimensions": "mine", "compression": 7, "n5": "9.0.0", "axes": [1], "codecs": [], "kept": 1}
     write_zarr(tmp_path / "a", _ISLAND, (4, 5), [BIG], attributes=user, dimension_names=["y", "x"])
     tree = _n5(tmp_path)
-    own = attributes((14, 9), (5, 4), "uint16", compression={"type": "raw"}, axes=["x", "y"])
-    assert _document(tree, "a") == {**own, "kept": 1}
+    n5_attributes = attributes((14, 9), (5, 4), "uint16", compression={"type": "raw"}, axes=["x", "y"])
+    assert _document(tree, "a") == {**n5_attributes, "kept": 1}
     assert {p.why.split(":")[0] for p in tree.problems()} == {f"attribute {name!r}" for name in user if name != "kept"}
     assert all(p.path == "a" and p.skipped for p in tree.problems())
 
@@ -489,9 +494,9 @@ def test_what_n5_cannot_say_is_refused_when_mounted(
     tree = _n5(tmp_path, skip=True)
     assert [(p.path, p.skipped) for p in tree.problems()] == [("g/odd", True)]
     assert why in tree.problems()[0].why
-    shown = walk(tree)
-    assert "g/even/attributes.json" in shown
-    assert not any(name.startswith("g/odd") for name in shown)
+    tree_files = walk(tree)
+    assert "g/even/attributes.json" in tree_files
+    assert not any(name.startswith("g/odd") for name in tree_files)
 
 
 def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
@@ -505,24 +510,24 @@ def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]
 
 def test_a_block_of_fill_value_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_zarr(tmp_path / "a", np.full((40, 40), 7, "uint16"), (4, 4), [BIG, GZIP], fill_value=7)
-    made, encode = [], encoders.encode
+    blocks, encode = [], encoders.encode
 
     def counted(chain: Sequence[Codec], data: bytes) -> bytes:
-        made.append(len(data))
+        blocks.append(len(data))
         return encode(chain, data)
 
     monkeypatch.setattr("shardfs.codecs.encoded_chunks.encode", counted)
     assert len(walk(_n5(tmp_path))) == 102
-    assert made.count(32) == 1
+    assert blocks.count(32) == 1
 
 
 def test_fill_values_that_are_zero_are_not_stored_but_the_other_zero_is(tmp_path: Path) -> None:
     for name, fill in (("zero", 0.0), ("minus", -0.0)):
         write_zarr(tmp_path / name, np.full((4, 4), fill, "float32"), (2, 4), [BIG], fill_value=fill)
-    shown = walk(_n5(tmp_path))
+    tree_files = walk(_n5(tmp_path))
     documents = {"attributes.json", "zero/attributes.json", "minus/attributes.json"}
-    assert shown.keys() == documents | {"minus/0/0", "minus/0/1"}
-    assert shown["minus/0/1"] == header((4, 2)) + np.full(8, -0.0, ">f4").tobytes()
+    assert tree_files.keys() == documents | {"minus/0/0", "minus/0/1"}
+    assert tree_files["minus/0/1"] == header((4, 2)) + np.full(8, -0.0, ">f4").tobytes()
 
 
 def test_chunks_too_large_to_be_made_are_refused(tmp_path: Path) -> None:
@@ -544,13 +549,13 @@ def _described_arrays(draw: st.DrawFn) -> tuple[Array, Data]:
     chunk = tuple(draw(st.integers(1, 4)) for _ in range(rank))
     shape = tuple(draw(st.integers(1, 9)) for _ in range(rank))
     dtype = np.dtype(draw(st.sampled_from(("bool", "uint8", "uint16", "int32", "float64"))))
-    stored = dtype.newbyteorder(draw(st.sampled_from("<>"))).str
+    source_bytes = dtype.newbyteorder(draw(st.sampled_from("<>"))).str
     around: list[Codec] = [Codec("gzip", {"level": 1}), Codec("numcodecs.bz2", {"level": 1}), Codec("numcodecs.lzma")]
     around += [Codec("zstd"), Codec("blosc", {"cname": "zstd", "shuffle": "shuffle", "typesize": dtype.itemsize})]
     chain = draw(st.lists(st.sampled_from(around), max_size=2)) + draw(st.sampled_from(([], [Codec("crc32c")])))
     order = tuple(draw(st.permutations(range(rank))))
     frame: Literal["none", "bcolz"] = "bcolz" if draw(st.booleans()) else "none"
-    encoding = ChunkEncoding(stored, order, clipped=draw(st.booleans()), codecs=tuple(chain), frame=frame)
+    encoding = ChunkEncoding(source_bytes, order, clipped=draw(st.booleans()), codecs=tuple(chain), frame=frame)
     # Of axes with one chunk some need no place in the grid, and those that have one stand in any order.
     placed = [a for a in range(rank) if shape[a] > chunk[a] or draw(st.booleans())]
     mixed = draw(st.permutations(placed))
@@ -584,26 +589,31 @@ def test_any_described_array_is_read_as_n5(
     layer = Layer(Unsharded(grid, lambda cell: ".".join(map(str, cell)), partial(cell_of, separator=".", rank=rank)))
     facts = Facts(array.shape, array.chunk, None, array.data_type, "none")
     collection = Collection("made", "", NestedNames(grid), (layer,), (), facts, array=array)
-    (shown,) = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), Surroundings()).collections
+    (n5_collection,) = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), Surroundings()).collections
     documents = N5.show("a", Dataset("made", unsharded=(collection,), closed=True), Surroundings()).documents
     wanted = data.copy()
     for cell in np.ndindex(*array.grid):
         place = tuple(cell[array.grid_axes.index(i)] for i in range(rank))
-        values = shown.names.values(np.array([place], np.uint64).reshape(1, rank))
-        names = [shown.names.render(level, values[:, level])[0].decode() for level in range(len(array.shape))]
+        values = n5_collection.names.values(np.array([place], np.uint64).reshape(1, rank))
+        names = [n5_collection.names.render(level, values[:, level])[0].decode() for level in range(len(array.shape))]
         assert names == [str(i) for i in cell[::-1]]
-        assert shown.names.coords(tuple(values[0].tolist())) == place
+        assert n5_collection.names.coords(tuple(values[0].tolist())) == place
         if draw.draw(st.booleans()):
-            stored = _stored(array, data, cell)
-            assert shown.transform is not None
-            block = bytes(shown.transform.show(place, stored))
-            told = shown.transform.sizes(np.array([place], np.uint64).reshape(1, rank), np.array([len(stored)]))
+            source_document = _stored(array, data, cell)
+            assert n5_collection.transform is not None
+            block = bytes(n5_collection.transform.show(place, source_document))
+            told = n5_collection.transform.sizes(
+                np.array([place], np.uint64).reshape(1, rank), np.array([len(source_document)])
+            )
         else:
             wanted[tuple(slice(i * c, (i + 1) * c) for i, c in zip(cell, array.chunk, strict=True))] = array.fill_value
-            if shown.filler is None:
+            if n5_collection.filler is None:
                 assert not array.fill_value
                 continue
-            block, told = shown.filler.show(place), shown.filler.sizes(np.array([place], np.uint64).reshape(1, rank))
+            block, told = (
+                n5_collection.filler.show(place),
+                n5_collection.filler.sizes(np.array([place], np.uint64).reshape(1, rank)),
+            )
         assert told.tolist() == [len(block)]
         write_files(path, {"/".join(names): block})
     write_files(path, documents)
@@ -668,9 +678,9 @@ def test_an_image_is_shown_as_viewers_of_n5_look_for_it(tmp_path: Path) -> None:
     assert back.axes == _CZYX
     assert [level.path for level in back.levels] == ["s0", "s1", "s2"]
     assert [level.scale for level in back.levels] == [(1, 2, 40, 30.5), (1, 4, 80, 61), (1, 8, 160, 122)]
-    for gone in ("image/0", "image/0/zarr.json", "image/zarr.json"):
+    for absent_path in ("image/0", "image/0/zarr.json", "image/zarr.json"):
         with pytest.raises(FileNotFoundError):
-            tree.resolve(gone)
+            tree.resolve(absent_path)
 
 
 def test_an_image_in_space_has_a_resolution_and_an_offset(tmp_path: Path) -> None:
@@ -685,31 +695,35 @@ def test_an_image_in_space_has_a_resolution_and_an_offset(tmp_path: Path) -> Non
 
 def test_a_volume_has_its_scales_as_levels() -> None:
     """Of which a precomputed volume has the collections in the directories below, beside their document."""
-    stored, levels = [], []
+    scale_collections, levels = [], []
     for key, n in (("8_8_8", 8), ("16_16_16", 4)):
         encoding = ChunkEncoding("|u1", (0, 1, 2, 3), clipped=True)
         array = Array((1, n, n, n), (1, 4, 4, 4), "|u1", encoding, (None, 2, 1, 0), offset=(0, 3, 2, 1))
         grid = array.grid[:0:-1]
         layer = Layer(Unsharded(grid, lambda _: "x", lambda _: None))
         facts = Facts((n, n, n, 1), (4, 4, 4, 1), None, "uint8", "none")
-        stored.append(Collection("made", key, NestedNames(grid), (layer,), (), facts, array=array))
+        scale_collections.append(Collection("made", key, NestedNames(grid), (layer,), (), facts, array=array))
         levels.append(Level(key, (1, 64 / n, 64 / n, 64 / n), (0, 24, 16, 8)))
     axes = (Axis("c", "channel"), *(Axis(name, "space", "nanometer") for name in "zyx"))
     form = frozenset(("info",))
     source = Dataset(
-        "made", tuple(stored), format_names=form, attributes={}, multiscales=(Multiscale("", axes, tuple(levels)),)
+        "made",
+        tuple(scale_collections),
+        format_names=form,
+        attributes={},
+        multiscales=(Multiscale("", axes, tuple(levels)),),
     )
     assert list(N5.children(source, set())) == []
-    shown = N5.show("volume", source, Surroundings())
-    assert [(c.path, c.shards) for c in shown.collections] == [("s0", "8_8_8"), ("s1", "16_16_16")]
-    assert shown.hidden == {"info", "8_8_8", "16_16_16"}
-    documents = {name: json.loads(raw) for name, raw in shown.documents.items()}
+    unsharded = N5.show("volume", source, Surroundings())
+    assert [(c.path, c.shards) for c in unsharded.collections] == [("s0", "8_8_8"), ("s1", "16_16_16")]
+    assert unsharded.hidden == {"info", "8_8_8", "16_16_16"}
+    documents = {name: json.loads(raw) for name, raw in unsharded.documents.items()}
     assert documents.keys() == {"attributes.json", "s0/attributes.json", "s1/attributes.json"}
     assert documents["attributes.json"]["scales"] == [[1, 1, 1, 1], [2, 2, 2, 1]]
     assert documents["s1/attributes.json"]["dimensions"] == [4, 4, 4, 1]
     assert documents["s1/attributes.json"]["offset"] == [8, 16, 24, 0]
     assert documents["s1/attributes.json"]["units"] == ["nm", "nm", "nm", ""]
-    assert shown.collections[1].names.coords((0, 0, 0, 0)) == (0, 0, 0)
+    assert unsharded.collections[1].names.coords((0, 0, 0, 0)) == (0, 0, 0)
 
 
 def test_an_image_in_a_remote_store(tmp_path: Path) -> None:
@@ -718,10 +732,10 @@ def test_an_image_in_a_remote_store(tmp_path: Path) -> None:
     memory.put(f"{tmp_path}/", "/n5-image/", recursive=True)
     try:
         remote = ShardFileSystem(source="memory://n5-image", layout="n5", skip_instance_cache=True)
-        shown = {path[1:]: remote.cat_file(path) for path in remote.find("")}
+        view = {path[1:]: remote.cat_file(path) for path in remote.find("")}
     finally:
         memory.rm("/n5-image", recursive=True)
-    assert shown == walk(_n5(tmp_path))
+    assert view == walk(_n5(tmp_path))
 
 
 @pytest.mark.parametrize("names", [["s1", "s0", "s2"], ["a/0", "a/1", "a/2"]])
@@ -805,10 +819,10 @@ def test_images_of_n5_are_described(group: Any, below: list[Any], axes: Any, lev
     for level, told in zip(levels, below, strict=True):
         write_json(tmp_path / "image" / level.path / "attributes.json", {**_PLAIN, **told})
         write_files(tmp_path / "image" / level.path, {"1/0": header((4, 4)) + bytes(range(16))})
-    shown = walk(open_tree(str(tmp_path), layout="zarr2"))
-    (told,) = ome.multiscales(json.loads(shown["image/.zattrs"]))
+    tree_files = walk(open_tree(str(tmp_path), layout="zarr2"))
+    (told,) = ome.multiscales(json.loads(tree_files["image/.zattrs"]))
     assert (told.axes, told.levels) == (axes, levels)
-    assert shown[f"image/{levels[0].path}/0/1"] == bytes(range(16))
+    assert tree_files[f"image/{levels[0].path}/0/1"] == bytes(range(16))
     assert walk(_n5(tmp_path)) == {"attributes.json": b'{\n  "n5": "2.0.0"\n}\n'} | read_tree(tmp_path)
 
 
@@ -850,8 +864,8 @@ def test_what_makes_no_sense_is_no_image(group: Any, below: list[Any], tmp_path:
     for i, level in enumerate(levels):
         write_json(tmp_path / f"g/s{i}/attributes.json", level)
     data_n5.DAMAGED["sound"](tmp_path / "g/other")
-    shown = json.loads(walk(open_tree(str(tmp_path), layout="zarr2"))["g/.zattrs"])
-    assert shown == json.loads(json.dumps(group).replace("Infinity", '"Infinity"'))
+    document = json.loads(walk(open_tree(str(tmp_path), layout="zarr2"))["g/.zattrs"])
+    assert document == json.loads(json.dumps(group).replace("Infinity", '"Infinity"'))
 
 
 @pytest.mark.parametrize("beside", ["s0/attributes.json", "s2/notes/x.txt", "s1"])
@@ -859,11 +873,11 @@ def test_an_image_keeps_its_names_where_others_have_the_new_ones(beside: str, tm
     data = pyramid(tmp_path / "image", ["0", "1", "2"])
     write_files(tmp_path / "image", {beside: b"{}"})
     tree = _n5(tmp_path)
-    shown = walk(tree)
-    assert shown[f"image/{beside}"] == b"{}"
+    tree_files = walk(tree)
+    assert tree_files[f"image/{beside}"] == b"{}"
     assert "scales" not in _document(tree, "image")
     assert tree.problems() == []
-    write_files(tmp_path / "shown", shown)
+    write_files(tmp_path / "shown", tree_files)
     for name, level in zip("012", data, strict=True):
         assert _equal(_read_tensorstore(tmp_path / "shown/image", name), level)
 

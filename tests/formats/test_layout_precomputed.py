@@ -81,9 +81,9 @@ def as_xyzc(data: Data, names: Sequence[str]) -> Data:
     """The same as readers of precomputed see it. Axes that nobody names are z, y and x, behind one of channels."""
     roles = [{"channel": "c", "time": "t"}.get(name.lower(), name.lower()) for name in names]
     if not roles or not set(roles) <= set("xyzct"):
-        known = [role for role in roles if role in ("c", "t")]
-        free = ["z", "y", "x"] if known else ["c", "z", "y", "x"]
-        free = free[len(free) - (data.ndim - len(known)) :]
+        named_roles = [role for role in roles if role in ("c", "t")]
+        free = ["z", "y", "x"] if named_roles else ["c", "z", "y", "x"]
+        free = free[len(free) - (data.ndim - len(named_roles)) :]
         roles = [role if role in ("c", "t") else free.pop(0) for role in roles or [""] * data.ndim]
     elements = data.astype("uint8") if data.dtype == bool else data
     for role in "xyzct":
@@ -129,9 +129,9 @@ def test_any_array_of_zarr_is_read_as_precomputed(
     tree = _precomputed(path / "source")
     write_files(path / "shown", walk(tree))
     expected = as_xyzc(data, how["dimension_names"])
-    found = _read(path / "shown/a")
-    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    np.testing.assert_array_equal(found, expected)
+    values = _read(path / "shown/a")
+    assert (values.shape, values.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_array_equal(values, expected)
 
 
 _RAMP = np.arange(1, 7 * 9 * 14 + 1, dtype="uint16").reshape(7, 9, 14)  # z, y, x
@@ -167,17 +167,17 @@ def test_chunks_pass_where_they_can(chain: list[Any], passes: bool, tmp_path: Pa
             }
         ],
     }
-    shown, native = walk(tree), walk(open_tree(str(tmp_path)))
-    assert len(shown) == 1 + 3 * 3 * 2
+    tree_files, native = walk(tree), walk(open_tree(str(tmp_path)))
+    assert len(tree_files) == 1 + 3 * 3 * 2
     cut = 4 * sum(c is CRC for c in chain)
     for z, y, x in np.ndindex(2, 3, 3):
         part = _RAMP[4 * z : 4 * z + 4, 4 * y : 4 * y + 4, 5 * x : 5 * x + 5]
         ends = (min(5 * x + 5, 14), min(4 * y + 4, 9), min(4 * z + 4, 7))
-        found = shown[f"1_1_1/{5 * x}-{ends[0]}_{4 * y}-{ends[1]}_{4 * z}-{ends[2]}"]
-        assert found == part.tobytes()
+        document = tree_files[f"1_1_1/{5 * x}-{ends[0]}_{4 * y}-{ends[1]}_{4 * z}-{ends[2]}"]
+        assert document == part.tobytes()
         if part.size == 80 and passes:
             chunk = native[f"c/{z}/{y}/{x}"]
-            assert found == chunk[: len(chunk) - cut]
+            assert document == chunk[: len(chunk) - cut]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_what_precomputed_cannot_say_is_refused_when_mounted(
     tree = _precomputed(tmp_path, skip=True)
     assert [(p.path, p.skipped) for p in tree.problems()] == [("g/odd", True)]
     assert why in tree.problems()[0].why
-    shown = walk(tree)
-    assert "g/even/info" in shown
-    assert not any(name.startswith("g/odd") for name in shown)
+    tree_files = walk(tree)
+    assert "g/even/info" in tree_files
+    assert not any(name.startswith("g/odd") for name in tree_files)
 
 
 # --------------------------------------------------------------------------------------------------- images
@@ -260,11 +260,11 @@ def test_an_image_is_a_volume_of_many_scales(tmp_path: Path) -> None:
     assert [s["key"] for s in scales] == ["8_8_40", "16_16_80", "32_32_160", "32_32_160_1"]
     assert [s["resolution"] for s in scales] == [[8, 8, 40], [16, 16, 80], [32, 32, 160], [32, 32, 160]]
     assert [s["voxel_offset"] for s in scales] == [[0, 0, 250], [0, 0, 125], [0, 0, 62], [0, 0, 62]]
-    shown = walk(tree)
-    assert shown["image/README"] == b"kept"
-    assert not any("zarr" in name for name in shown)
-    assert not any(name.startswith(("image/0/", "image/s1/")) for name in shown)
-    write_files(tmp_path / "shown", shown)
+    tree_files = walk(tree)
+    assert tree_files["image/README"] == b"kept"
+    assert not any("zarr" in name for name in tree_files)
+    assert not any(name.startswith(("image/0/", "image/s1/")) for name in tree_files)
+    write_files(tmp_path / "shown", tree_files)
     for number, path in enumerate(("0", "s1", "deep/2", "3")):
         np.testing.assert_array_equal(_read(tmp_path / "shown/image", number)[..., 0], data[path].T)
 
@@ -281,11 +281,11 @@ def test_levels_that_are_called_as_scales_are(names: list[str], tmp_path: Path) 
         write_zarr(tmp_path / path, level, (4, 4, 5), [LITTLE, ZSTD], shard=(8, 8, 10))
     tree = _precomputed(tmp_path)
     keys = {scale["key"] for scale in _info(tree)["scales"]}
-    shown = walk(tree)
-    write_files(tmp_path / "shown", shown)
+    tree_files = walk(tree)
+    write_files(tmp_path / "shown", tree_files)
     for number, level in enumerate(data.values()):
         np.testing.assert_array_equal(_read(tmp_path / "shown", number)[..., 0], level.T)
-    assert {name for name in shown if name.rpartition("/")[0] not in keys} == {"info"}
+    assert {name for name in tree_files if name.rpartition("/")[0] not in keys} == {"info"}
 
 
 @pytest.mark.parametrize("beside", ["8_8_40", "8_8_40/deep/notes", "8_8_40_1/x"])
@@ -294,11 +294,11 @@ def test_what_is_called_as_a_scale_would_be_keeps_its_name(beside: str, tmp_path
     write_zarr(tmp_path / "0", _RAMP, (4, 4, 5), [LITTLE])
     write_files(tmp_path, {beside: b"mine"})
     tree = _precomputed(tmp_path)
-    shown = walk(tree)
+    tree_files = walk(tree)
     (scale,) = _info(tree)["scales"]
     assert scale["key"] == ("8_8_40_1" if "40_1" not in beside else "8_8_40")
-    assert shown[beside] == b"mine"
-    assert sorted({name.split("/")[0] for name in shown}) == sorted({"info", beside.split("/")[0], scale["key"]})
+    assert tree_files[beside] == b"mine"
+    assert sorted({name.split("/")[0] for name in tree_files}) == sorted({"info", beside.split("/")[0], scale["key"]})
 
 
 def test_levels_that_are_shown_by_themselves_lie_where_their_image_says(tmp_path: Path) -> None:
@@ -311,12 +311,12 @@ def test_levels_that_are_shown_by_themselves_lie_where_their_image_says(tmp_path
         write_zarr(tmp_path / name, _RAMP, (4, 4, 5), [LITTLE], shard=(8, 8, 10))
     write_zarr(tmp_path / "flat", _RAMP[0], (4, 5), [LITTLE])
     tree = _precomputed(tmp_path)
-    found = {}
+    scales_by_name = {}
     for name in ("", "deep/0", "deep/1", "0", "flat"):
         scales = _info(tree, name)["scales"]
-        found[name] = [(s["key"], s["resolution"], s["voxel_offset"]) for s in scales]
+        scales_by_name[name] = [(s["key"], s["resolution"], s["voxel_offset"]) for s in scales]
     fine, coarse = ("8_8_40", [8, 8, 40], [10, 0, 0]), ("16_16_80", [16, 16, 80], [0, 0, 0])
-    assert found == {
+    assert scales_by_name == {
         "": [fine, coarse],
         "deep/0": [fine],
         "deep/1": [coarse],
@@ -381,9 +381,9 @@ def test_n5_tells_resolution_and_axes(tmp_path: Path) -> None:
     scales = _info(tree, "pyramid")["scales"]
     assert [s["resolution"] for s in scales] == [[8, 8, 40], [16, 16, 40]]
     assert [s["voxel_offset"] for s in scales] == [[0, 0, 0], [0, 0, 0]]
-    shown = walk(tree)
-    assert not any("attributes.json" in name for name in shown)
-    write_files(tmp_path / "shown", shown)
+    tree_files = walk(tree)
+    assert not any("attributes.json" in name for name in tree_files)
+    write_files(tmp_path / "shown", tree_files)
     np.testing.assert_array_equal(_read(tmp_path / "shown/alone")[..., 0], _RAMP.T)
     np.testing.assert_array_equal(_read(tmp_path / "shown/pyramid", 1)[..., 0], _RAMP[:, ::2, ::2].T)
 
@@ -411,14 +411,14 @@ def test_every_variant_of_precomputed_is_read_in_other_layouts(
     for number, expected in precomputed_dataset.arrays.items():
         for source in (precomputed_dataset.path, precomputed_dataset.twin):
             tree = open_tree(str(source), layout=layout, skip_unsupported=True)
-            shown = walk(tree)
+            tree_files = walk(tree)
             out = tmp_path / source.name / number
-            write_files(out, shown)
+            write_files(out, tree_files)
             scale = json.loads((source / "info").read_bytes())["scales"][int(number)]
             level = next(path for path in (out / f"s{number}", out / scale["key"]) if path.exists())
-            found = _read_shown(layout, level)
-            np.testing.assert_array_equal(found if found.ndim == 4 else found[..., None], expected)
-            assert "info" not in shown
+            values = _read_shown(layout, level)
+            np.testing.assert_array_equal(values if values.ndim == 4 else values[..., None], expected)
+            assert "info" not in tree_files
 
 
 def _encoders() -> dict[str, tuple[Data, Callable[[Data], bytes]]]:
@@ -456,7 +456,7 @@ _BY_ID: dict[str, Any] = {"sharding": None, "by_id": {"key": "by_id"}, "relation
 
 @pytest.mark.parametrize("layout", sorted(DRIVERS))
 @pytest.mark.parametrize(
-    ("kind", "what"),
+    ("kind", "plural"),
     [
         ("legacy_mesh", "meshes"),
         ("multilod_draco", "meshes"),
@@ -465,7 +465,7 @@ _BY_ID: dict[str, Any] = {"sharding": None, "by_id": {"key": "by_id"}, "relation
     ],
 )
 def test_what_lies_beside_a_volume_and_is_no_array_is_refused(
-    kind: str, what: str, layout: str, tmp_path: Path
+    kind: str, plural: str, layout: str, tmp_path: Path
 ) -> None:
     scale = {"key": "s", "size": [9, 9, 9], "chunk_sizes": [[8, 8, 4]], "resolution": [1, 1, 1], "encoding": "raw"}
     write_json(tmp_path / "info", {"type": "image", "data_type": "uint8", "num_channels": 1, "scales": [scale]})
@@ -473,7 +473,7 @@ def test_what_lies_beside_a_volume_and_is_no_array_is_refused(
     write_json(tmp_path / "beside/info", {"@type": f"neuroglancer_{kind}", **_BY_ID})
     with pytest.raises(
         UnsupportedError,
-        match=f"^beside: cannot be shown as {layout}: {what} are no array; -o unsupported=skip omits it$",
+        match=f"^beside: cannot be shown as {layout}: {plural} are no array; -o unsupported=skip omits it$",
     ):
         open_tree(str(tmp_path), layout=layout)
     tree = open_tree(str(tmp_path), layout=layout, skip_unsupported=True)

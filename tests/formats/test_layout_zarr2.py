@@ -66,11 +66,11 @@ def _read_zarr(path: Path) -> Data:
 def test_any_array_of_zarr_v3_is_read_as_v2(tmp_path_factory: pytest.TempPathFactory, written: Written) -> None:
     path = tmp_path_factory.mktemp("zarr2")
     written.write(path / "source")
-    shown = walk(_zarr2(path / "source"))
-    write_files(path / "shown", shown)
+    tree_files = walk(_zarr2(path / "source"))
+    write_files(path / "shown", tree_files)
     assert equal(_read_tensorstore(path / "shown"), written.data)
     assert equal(_read_zarr(path / "shown"), written.data)
-    assert not [name for name in shown if name == "zarr.json" or name.split("/")[0].startswith("c")]
+    assert not [name for name in tree_files if name == "zarr.json" or name.split("/")[0].startswith("c")]
 
 
 def test_every_variant_is_read_as_v2(zarr3_dataset: Dataset, tmp_path: Path) -> None:
@@ -102,16 +102,16 @@ def test_payloads_pass_where_they_can(chain: list[Any], expected: Any, passes: b
     data = np.arange(48, dtype="uint16").reshape(6, 8) + 1
     Written(data, (2, 4), chain, (4, 8)).write(tmp_path / "sharded")
     Written(data, (2, 4), chain).write(tmp_path / "plain")
-    stored = (tmp_path / "plain/c/1/1").read_bytes()
+    source_bytes = (tmp_path / "plain/c/1/1").read_bytes()
     for form in ("sharded", "plain"):
-        shown = _shown(tmp_path / form)
-        assert shown[".zarray"]["compressor"] == expected
-        assert shown[".zarray"]["filters"] is None
-        assert shown[".zarray"]["order"] == ("F" if chain[0] == transpose(1, 0) and chain[1] == LITTLE else "C")
+        tree_files = _shown(tmp_path / form)
+        assert tree_files[".zarray"]["compressor"] == expected
+        assert tree_files[".zarray"]["filters"] is None
+        assert tree_files[".zarray"]["order"] == ("F" if chain[0] == transpose(1, 0) and chain[1] == LITTLE else "C")
         if passes:
-            assert shown["1/1"] == stored[: -4 if chain[-1] == CRC else None]
+            assert tree_files["1/1"] == source_bytes[: -4 if chain[-1] == CRC else None]
         else:
-            assert shown["1/1"] == data[2:4, 4:].tobytes()
+            assert tree_files["1/1"] == data[2:4, 4:].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -139,24 +139,26 @@ def test_codecs_of_numcodecs_pass(name: str, tmp_path: Path) -> None:
     data = np.arange(30, dtype="int32")
     compressor = getattr(zarr.codecs.numcodecs, name)()
     for form, shards in (("plain", None), ("sharded", (20,))):
-        stored = zarr.create_array(
+        array = zarr.create_array(
             tmp_path / form, shape=(30,), chunks=(10,), shards=shards, dtype="int32", compressors=compressor
         )
-        stored[...] = data
-        shown = walk(_zarr2(tmp_path / form))
+        array[...] = data
+        tree_files = walk(_zarr2(tmp_path / form))
         if name != "GZip":  # which tells when it was made
-            assert [shown[f"{i}"] for i in range(3)] == [(tmp_path / f"plain/c/{i}").read_bytes() for i in range(3)]
-        write_files(tmp_path / f"shown-{form}", shown)
+            assert [tree_files[f"{i}"] for i in range(3)] == [
+                (tmp_path / f"plain/c/{i}").read_bytes() for i in range(3)
+            ]
+        write_files(tmp_path / f"shown-{form}", tree_files)
         assert equal(_read_zarr(tmp_path / f"shown-{form}"), data)
-        assert json.loads(shown[".zarray"])["compressor"]["id"] == name.lower()
+        assert json.loads(tree_files[".zarray"])["compressor"]["id"] == name.lower()
 
 
 def test_clipped_chunks_are_padded_and_others_pass() -> None:
     """Where the size of a chunk that has to grow could not be told without work, none is shown compressed."""
 
     def shown(shape: tuple[int, ...], *names: str) -> ChunkEncoding:
-        stored = ChunkEncoding(">u2", (0, 1), clipped=True, codecs=tuple(map(Codec, names)))
-        return shown_encoding(Array(shape, (4, 4), "<u2", stored, (0, 1)))
+        source_bytes = ChunkEncoding(">u2", (0, 1), clipped=True, codecs=tuple(map(Codec, names)))
+        return shown_encoding(Array(shape, (4, 4), "<u2", source_bytes, (0, 1)))
 
     assert shown((8, 8), "gzip") == ChunkEncoding(">u2", (0, 1), codecs=(Codec("gzip"),))
     assert shown((8, 7), "gzip") == ChunkEncoding(">u2", (0, 1), codecs=(Codec("gzip"),))
@@ -169,9 +171,9 @@ def test_keys_keep_their_separator(separator: str, name: str, tmp_path: Path) ->
     keys = {"name": name, "configuration": {"separator": separator}}
     data = np.ones((4, 4), "uint8")
     Written(data, (2, 2), [{"name": "bytes"}], (4, 4), {"chunk_key_encoding": keys}).write(tmp_path)
-    shown = _shown(tmp_path)
-    assert shown[".zarray"]["dimension_separator"] == separator
-    assert sorted(shown) == [".zarray", ".zattrs", *(f"{i}{separator}{j}" for i in (0, 1) for j in (0, 1))]
+    tree_files = _shown(tmp_path)
+    assert tree_files[".zarray"]["dimension_separator"] == separator
+    assert sorted(tree_files) == [".zarray", ".zattrs", *(f"{i}{separator}{j}" for i in (0, 1) for j in (0, 1))]
 
 
 def test_a_document(tmp_path: Path) -> None:
@@ -181,8 +183,8 @@ def test_a_document(tmp_path: Path) -> None:
         "attributes": {"units": "V", "_ARRAY_DIMENSIONS": ["a", "b"]},
     }
     Written(np.zeros((5, 3), "float32"), (2, 3), [BIG, ZSTD], (4, 3), members).write(tmp_path)
-    shown = _shown(tmp_path)
-    assert shown[".zarray"] == {
+    tree_files = _shown(tmp_path)
+    assert tree_files[".zarray"] == {
         "zarr_format": 2,
         "shape": [5, 3],
         "chunks": [2, 3],
@@ -193,19 +195,19 @@ def test_a_document(tmp_path: Path) -> None:
         "filters": None,
         "compressor": {"id": "zstd", "level": 3},
     }
-    assert shown[".zattrs"] == {"units": "V", "_ARRAY_DIMENSIONS": ["y", "x"]}
+    assert tree_files[".zattrs"] == {"units": "V", "_ARRAY_DIMENSIONS": ["y", "x"]}
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("told", "marker"),
     [("AAAAgB2vFUQ=", float(np.float32(1e20))), (-9.5, -9.5), ("AAAA", "AAAA"), ("-1", "-1")],
 )
-def test_what_marks_missing_values_is_a_number(told: Any, shown: Any, tmp_path: Path) -> None:
+def test_what_marks_missing_values_is_a_number(told: Any, marker: Any, tmp_path: Path) -> None:
     """xarray writes that of floats in base64."""
     for name, dtype in (("float", "float32"), ("int", "int16")):
         Written(np.ones(3, dtype), (2,), members={"attributes": {"_FillValue": told}}).write(tmp_path / name)
     documents = _shown(tmp_path)
-    assert documents["float/.zattrs"] == {"_FillValue": shown}
+    assert documents["float/.zattrs"] == {"_FillValue": marker}
     assert documents["int/.zattrs"] == {"_FillValue": told}
 
 
@@ -213,7 +215,7 @@ NAN = "AAAAAAAA+H8="
 
 
 @pytest.mark.parametrize(
-    ("dtype", "own", "attributes", "fill_value", "fills"),
+    ("dtype", "zarr3_fill", "attributes", "fill_value", "fills"),
     [
         ("int16", 0, {}, None, True),
         ("int16", 7, {"_FillValue": -9999}, -9999, True),
@@ -229,25 +231,25 @@ NAN = "AAAAAAAA+H8="
     ],
 )
 def test_the_fill_value_is_the_mark_of_missing_values(
-    dtype: str, own: Any, attributes: Any, fill_value: Any, fills: bool, tmp_path: Path
+    dtype: str, zarr3_fill: Any, attributes: Any, fill_value: Any, fills: bool, tmp_path: Path
 ) -> None:
     """Whatever readers would take the fill value for; chunks that are not stored are shown if it is not theirs."""
-    data = np.full((4, 2), element(own, dtype), dtype)
+    data = np.full((4, 2), element(zarr3_fill, dtype), dtype)
     data[0] = 1
-    members = {"fill_value": own, "attributes": attributes}
+    members = {"fill_value": zarr3_fill, "attributes": attributes}
     for name, names in (("named", ["y", "x"]), ("half", ["y", None]), ("unnamed", None)):
         more = {"dimension_names": names} if names else {}
         Written(data, (1, 2), [LITTLE] if data.itemsize > 1 else [BYTE], (2, 2), members | more).write(tmp_path / name)
-    shown = walk(_zarr2(tmp_path))
-    assert json.loads(shown["named/.zarray"])["fill_value"] == fill_value
-    assert {name for name in shown if name.startswith("named/") and "/.z" not in name} == {
+    tree_files = walk(_zarr2(tmp_path))
+    assert json.loads(tree_files["named/.zarray"])["fill_value"] == fill_value
+    assert {name for name in tree_files if name.startswith("named/") and "/.z" not in name} == {
         f"named/{i}/0" for i in range(4 if fills else 1)
     }
-    assert b"".join(shown[f"named/{i}/0"] for i in range(4 if fills else 1)) == data[: 4 if fills else 1].tobytes()
+    assert b"".join(tree_files[f"named/{i}/0"] for i in range(4 if fills else 1)) == data[: 4 if fills else 1].tobytes()
     for name in ("half", "unnamed"):
-        assert json.loads(shown[f"{name}/.zarray"])["fill_value"] == own
-        assert f"{name}/3/0" not in shown
-    assert fill_value != "NaN" or "_FillValue" not in json.loads(shown["named/.zattrs"])
+        assert json.loads(tree_files[f"{name}/.zarray"])["fill_value"] == zarr3_fill
+        assert f"{name}/3/0" not in tree_files
+    assert fill_value != "NaN" or "_FillValue" not in json.loads(tree_files["named/.zattrs"])
 
 
 def test_missing_chunks_of_a_store_behind_a_network_are_filled_too(tmp_path: Path) -> None:
@@ -257,8 +259,8 @@ def test_missing_chunks_of_a_store_behind_a_network_are_filled_too(tmp_path: Pat
     memory = fsspec.filesystem("memory")
     memory.put(str(tmp_path), "/filled.zarr", recursive=True)
     try:
-        shown = ShardFileSystem("memory://filled.zarr", layout="zarr2")
-        assert shown.cat(["0", "1", "2"]) == {"/0": b"\1", "/1": b"\7", "/2": b"\3"}
+        view = ShardFileSystem("memory://filled.zarr", layout="zarr2")
+        assert view.cat(["0", "1", "2"]) == {"/0": b"\1", "/1": b"\7", "/2": b"\3"}
     finally:
         memory.rm("/filled.zarr", recursive=True)
 
@@ -270,9 +272,9 @@ def test_levels_of_images_keep_their_fill_value(tmp_path: Path) -> None:
     write_json(tmp_path / "zarr.json", group_document(ome=image))
     data = np.zeros((4, 2), "uint8")
     Written(data, (1, 2), [BYTE], (2, 2), {"dimension_names": ["y", "x"]}).write(tmp_path / "s0")
-    shown = _shown(tmp_path)
-    assert shown["s0/.zarray"]["fill_value"] == 0
-    assert not [name for name in shown if name.startswith("s0/") and "/.z" not in name]
+    tree_files = _shown(tmp_path)
+    assert tree_files["s0/.zarray"]["fill_value"] == 0
+    assert not [name for name in tree_files if name.startswith("s0/") and "/.z" not in name]
 
 
 def test_a_missing_chunk_that_is_too_large_to_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
@@ -320,17 +322,17 @@ def test_any_array_in_the_codec_that_is_asked_for(
     except UnsupportedError:
         assert layout == "n5"
         return
-    shown = walk(tree)
-    write_files(path / "shown", shown)
+    tree_files = walk(tree)
+    write_files(path / "shown", tree_files)
     if layout == "zarr2":
-        told = json.loads(shown[".zarray"])["compressor"]
+        told = json.loads(tree_files[".zarray"])["compressor"]
         assert (told or {"id": "raw"})["id"] == codec
         assert equal(_read_zarr(path / "shown"), written.data)
         return
-    assert json.loads(shown["attributes.json"])["compression"]["type"] == codec.replace("zlib", "gzip")
+    assert json.loads(tree_files["attributes.json"])["compression"]["type"] == codec.replace("zlib", "gzip")
     spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{path}/shown/"}}
-    found = ts.open(spec).result().read().result().T
-    assert np.array_equal(found.astype(written.data.dtype), written.data, equal_nan=written.data.dtype.kind == "f")
+    values = ts.open(spec).result().read().result().T
+    assert np.array_equal(values.astype(written.data.dtype), written.data, equal_nan=written.data.dtype.kind == "f")
 
 
 def test_strings_are_not_shown_in_another_codec(tmp_path: Path) -> None:
@@ -370,9 +372,9 @@ def test_names_that_some_axes_lack_are_left_out(tmp_path: Path) -> None:
 def test_fill_values(data_type: str, value: Any, expected: Any, tmp_path: Path) -> None:
     doc = _plain(data_type=data_type, fill_value=value)
     write_json(tmp_path / "zarr.json", doc)
-    found = _shown(tmp_path)[".zarray"]["fill_value"]
-    assert found == expected
-    assert type(found) is type(expected)
+    fill = _shown(tmp_path)[".zarray"]["fill_value"]
+    assert fill == expected
+    assert type(fill) is type(expected)
 
 
 # --------------------------------------------------------------------------------------------------- refused
@@ -437,11 +439,11 @@ def test_or_left_out_and_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture
     Written(np.ones(4, "uint16"), (2,)).write(tmp_path / "a/good")
     with caplog.at_level(logging.WARNING):
         tree = _zarr2(tmp_path, skip=True)
-        shown = walk(tree)
-    assert sorted(shown) == [".zgroup", ".zmetadata", *(f"a/{n}" for n in (".zgroup", ".zmetadata"))] + [
+        tree_files = walk(tree)
+    assert sorted(tree_files) == [".zgroup", ".zmetadata", *(f"a/{n}" for n in (".zgroup", ".zmetadata"))] + [
         f"a/good/{n}" for n in (".zarray", ".zattrs", "0", "1")
     ]
-    assert sorted(json.loads(shown[".zmetadata"])["metadata"]) == [
+    assert sorted(json.loads(tree_files[".zmetadata"])["metadata"]) == [
         ".zgroup", "a/.zgroup", "a/good/.zarray", "a/good/.zattrs",
     ]  # fmt: skip
     (problem,) = tree.problems()
@@ -469,23 +471,23 @@ def _tree(root: Path) -> None:
 
 def test_every_directory_on_the_way_to_an_array_is_a_group(tmp_path: Path) -> None:
     _tree(tmp_path)
-    shown = _shown(tmp_path)
-    groups = sorted(name for name in shown if name.endswith(".zgroup"))
+    tree_files = _shown(tmp_path)
+    groups = sorted(name for name in tree_files if name.endswith(".zgroup"))
     assert groups == [".zgroup", "g/.zgroup", "plain/.zgroup", "plain/deep/.zgroup"]
-    assert shown["notes/readme.txt"] == b"hello"
-    assert shown["g/.zattrs"] == {"title": "t", "odd": "NaN"}
+    assert tree_files["notes/readme.txt"] == b"hello"
+    assert tree_files["g/.zattrs"] == {"title": "t", "odd": "NaN"}
 
 
 def test_one_read_opens_the_hierarchy(tmp_path: Path) -> None:
     _tree(tmp_path / "source")
-    shown = _shown(tmp_path / "source")
+    tree_files = _shown(tmp_path / "source")
     for at in ("", "g/", "plain/", "plain/deep/"):
-        found = shown[f"{at}.zmetadata"]
-        assert found["zarr_consolidated_format"] == 1
-        documents = {name.removeprefix(at): data for name, data in shown.items() if name.startswith(at)}
+        document = tree_files[f"{at}.zmetadata"]
+        assert document["zarr_consolidated_format"] == 1
+        documents = {name.removeprefix(at): data for name, data in tree_files.items() if name.startswith(at)}
         wanted = {n: d for n, d in documents.items() if n.rsplit("/", 1)[-1] in (".zarray", ".zgroup", ".zattrs")}
-        assert found["metadata"] == wanted
-    assert "g/a/.zmetadata" not in shown
+        assert document["metadata"] == wanted
+    assert "g/a/.zmetadata" not in tree_files
     write_files(tmp_path / "shown", walk(_zarr2(tmp_path / "source")))
     opened = zarr.open_consolidated(tmp_path / "shown", mode="r", zarr_format=2)
     assert sorted(name for name, _ in opened.members(max_depth=None)) == [
@@ -521,10 +523,10 @@ def test_too_much_to_be_told_in_one_file_is_counted_once(tmp_path: Path, monkeyp
         return opened(directory)
 
     monkeypatch.setattr(tree.datasets, "open", counted)
-    for most in (9, 3):
+    for limit in (9, 3):
         with pytest.raises(FileNotFoundError, match="too much lies below"):
             tree.resolve(".zmetadata")
-        assert len(looked) <= most
+        assert len(looked) <= limit
         looked.clear()
 
 
@@ -532,14 +534,16 @@ def test_zarr_v2_that_is_stored_stays(tmp_path: Path) -> None:
     old = zarr.create_group(tmp_path / "old.zarr", zarr_format=2, attributes={"mine": 1})
     old.create_array("x", shape=(4,), chunks=(2,), dtype="uint16")[...] = [1, 2, 3, 4]
     Written(np.ones(4, "uint8"), (2,), [{"name": "bytes"}]).write(tmp_path / "new")
-    shown = walk(_zarr2(tmp_path))
-    stored = {
+    tree_files = walk(_zarr2(tmp_path))
+    source_documents = {
         f"old.zarr/{p.relative_to(tmp_path / 'old.zarr')}": p.read_bytes()
         for p in (tmp_path / "old.zarr").rglob("*")
         if p.is_file()
     }
-    assert {n: d for n, d in shown.items() if n.startswith("old") and not n.endswith(".zmetadata")} == stored
-    assert json.loads(shown[".zmetadata"])["metadata"]["old.zarr/x/.zarray"]["shape"] == [4]
+    assert {
+        n: d for n, d in tree_files.items() if n.startswith("old") and not n.endswith(".zmetadata")
+    } == source_documents
+    assert json.loads(tree_files[".zmetadata"])["metadata"]["old.zarr/x/.zarray"]["shape"] == [4]
 
 
 def test_listing_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

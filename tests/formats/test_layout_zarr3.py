@@ -53,9 +53,9 @@ def read_zarr(root: Path, member: str) -> Data:
     return np.asarray(zarr.open_array(str(root / member), mode="r")[...])
 
 
-def assert_equal(found: Data, wanted: Data) -> None:
-    assert found.dtype == wanted.dtype.newbyteorder("=")
-    np.testing.assert_array_equal(found, wanted)
+def assert_equal(actual: Data, wanted: Data) -> None:
+    assert actual.dtype == wanted.dtype.newbyteorder("=")
+    np.testing.assert_array_equal(actual, wanted)
 
 
 # ------------------------------------------------------------------------------------- N5 as source: every variant
@@ -65,15 +65,15 @@ def assert_equal(found: Data, wanted: Data) -> None:
 def test_every_form_of_n5_is_read(name: str, tmp_path: Path) -> None:
     data = VARIANTS[name].write(tmp_path, name).array.T
     for form in ("sharded", "plain"):
-        shown = walk(_zarr3(tmp_path / form))
-        assert not any(path.endswith("attributes.json") for path in shown)
-        write_files(tmp_path / "shown" / form, shown)
-        document = _parsed(shown, MEMBER)
+        tree_files = walk(_zarr3(tmp_path / form))
+        assert not any(path.endswith("attributes.json") for path in tree_files)
+        write_files(tmp_path / "shown" / form, tree_files)
+        document = _parsed(tree_files, MEMBER)
         assert_equal(read_zarr(tmp_path / "shown" / form, MEMBER), data)
         if not any(c["name"].startswith("numcodecs.") for c in document["codecs"]):
             assert_equal(read_tensorstore(tmp_path / "shown" / form, MEMBER), data)
-        assert shown[f"{MEMBER}/note"] == b"x"
-        assert _parsed(shown, "volumes/labels") == _group(user={"n5": [1, 2]})
+        assert tree_files[f"{MEMBER}/note"] == b"x"
+        assert _parsed(tree_files, "volumes/labels") == _group(user={"n5": [1, 2]})
 
 
 def _group(**attributes: Any) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def test_any_array_of_n5_is_read_as_zarr(
         size = [c * n for c, n in zip(chunk, per, strict=True)]
         document = attributes(data.shape, size, data.dtype.name, codecs=[sharding(chunk, inner, Index())])
         write_json(path / "sharded" / MEMBER / "attributes.json", document)
-    shown = walk(_zarr3(path / ("sharded" if per else "source")))
-    write_files(path / "shown", shown)
+    tree_files = walk(_zarr3(path / ("sharded" if per else "source")))
+    write_files(path / "shown", tree_files)
     assert_equal(read_zarr(path / "shown", MEMBER), data.T)
     assert_equal(read_tensorstore(path / "shown", MEMBER), data.T)
 
@@ -166,8 +166,8 @@ _BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 def test_payloads_pass_and_headers_go(compression: Any, codecs: list[Any], tmp_path: Path) -> None:
     data = ramp((6, 4), "uint16")
     data_n5.write_twin(tmp_path, data, (3, 2), compression, "tensorstore")
-    shown = walk(_zarr3(tmp_path))
-    assert _parsed(shown, MEMBER) == {
+    tree_files = walk(_zarr3(tmp_path))
+    assert _parsed(tree_files, MEMBER) == {
         "zarr_format": 3,
         "node_type": "array",
         "shape": [4, 6],
@@ -179,7 +179,7 @@ def test_payloads_pass_and_headers_go(compression: Any, codecs: list[Any], tmp_p
         "attributes": {},
     }
     for (x, y), block in data_n5.blocks_of(tmp_path / MEMBER, 2).items():
-        chunk, payload = shown[f"{MEMBER}/c/{y}/{x}"], block[data_n5.header_size(block) :]
+        chunk, payload = tree_files[f"{MEMBER}/c/{y}/{x}"], block[data_n5.header_size(block) :]
         if compression is data_n5.ZLIB:
             assert chunk[10:-8] == payload[2:-4], "the deflated bytes pass"
         elif compression is data_n5.BZIP2:
@@ -193,20 +193,26 @@ def test_blocks_that_were_cut_are_padded_and_all_others_pass(compression: Any, t
     data = ramp((7, 4), "uint16")
     blocks = {}
     chain = [Codec(compression["type"], {"typesize": 2})]
-    stored = [Codec("numcodecs.zlib")] if compression is data_n5.ZLIB else chain
+    source_bytes = [Codec("numcodecs.zlib")] if compression is data_n5.ZLIB else chain
     for at in np.ndindex(3, 2):
         part = data[tuple(slice(p * c, (p + 1) * c) for p, c in zip(at, (3, 2), strict=True))]
-        blocks[at] = data_n5.header(part.shape) + store(stored, part.astype(">u2").tobytes(order="F"))
+        blocks[at] = data_n5.header(part.shape) + store(source_bytes, part.astype(">u2").tobytes(order="F"))
     write_json(tmp_path / "a/attributes.json", attributes(data.shape, (3, 2), "uint16", compression=compression))
     write_files(tmp_path / "a", {key(at): block for at, block in blocks.items()})
     tree = _zarr3(tmp_path)
     assert all(size > 0 for _, size in _sizes(tree, ROOT))
-    shown = walk(tree)
+    tree_files = walk(tree)
     for x, y in np.ndindex(2, 2):
         payload = blocks[x, y][data_n5.header_size(blocks[x, y]) :]
-        assert shown[f"a/c/{y}/{x}"] == payload if stored is chain else shown[f"a/c/{y}/{x}"][10:-8] == payload[2:-4]
-    assert decode(chain, shown["a/c/1/2"]) == np.pad(data[6:, 2:], ((0, 2), (0, 0))).astype(">u2").tobytes(order="F")
-    write_files(tmp_path / "shown", shown)
+        assert (
+            tree_files[f"a/c/{y}/{x}"] == payload
+            if source_bytes is chain
+            else tree_files[f"a/c/{y}/{x}"][10:-8] == payload[2:-4]
+        )
+    assert decode(chain, tree_files["a/c/1/2"]) == np.pad(data[6:, 2:], ((0, 2), (0, 0))).astype(">u2").tobytes(
+        order="F"
+    )
+    write_files(tmp_path / "shown", tree_files)
     assert_equal(read_zarr(tmp_path / "shown", "a"), data.T)
 
 
@@ -234,12 +240,12 @@ def test_images_of_n5_are_told_as_ome_zarr(tmp_path: Path) -> None:
         "user": 5,
     }
     write_json(tmp_path / "image/attributes.json", told)
-    shown = walk(_zarr3(tmp_path))
-    assert [_parsed(shown, f"image/s{i}")["dimension_names"] for i in range(2)] == [["z", "y", "x"]] * 2
-    found = _parsed(shown, "image")["attributes"]
-    assert {name: found[name] for name in told} == told
-    assert found["ome"]["version"] == "0.5"
-    (image,) = found["ome"]["multiscales"]
+    tree_files = walk(_zarr3(tmp_path))
+    assert [_parsed(tree_files, f"image/s{i}")["dimension_names"] for i in range(2)] == [["z", "y", "x"]] * 2
+    parsed_document = _parsed(tree_files, "image")["attributes"]
+    assert {name: parsed_document[name] for name in told} == told
+    assert parsed_document["ome"]["version"] == "0.5"
+    (image,) = parsed_document["ome"]["multiscales"]
     assert image["axes"] == [{"name": n, "type": "space", "unit": "nanometer"} for n in "zyx"]
     assert [d["path"] for d in image["datasets"]] == ["s0", "s1"]
     assert image["datasets"][1]["coordinateTransformations"] == [
@@ -256,13 +262,13 @@ def test_axes_and_the_users_attributes_are_kept(tmp_path: Path) -> None:
     write_files(
         tmp_path / "deep/er", {"README": b"", "a/attributes.json": (tmp_path / "a/attributes.json").read_bytes()}
     )
-    shown = walk(_zarr3(tmp_path))
-    document = _parsed(shown, "a")
+    tree_files = walk(_zarr3(tmp_path))
+    document = _parsed(tree_files, "a")
     assert document["attributes"] == user
     assert document["dimension_names"] == ["y", "x"]
     assert document["codecs"] == [{"name": "bytes"}]
-    assert all(_parsed(shown, path) == _group() for path in ("", "deep", "deep/er"))
-    assert shown["deep/er/README"] == b""
+    assert all(_parsed(tree_files, path) == _group() for path in ("", "deep", "deep/er"))
+    assert tree_files["deep/er/README"] == b""
 
 
 # ------------------------------------------------------------------------------------------------------- precomputed
@@ -275,10 +281,10 @@ def test_every_form_of_volume_is_read(name: str, dataset: Callable[[str, str], D
     for form in (volume.path, volume.twin):
         tree = _zarr3(form, skip=True)
         assert [p.path for p in tree.problems()] in ([], ["mesh"])
-        shown = walk(tree)
-        assert "info" not in shown
-        write_files(tmp_path / "shown" / form.name, shown)
-        (image,) = _parsed(shown, "")["attributes"]["ome"]["multiscales"]
+        tree_files = walk(tree)
+        assert "info" not in tree_files
+        write_files(tmp_path / "shown" / form.name, tree_files)
+        (image,) = _parsed(tree_files, "")["attributes"]["ome"]["multiscales"]
         assert [d["path"] for d in image["datasets"]] == [scale["key"] for scale in info["scales"]]
         for mip, data in volume.arrays.items():
             key = info["scales"][int(mip)]["key"]
@@ -303,14 +309,14 @@ def test_where_a_volume_begins_is_told_twice(tmp_path: Path) -> None:
     }
     write_json(tmp_path / "info", document)
     write_files(tmp_path / "4_4_40", {"-3-1_0-4_7-10": bytes(range(48)), "1-2_0-4_7-10": bytes(range(12))})
-    shown = walk(_zarr3(tmp_path))
-    assert _parsed(shown, "4_4_40")["attributes"] == {"offset": [7, 0, -3]}
-    (image,) = _parsed(shown, "")["attributes"]["ome"]["multiscales"]
+    tree_files = walk(_zarr3(tmp_path))
+    assert _parsed(tree_files, "4_4_40")["attributes"] == {"offset": [7, 0, -3]}
+    (image,) = _parsed(tree_files, "")["attributes"]["ome"]["multiscales"]
     assert image["datasets"][0]["coordinateTransformations"] == [
         {"type": "scale", "scale": [40.0, 4.0, 4.0]},
         {"type": "translation", "translation": [280.0, 0.0, -12.0]},
     ]
-    assert shown["4_4_40/c/0/0/0"] == bytes(range(48)) + bytes(16)
+    assert tree_files["4_4_40/c/0/0/0"] == bytes(range(48)) + bytes(16)
 
 
 # ------------------------------------------------------------------------------------------- Zarr v3, sharded itself
@@ -320,9 +326,9 @@ def test_where_a_volume_begins_is_told_twice(tmp_path: Path) -> None:
 def test_of_zarr_itself_it_is_the_native_layout(name: str, dataset: Callable[[str, str], Dataset]) -> None:
     path = dataset("zarr3", name).path
     native = walk(open_tree(str(path)))
-    shown = walk(_zarr3(path))
-    assert {n: d for n, d in shown.items() if n in native} == native
-    assert {n.rsplit("/", 1)[-1] for n in shown.keys() - native.keys()} <= {"zarr.json"}  # of implied groups
+    tree_files = walk(_zarr3(path))
+    assert {n: d for n, d in tree_files.items() if n in native} == native
+    assert {n.rsplit("/", 1)[-1] for n in tree_files.keys() - native.keys()} <= {"zarr.json"}  # of implied groups
 
 
 def test_what_has_no_description_is_refused_when_mounted(tmp_path: Path) -> None:
@@ -347,6 +353,6 @@ def test_what_has_no_description_is_refused_when_mounted(tmp_path: Path) -> None
 )
 def test_what_is_stored_decodes_and_its_size_is_known(data: bytes, names: list[str], typesize: int) -> None:
     chain = [Codec(name, {"typesize": typesize} if name == "blosc" else {}) for name in names]
-    found = store(chain, data)
-    assert len(found) == stored_sizes(chain, np.array([len(data)], np.int64))[0]
-    assert decode(chain, found) == data
+    encoded_bytes = store(chain, data)
+    assert len(encoded_bytes) == stored_sizes(chain, np.array([len(data)], np.int64))[0]
+    assert decode(chain, encoded_bytes) == data

@@ -49,9 +49,9 @@ def planted(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> dict[str,
     root = tmp_path / "tree"
     out = {}
 
-    def plant(path: str, format: str, collections: set[str], shown: Mapping[str, bytes]) -> None:
+    def plant(path: str, format: str, collections: set[str], tree_files: Mapping[str, bytes]) -> None:
         inside = frozenset(f"{path}/{c}".rstrip("/") for c in collections)
-        out[path] = Planted(format, inside, {f"{path}/{name}": data for name, data in shown.items()})
+        out[path] = Planted(format, inside, {f"{path}/{name}": data for name, data in tree_files.items()})
 
     image, volume = dataset("zarr3", "ome_pyramid"), dataset("precomputed", "two_scales")
     link_tree(image.path, root / "lab/image.zarr")
@@ -60,16 +60,16 @@ def planted(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> dict[str,
     plant("lab/em", "precomputed", {"16_16_40"}, _chunks(volume.twin, "info"))
     plant("lab/em/meshes", "precomputed", {""}, handmade_ids.CASES["meshes_sound"](root / "lab/em/meshes").good)
     for name in ("java", "seed", "nested_headerless"):
-        stored, shown = data_n5.golden()[name]
-        handmade.write_files(root / f"lab/container.n5/{name}", stored)
-        chunks = {block: data for block, data in shown.items() if block != "attributes.json"}
+        stored_files, view = data_n5.golden()[name]
+        handmade.write_files(root / f"lab/container.n5/{name}", stored_files)
+        chunks = {block: data for block, data in view.items() if block != "attributes.json"}
         plant(f"lab/container.n5/{name}", "n5", {""}, chunks)
     handmade.write_files(root / "lab/container.n5", {"attributes.json": b'{"n5": "4.0.0"}'})
     cells: dict[tuple[int, ...], bytes] = {(i, j): bytes([i, j]) for i in range(3) for j in range(4)}
-    stored = {f"g/c0/{name}": data for name, data in named(pack_shards(cells, (2, 3))).items()}
-    write_hierarchy(root / "old/draft", {"g/c0": array_document((3, 4), (1, 1), sharding(2, 3))}, stored)
-    shown = {f"data/root/g/c0/{name}": data for name, data in named(cells).items()}
-    plant("old/draft", "zarr3-draft", {"data/root/g/c0"}, shown)
+    stored_files = {f"g/c0/{name}": data for name, data in named(pack_shards(cells, (2, 3))).items()}
+    write_hierarchy(root / "old/draft", {"g/c0": array_document((3, 4), (1, 1), sharding(2, 3))}, stored_files)
+    view = {f"data/root/g/c0/{name}": data for name, data in named(cells).items()}
+    plant("old/draft", "zarr3-draft", {"data/root/g/c0"}, view)
     # A draft describes what is in `data` and `meta`, and nothing beside them.
     plant("old/draft/beside", "zarr3", {""}, handmade.zarr_sound(root / "old/draft/beside").good)
     column = np.arange(50, dtype="<i4")
@@ -94,10 +94,10 @@ def _chunks(twin: Path, document: str) -> dict[str, bytes]:
 
 def test_every_directory_is_shown_as_what_it_is(planted: Mapping[str, Planted], tmp_path: Path) -> None:
     tree = open_tree(str(tmp_path / "tree"))
-    shown = walk(tree)
+    tree_files = walk(tree)
     for path, one in planted.items():
-        assert {name: shown.get(name) for name in one.shown} == one.shown, path
-    assert {name: data for name, data in shown.items() if name.startswith("v2.zarr/")} == {
+        assert {name: tree_files.get(name) for name in one.shown} == one.shown, path
+    assert {name: data for name, data in tree_files.items() if name.startswith("v2.zarr/")} == {
         f"v2.zarr/{name}": data for name, data in contents(tmp_path / "tree/v2.zarr").items()
     }
     told = {(summary.path, summary.format) for summary in tree.survey.summaries()}
@@ -108,27 +108,29 @@ def test_every_directory_is_shown_as_what_it_is(planted: Mapping[str, Planted], 
 
 def test_the_same_through_fsspec_and_a_mount(planted: Mapping[str, Planted], mounted: Mounted, tmp_path: Path) -> None:
     source = tmp_path / "tree"
-    shown = walk(open_tree(str(source)))
+    tree_files = walk(open_tree(str(source)))
     fs = ShardFileSystem(str(source), skip_instance_cache=True)
-    assert {name: fs.cat_file(name) for name in fs.find("")} == {f"/{name}": data for name, data in shown.items()}
+    assert {name: fs.cat_file(name) for name in fs.find("")} == {f"/{name}": data for name, data in tree_files.items()}
     with mounted(source) as mount:
-        assert contents(mount) == shown
+        assert contents(mount) == tree_files
 
 
 def test_info_and_locate_know_each_of_them(planted: Mapping[str, Planted], tmp_path: Path) -> None:
     source = tmp_path / "tree"
     told = _json(shardfs("info", source, "--json"))
-    found = {collection["path"]: collection["format"] for collection in told["collections"]}
+    format_by_path = {collection["path"]: collection["format"] for collection in told["collections"]}
     for one in planted.values():
-        assert {path: found.get(path) for path in one.collections} == dict.fromkeys(one.collections, one.format)
+        assert {path: format_by_path.get(path) for path in one.collections} == dict.fromkeys(
+            one.collections, one.format
+        )
         name = sorted(one.shown)[0]
         where = _json(shardfs("locate", source, name, "--json"))
         assert where["collection"] in one.collections
         assert (source / where["shard"].partition("[")[0]).is_file()
         if "[" in where["shard"]:
             continue  # a place in a shard of a shard has no path
-        asked = ("--shard", where["shard"], "--offset", str(where["offset"]))
-        assert _json(shardfs("locate", source, *asked, "--json"))["path"] == name
+        requests = ("--shard", where["shard"], "--offset", str(where["offset"]))
+        assert _json(shardfs("locate", source, *requests, "--json"))["path"] == name
 
 
 def _json(run: CompletedProcess[str]) -> dict[str, Any]:
@@ -188,17 +190,17 @@ def test_a_file_that_a_layout_cannot_express_harms_nothing_beside_it(tmp_path: P
 def test_nothing_that_lies_in_an_array_is_a_dataset(tmp_path: Path) -> None:
     """Directories of chunks are many; and `info`, which does not look into arrays, and `ls` are to agree."""
     handmade.zarr_sound(tmp_path / "array")
-    stored, _ = data_n5.golden()["seed"]
+    stored_files, _ = data_n5.golden()["seed"]
     for name in ("array/other/seed", "column/data/seed"):
-        handmade.write_files(tmp_path / name, stored)
+        handmade.write_files(tmp_path / name, stored_files)
     handmade.write_files(tmp_path / "column", {"meta/sizes": b"{}", "meta/storage": b"{}", "data/__0.blp": b"x"})
     (tmp_path / "column/data/x.blp").write_bytes((GOLDEN / "bloscpack/plain-crc32.blp").read_bytes())
     tree = open_tree(str(tmp_path))
     told = [summary.path for summary in tree.survey.summaries()]
-    shown = walk(tree)
+    tree_files = walk(tree)
     assert told == ["array"]
     inside = {name: data for name, data in contents(tmp_path).items() if "seed" in name or name.startswith("column")}
-    assert {name: shown.get(name) for name in inside} == inside
+    assert {name: tree_files.get(name) for name in inside} == inside
 
 
 FILES = {"plain-crc32.blp": (GOLDEN / "bloscpack/plain-crc32.blp").read_bytes(),
@@ -269,13 +271,13 @@ def test_a_mount_of_a_file(mounted: Mounted, tmp_path: Path) -> None:
 def test_a_file_of_chunks_that_becomes_empty_under_a_mount_is_damaged(name: str, chunk: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(FILES[name])
     tree = open_tree(str(tmp_path), index_ttl_s=0)
-    found = tree.resolve(f"{name}/{chunk}")
-    assert found.size
+    entry = tree.resolve(f"{name}/{chunk}")
+    assert entry.size
     os.truncate(tmp_path / name, 0)
     with pytest.raises(CorruptShardError, match=name):
-        tree.read(found.number, 0, 10)
+        tree.read(entry.number, 0, 10)
     with pytest.raises(CorruptShardError, match=name):
-        tree.attributes(found.number)
+        tree.attributes(entry.number)
 
 
 def test_any_other_file_is_no_source(tmp_path: Path) -> None:

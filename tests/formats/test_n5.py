@@ -67,23 +67,23 @@ SEED = {
 
 
 def _open(document: Any) -> Dataset:
-    found = N5.open("a", {"attributes.json": json.dumps(document).encode()})
-    assert found is not None
-    return found
+    dataset = N5.open("a", {"attributes.json": json.dumps(document).encode()})
+    assert dataset is not None
+    return dataset
 
 
 def _shown(document: Any) -> dict[str, Any]:
-    found = _open(document)
-    assert found.problems == ()
-    assert found.closed
-    shown: dict[str, Any] = json.loads(found.documents["attributes.json"])
+    dataset = _open(document)
+    assert dataset.problems == ()
+    assert dataset.closed
+    shown: dict[str, Any] = json.loads(dataset.documents["attributes.json"])
     return shown
 
 
 def _problem(document: Any) -> str:
-    found = _open(document)
-    assert (found.collections, dict(found.documents)) == ((), {})
-    (problem,) = found.problems
+    dataset = _open(document)
+    assert (dataset.collections, dict(dataset.documents)) == ((), {})
+    (problem,) = dataset.problems
     assert problem.path == "a"
     return problem.why
 
@@ -93,30 +93,30 @@ def _problem(document: Any) -> str:
 
 def test_only_the_block_size_and_the_codecs_change() -> None:
     document = {"first": 1, **_sharded(), "n5": "4.0.0", "user": {"z": [2**64, {"a": None}], "codecs": [1]}}
-    shown = _shown(document)
-    assert list(shown) == ["compression" if name == "codecs" else name for name in document]
+    unsharded = _shown(document)
+    assert list(unsharded) == ["compression" if name == "codecs" else name for name in document]
     document["compression"] = GZIP
     del document["codecs"]
-    assert shown == {**document, "blockSize": [3, 2]}
+    assert unsharded == {**document, "blockSize": [3, 2]}
 
 
 def test_a_compression_beside_codecs_is_replaced() -> None:
     document = {"compression": {"type": "xz", "preset": 1}, **_sharded(), "after": 1}
-    shown = _shown(document)
-    assert list(shown) == ["compression", "dataType", "dimensions", "blockSize", "after"]
-    assert shown["compression"] == GZIP
+    unsharded = _shown(document)
+    assert list(unsharded) == ["compression", "dataType", "dimensions", "blockSize", "after"]
+    assert unsharded["compression"] == GZIP
 
 
 def test_the_seed_loses_its_transformer_alone() -> None:
     document = {**SEED, "compression": {"type": "odd"}, "user": 1}
-    shown = _shown(document)
-    assert list(shown) == [name for name in document if name != "storage_transformers"]
-    assert shown == {name: document[name] for name in shown}
-    assert "blockSize" in shown
+    unsharded = _shown(document)
+    assert list(unsharded) == [name for name in document if name != "storage_transformers"]
+    assert unsharded == {name: document[name] for name in unsharded}
+    assert "blockSize" in unsharded
 
 
 @pytest.mark.parametrize(
-    ("name", "configuration", "shown"),
+    ("name", "configuration", "parameters"),
     [
         ("raw", {}, {}),
         ("gzip", {"level": 5}, {"level": 5, "useZlib": False}),
@@ -135,11 +135,11 @@ def test_the_seed_loses_its_transformer_alone() -> None:
     ],
 )
 def test_a_compression_has_all_parameters_and_no_others(
-    name: str, configuration: dict[str, Any], shown: dict[str, Any]
+    name: str, configuration: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
-    found = _shown(_sharded(N5BYTES, {"name": name, "configuration": configuration}))["compression"]
-    assert found == {"type": name, **shown}
-    assert next(iter(found)) == "type"
+    compression = _shown(_sharded(N5BYTES, {"name": name, "configuration": configuration}))["compression"]
+    assert compression == {"type": name, **parameters}
+    assert next(iter(compression)) == "type"
 
 
 def test_the_codec_raw_is_none() -> None:
@@ -153,8 +153,8 @@ def test_nested_shards_are_flattened_wholly() -> None:
     document = attributes((20, 15), (8, 4), "uint8", codecs=[
         sharding((4, 4), [sharding((2, 4), [sharding((1, 2), [N5BYTES], Index())], Index())], Index())
     ])  # fmt: skip
-    shown = _shown(document)
-    assert (shown["blockSize"], shown["compression"]) == ([1, 2], RAW)
+    unsharded = _shown(document)
+    assert (unsharded["blockSize"], unsharded["compression"]) == ([1, 2], RAW)
     (collection,) = _open(document).collections
     assert [layer.format.grid for layer in collection.layers] == [(5, 4), (10, 4), (20, 8)]
 
@@ -171,9 +171,9 @@ def test_nested_shards_are_flattened_wholly() -> None:
     ],
 )
 def test_what_is_not_sharded_is_not_touched(document: Any) -> None:
-    found = _open(document)
-    assert (found.collections, dict(found.documents), found.problems) == ((), {}, ())
-    assert found.closed
+    dataset = _open(document)
+    assert (dataset.collections, dict(dataset.documents), dataset.problems) == ((), {}, ())
+    assert dataset.closed
 
 
 def test_a_root_and_a_group() -> None:
@@ -268,13 +268,13 @@ def test_a_header_that_cannot_be_written() -> None:
     ],
 )
 def test_documents_that_cannot_be_read(raw: bytes, why: str) -> None:
-    found = N5.open("a", {"attributes.json": raw})
-    assert found is not None
-    (problem,) = found.problems
+    dataset = N5.open("a", {"attributes.json": raw})
+    assert dataset is not None
+    (problem,) = dataset.problems
     assert problem.path == "a"
     assert problem.why.startswith("attributes.json: ")
     assert why in problem.why
-    assert not found.closed
+    assert not dataset.closed
 
 
 _NESTED = attributes((20, 15), (8, 4), "uint16", codecs=[
@@ -288,15 +288,15 @@ def test_wrong_types_anywhere_in_metadata(document: Any, data: st.DataObject) ->
     values = json_values | st.sampled_from(("n5bytes", "raw-bytes", "end", "indexed"))
     for _ in range(data.draw(st.integers(1, 2))):
         document = replaced(document, data.draw(st.sampled_from(json_paths(document))), data.draw(values))
-    found = N5.open("x", {"attributes.json": json.dumps(document).encode()})
-    if found is None:
+    dataset = N5.open("x", {"attributes.json": json.dumps(document).encode()})
+    if dataset is None:
         return
-    for shown in found.documents.values():
-        again = N5.open("x", {"attributes.json": shown})
+    for unsharded in dataset.documents.values():
+        again = N5.open("x", {"attributes.json": unsharded})
         assert again is not None
         assert again.collections == ()
-        assert parse_json("x", "attributes.json", shown)
-    for collection in found.collections:
+        assert parse_json("x", "attributes.json", unsharded)
+    for collection in dataset.collections:
         fmt = collection.layers[-1].format
         for cell in ((0,) * len(fmt.grid), tuple(n - 1 for n in fmt.grid)):
             if all(fmt.grid):
@@ -399,11 +399,11 @@ def test_blocks_of_n5_pass_through(chain: list[Any]) -> None:
 )
 def test_a_checksum_behind_a_block_is_verified_and_cut(block: bytes) -> None:
     transform = _transform(N5BYTES, CODEC, CRC)
-    stored = data_n5.block_with_crc(block)
-    assert transform.show((0, 0), stored) == block
-    assert transform.sizes(np.zeros((1, 2), np.uint64), np.array([len(stored)])).tolist() == [len(block)]
-    for i in (0, len(stored) - 5, len(stored) - 1):
-        damaged = bytearray(stored)
+    source_bytes = data_n5.block_with_crc(block)
+    assert transform.show((0, 0), source_bytes) == block
+    assert transform.sizes(np.zeros((1, 2), np.uint64), np.array([len(source_bytes)])).tolist() == [len(block)]
+    for i in (0, len(source_bytes) - 5, len(source_bytes) - 1):
+        damaged = bytearray(source_bytes)
         damaged[i] ^= 0x40
         if i >= data_n5.header_size(block) or i == 0:
             with pytest.raises(ValueError, match=r"crc32c|not an N5 block"):
@@ -411,14 +411,14 @@ def test_a_checksum_behind_a_block_is_verified_and_cut(block: bytes) -> None:
 
 
 @given(st.binary(max_size=30))
-def test_any_bytes_for_a_chunk(stored: bytes) -> None:
+def test_any_bytes_for_a_chunk(source_bytes: bytes) -> None:
     for transform in (_transform(N5BYTES, CRC), _transform(LITTLE, CRC), _transform(LITTLE), _transform(BIG, CODEC)):
-        sizes = transform.sizes(np.zeros((1, 2), np.uint64), np.array([len(stored)]))
+        sizes = transform.sizes(np.zeros((1, 2), np.uint64), np.array([len(source_bytes)]))
         try:
-            shown = transform.show((0, 0), stored)
+            unsharded = transform.show((0, 0), source_bytes)
         except ValueError:
             continue
-        assert sizes.tolist() == [len(shown)]
+        assert sizes.tolist() == [len(unsharded)]
 
 
 def test_chunks_without_a_header_get_one() -> None:
@@ -446,19 +446,19 @@ def test_what_is_undone_is_named() -> None:
 
 def test_the_writer_of_the_tests_makes_the_bytes_of_n5_java() -> None:
     block = bytes.fromhex("0000000200000002000000011f8b08000000000000ffe379c2f314002341acb904000000")
-    made = data_n5.shards({(3, 3): block}, (3, 2), Index())
-    assert made == {(1, 1): (data_n5.GOLDEN / "java/stored/1/1").read_bytes()}
-    assert made[1, 1][-4:].hex() == "377e004f"
+    new_files = data_n5.shards({(3, 3): block}, (3, 2), Index())
+    assert new_files == {(1, 1): (data_n5.GOLDEN / "java/stored/1/1").read_bytes()}
+    assert new_files[1, 1][-4:].hex() == "377e004f"
 
 
 @pytest.mark.parametrize("name", sorted(data_n5.golden()))
 def test_golden_files(name: str) -> None:
-    stored, shown = data_n5.golden()[name]
-    for form, files in (("stored", stored), ("shown", shown)):
+    stored_files, tree_files = data_n5.golden()[name]
+    for form, files in (("stored", stored_files), ("shown", tree_files)):
         root = data_n5.GOLDEN / name / form
         assert {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()} == files
     tree = open_tree(str(data_n5.GOLDEN / name / "stored"))
-    assert _parsed(walk(tree)) == _parsed(shown)
+    assert _parsed(walk(tree)) == _parsed(tree_files)
     assert [s.format for s in tree.survey.summaries()] == ["n5"]
 
 
@@ -489,9 +489,9 @@ def test_the_shards_of_n5_are_those_of_zarr_with_its_axes_reversed(tmp_path: Pat
     blocks: dict[Coords, bytes] = {
         (x, y): data[3 * y : 3 * y + 3, 2 * x : 2 * x + 2].tobytes() for x, y in product(range(4), range(3))
     }
-    shown = walk(open_tree(f"{tmp_path}/n5"))
-    del shown["attributes.json"]
-    assert shown == {key(p): header((2, 3)) + data for p, data in blocks.items()}
+    tree_files = walk(open_tree(f"{tmp_path}/n5"))
+    del tree_files["attributes.json"]
+    assert tree_files == {key(p): header((2, 3)) + data for p, data in blocks.items()}
     shards = data_n5.shards(blocks, (2, 2), Index())
     assert {key(p): d for p, d in shards.items()} == {
         f"{x}/{y}": (tmp_path / f"n5/{x}/{y}").read_bytes() for x, y in product(range(2), range(2))
@@ -515,14 +515,14 @@ def sparse_n5(draw: st.DrawFn) -> Sparse:
     shape = tuple(draw(st.integers(1, 6)) for _ in range(rank))
     grid = tuple(math.ceil(n / c) for n, c in zip(shape, chunk, strict=True))
     kind = draw(st.sampled_from(("plain", "checksum", "headerless", "seed")))
-    stored, shown = {}, {}
+    source_documents, view = {}, {}
     for cell in product(*map(range, grid)):
         payload = draw(st.none() | st.binary(max_size=6))
         if payload is None:
             continue
-        shown[cell] = payload if kind in ("plain", "seed") else header(chunk) + payload
-        stored[cell] = data_n5.block_with_crc(shown[cell]) if kind == "checksum" else payload
-    raw = {key(cell): data for cell, data in stored.items()}
+        view[cell] = payload if kind in ("plain", "seed") else header(chunk) + payload
+        source_documents[cell] = data_n5.block_with_crc(view[cell]) if kind == "checksum" else payload
+    raw = {key(cell): data for cell, data in source_documents.items()}
     first = {"headerless": BIG}.get(kind, N5BYTES)
     codecs = [first, CODEC, CRC] if kind == "checksum" else [first, CODEC]
     size, depth = chunk, 1 if kind == "seed" else draw(st.integers(1, 2))
@@ -530,7 +530,7 @@ def sparse_n5(draw: st.DrawFn) -> Sparse:
         per = tuple(draw(st.integers(1, 3)) for _ in range(rank))
         index = draw(st.sampled_from((Index(), Index(location="start"), Index("big", checksum=False))))
         index = data_n5.SEED_INDEX if kind == "seed" else index
-        stored = data_n5.shards(stored, per, index, gap=draw(st.sampled_from((b"", b"gap"))))
+        source_documents = data_n5.shards(source_documents, per, index, gap=draw(st.sampled_from((b"", b"gap"))))
         codecs = [sharding(size, codecs, index)]
         size = tuple(s * n for s, n in zip(size, per, strict=True))
     document = attributes(shape, size, "uint8", codecs=codecs)
@@ -539,8 +539,8 @@ def sparse_n5(draw: st.DrawFn) -> Sparse:
     near = st.tuples(*(st.integers(0, n + 1) for n in grid)).map(key)
     odd = st.sampled_from(("0", "00", "0/00", "0/0/0/0", "attributes.json", "x", "0/x", "c/0", "+1"))
     return Sparse(
-        {"attributes.json": json.dumps(document).encode(), **{key(p): data for p, data in stored.items()}},
-        {key(p): data for p, data in shown.items()},
+        {"attributes.json": json.dumps(document).encode(), **{key(p): data for p, data in source_documents.items()}},
+        {key(p): data for p, data in view.items()},
         near | odd,
         raw,
     )
@@ -626,9 +626,9 @@ def test_a_root_that_cannot_be_read_harms_nothing_below_it(raw: bytes, tmp_path:
     case = data_n5.DAMAGED["sound"](tmp_path / "deep/down")
     write_files(tmp_path, {"attributes.json": raw})
     tree = _tree(tmp_path)
-    shown = walk(tree)
-    assert shown.pop("attributes.json") == raw
-    assert {n: shown[f"deep/down/{n}"] for n in case.good} == dict(case.good)
+    tree_files = walk(tree)
+    assert tree_files.pop("attributes.json") == raw
+    assert {n: tree_files[f"deep/down/{n}"] for n in case.good} == dict(case.good)
     assert [s.path for s in tree.survey.summaries()] == ["deep/down"]
 
 
@@ -640,11 +640,11 @@ def test_formats_mix_in_one_tree(tmp_path: Path) -> None:
         "b/n5": data_n5.DAMAGED["outside"](tmp_path / "b/n5"),
     }
     tree = _tree(tmp_path)
-    shown = walk(tree)
+    tree_files = walk(tree)
     for name, case in cases.items():
-        assert {n: shown[f"{name}/{n}"] for n in case.good} == dict(case.good)
-    found = {s.path.split("/s")[0]: s.format for s in tree.survey.summaries()}
-    assert found == {"a/zarr": "zarr3", "a/volume": "precomputed", "a/n5": "n5", "b/n5": "n5"}
+        assert {n: tree_files[f"{name}/{n}"] for n in case.good} == dict(case.good)
+    format_by_path = {s.path.split("/s")[0]: s.format for s in tree.survey.summaries()}
+    assert format_by_path == {"a/zarr": "zarr3", "a/volume": "precomputed", "a/n5": "n5", "b/n5": "n5"}
 
 
 def test_where_a_transformed_block_lies(tmp_path: Path) -> None:

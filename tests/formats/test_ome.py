@@ -52,8 +52,8 @@ def test_transformations_of_the_image_follow_those_of_its_levels() -> None:
         "datasets": [{"path": "0", "coordinateTransformations": steps}, {"path": "a/1"}],
         "coordinateTransformations": common,
     }
-    (found,) = ome.multiscales({"multiscales": [image]})
-    assert found.levels == (Level("a/1", (10, 100), (5, 0)), Level("0", (20, 300), (15, 100)))  # finest first
+    (multiscale,) = ome.multiscales({"multiscales": [image]})
+    assert multiscale.levels == (Level("a/1", (10, 100), (5, 0)), Level("0", (20, 300), (15, 100)))  # finest first
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_transformations_of_the_image_follow_those_of_its_levels() -> None:
 )
 def test_images_that_make_no_sense_are_left_out(image: Any) -> None:
     good = {"axes": ["x"], "datasets": [{"path": "0"}]}
-    (found,) = ome.multiscales({"multiscales": [image, good]})
-    assert found == Multiscale("", (Axis("x", "space"),), (Level("0", (1.0,), (0.0,)),))
+    (multiscale,) = ome.multiscales({"multiscales": [image, good]})
+    assert multiscale == Multiscale("", (Axis("x", "space"),), (Level("0", (1.0,), (0.0,)),))
     assert ome.multiscales({"multiscales": image}) == ()
 
 

@@ -24,20 +24,20 @@ def _open(document: Any) -> Dataset | None:
 
 
 def _volume(**scale: Any) -> Dataset:
-    found = _open(handmade.volume_info((10, 7, 5), (4, 4, 4), scale.pop("spec", SPEC), **scale))
-    assert found is not None
-    return found
+    dataset = _open(handmade.volume_info((10, 7, 5), (4, 4, 4), scale.pop("spec", SPEC), **scale))
+    assert dataset is not None
+    return dataset
 
 
 def test_the_member_sharding_is_deleted_and_nothing_else_changes() -> None:
     document = {"x": 2**64, **INFO, "mesh": "mesh", "scales": [{"first": 1, **INFO["scales"][0], "last": None}]}
-    found = _open(document)
-    assert found is not None
-    shown = json.loads(found.documents["info"])
-    assert list(shown) == list(document)
+    dataset = _open(document)
+    assert dataset is not None
+    shown_document = json.loads(dataset.documents["info"])
+    assert list(shown_document) == list(document)
     scale = {k: v for k, v in document["scales"][0].items() if k != "sharding"}
-    assert shown == {**document, "scales": [scale]}
-    assert list(shown["scales"][0]) == list(scale)
+    assert shown_document == {**document, "scales": [scale]}
+    assert list(shown_document["scales"][0]) == list(scale)
 
 
 def test_scales_that_are_not_sharded_or_not_understood_stay_as_they_are() -> None:
@@ -46,12 +46,12 @@ def test_scales_that_are_not_sharded_or_not_understood_stay_as_they_are() -> Non
     del plain["sharding"]
     null = {**scale, "key": "null", "sharding": None}
     odd = {**scale, "key": "odd", "sharding": {**SPEC, "hash": "sha256"}}
-    found = _open({**INFO, "scales": [plain, scale, null, odd, 7]})
-    assert found is not None
-    shown = json.loads(found.documents["info"])["scales"]
-    assert shown == [plain, {k: v for k, v in scale.items() if k != "sharding"}, null, odd, 7]
-    assert [c.path for c in found.collections] == ["s"]
-    (problem,) = found.problems
+    dataset = _open({**INFO, "scales": [plain, scale, null, odd, 7]})
+    assert dataset is not None
+    document = json.loads(dataset.documents["info"])["scales"]
+    assert document == [plain, {k: v for k, v in scale.items() if k != "sharding"}, null, odd, 7]
+    assert [c.path for c in dataset.collections] == ["s"]
+    (problem,) = dataset.problems
     assert problem.path == "v/odd"
     assert problem.why == "info, scale 3: hash should be one of identity, murmurhash3_x86_128, not 'sha256'"
 
@@ -92,9 +92,9 @@ def test_no_volume_is_refused_for_its_encoding(encoding: str) -> None:
 
 def test_sizes_of_raw_chunks_in_gzip_are_exact_and_clipped() -> None:
     scales = [{**INFO["scales"][0], "sharding": {**SPEC, "data_encoding": "gzip"}}]
-    found = _open({**INFO, "data_type": "UINT16", "num_channels": 3, "scales": scales})
-    assert found is not None
-    (collection,) = found.collections
+    dataset = _open({**INFO, "data_type": "UINT16", "num_channels": 3, "scales": scales})
+    assert dataset is not None
+    (collection,) = dataset.collections
     assert collection.transform is not None
     cells = np.array([[0, 0, 0], [2, 1, 1]], np.uint64)
     assert collection.transform.sizes(cells, np.zeros(2, np.int64)).tolist() == [64 * 3 * 2, 2 * 3 * 1 * 3 * 2]
@@ -109,9 +109,9 @@ def test_keys_inside_the_volume(key: str) -> None:
     "key", ["", ".", "..", "../a", "a/../..", "/a", "//a", "a/../../b", "a\0b", "\ud800a", "a\udc80", 7, None, ["a"]]
 )
 def test_keys_that_are_no_path_in_the_volume(key: Any) -> None:
-    found = _volume(key=key)
-    assert found.collections == ()
-    assert len(found.problems) == 1
+    dataset = _volume(key=key)
+    assert dataset.collections == ()
+    assert len(dataset.problems) == 1
 
 
 @pytest.mark.parametrize(
@@ -131,27 +131,29 @@ def test_keys_that_are_no_path_in_the_volume(key: Any) -> None:
     ],
 )
 def test_sharding_objects_that_cannot_be(member: str, value: Any, why: str) -> None:
-    found = _volume(spec={**SPEC, member: value})
-    assert found.collections == ()
+    dataset = _volume(spec={**SPEC, member: value})
+    assert dataset.collections == ()
     with pytest.raises(ValueError, match=why):
-        raise ValueError(found.problems[0].why)
+        raise ValueError(dataset.problems[0].why)
 
 
 @pytest.mark.parametrize("member", ["size", "chunk_sizes", "key", "sharding"])
 def test_members_that_are_missing(member: str) -> None:
     scale = {k: v for k, v in INFO["scales"][0].items() if k != member}
-    found = _open({**INFO, "scales": [scale]})
-    assert found is not None
-    assert found.collections == ()
-    assert [p.why for p in found.problems] == ([] if member == "sharding" else [f"info, scale 0: no member '{member}'"])
+    dataset = _open({**INFO, "scales": [scale]})
+    assert dataset is not None
+    assert dataset.collections == ()
+    assert [p.why for p in dataset.problems] == (
+        [] if member == "sharding" else [f"info, scale 0: no member '{member}'"]
+    )
 
 
 def test_defaults_and_spelling() -> None:
     spec = {
         k: v for k, v in handmade.sharding(hash="IDENTITY", index="Gzip", data=None).items() if k != "preshift_bits"
     }
-    found = _volume(spec=spec)
-    assert len(found.collections) == 1
+    dataset = _volume(spec=spec)
+    assert len(dataset.collections) == 1
     del (scale := dict(INFO["scales"][0]))["voxel_offset"]
     found_without = _open({**INFO, "scales": [scale]})
     assert found_without is not None

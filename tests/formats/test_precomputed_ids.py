@@ -120,9 +120,9 @@ ANNOTATIONS: dict[str, Any] = {
 
 
 def _open(document: Any) -> Dataset:
-    found = PRECOMPUTED.open("d", {"info": json.dumps(document).encode()})
-    assert found is not None
-    return found
+    dataset = PRECOMPUTED.open("d", {"info": json.dumps(document).encode()})
+    assert dataset is not None
+    return dataset
 
 
 def _shown(document: Any) -> Any:
@@ -131,22 +131,22 @@ def _shown(document: Any) -> Any:
 
 @pytest.mark.parametrize("document", [handmade_ids.MESHES, handmade_ids.SKELETONS])
 def test_of_meshes_and_skeletons_sharding_alone_is_deleted(document: dict[str, Any]) -> None:
-    stored = {"first": 2**64, **document, "sharding": SPEC, "mip": 3, "spatial_index": None}
-    shown = _shown(stored)
-    assert shown == {k: v for k, v in stored.items() if k != "sharding"}
-    assert list(shown) == [k for k in stored if k != "sharding"]
-    (collection,) = _open(stored).collections
+    source_documents = {"first": 2**64, **document, "sharding": SPEC, "mip": 3, "spatial_index": None}
+    unsharded = _shown(source_documents)
+    assert unsharded == {k: v for k, v in source_documents.items() if k != "sharding"}
+    assert list(unsharded) == [k for k in source_documents if k != "sharding"]
+    (collection,) = _open(source_documents).collections
     assert collection.path == ""
     assert (collection.lead is not None) == (document is handmade_ids.MESHES)
 
 
 def test_of_annotations_sharding_is_deleted_where_it_is() -> None:
-    shown = _shown(ANNOTATIONS)
+    unsharded = _shown(ANNOTATIONS)
     wanted = json.loads(json.dumps(ANNOTATIONS))
     for index in (wanted["by_id"], wanted["relationships"][0], wanted["spatial"][1]):
         del index["sharding"]
-    assert shown == wanted
-    assert list(shown) == list(wanted)
+    assert unsharded == wanted
+    assert list(unsharded) == list(wanted)
     assert [c.path for c in _open(ANNOTATIONS).collections] == ["by_id", "rel/a", "spatial1"]
 
 
@@ -157,12 +157,12 @@ def test_directories_of_plain_chunks_are_not_walked() -> None:
 def test_one_index_that_is_not_understood_leaves_the_others() -> None:
     odd = {**SPEC, "hash": "sha256"}
     document = {**ANNOTATIONS, "by_id": {"key": "by_id", "sharding": odd}}
-    found = _open(document)
-    assert [c.path for c in found.collections] == ["rel/a", "spatial1"]
-    assert [(p.path, p.why) for p in found.problems] == [
+    dataset = _open(document)
+    assert [c.path for c in dataset.collections] == ["rel/a", "spatial1"]
+    assert [(p.path, p.why) for p in dataset.problems] == [
         ("d/by_id", "info, by_id: hash should be one of identity, murmurhash3_x86_128, not 'sha256'")
     ]
-    assert json.loads(found.documents["info"])["by_id"] == document["by_id"]
+    assert json.loads(dataset.documents["info"])["by_id"] == document["by_id"]
 
 
 @pytest.mark.parametrize(
@@ -180,17 +180,17 @@ def test_one_index_that_is_not_understood_leaves_the_others() -> None:
 )
 def test_grids_of_annotations_that_cannot_be(grid: Any, why: str) -> None:
     level = {"key": "s", "grid_shape": grid, "sharding": SPEC}
-    found = _open({**ANNOTATIONS, "spatial": [level]})
-    assert len(found.collections) == 2
+    dataset = _open({**ANNOTATIONS, "spatial": [level]})
+    assert len(dataset.collections) == 2
     with pytest.raises(ValueError, match=why):
-        raise ValueError(found.problems[0].why)
+        raise ValueError(dataset.problems[0].why)
 
 
 @pytest.mark.parametrize("key", ["", "..", "/a", "a/../..", "a\0b", 7, None, ["a"]])
 def test_keys_that_leave_the_directory(key: Any) -> None:
-    found = _open({**ANNOTATIONS, "by_id": {"key": key, "sharding": SPEC}})
-    assert len(found.collections) == 2
-    assert len(found.problems) == 1
+    dataset = _open({**ANNOTATIONS, "by_id": {"key": key, "sharding": SPEC}})
+    assert len(dataset.collections) == 2
+    assert len(dataset.problems) == 1
 
 
 @pytest.mark.parametrize("member", ["by_id", "relationships", "spatial"])
@@ -213,19 +213,19 @@ def test_lists_of_absurd_length(member: str) -> None:
 @pytest.mark.parametrize("kind", ["neuroglancer_multilod_draco", "neuroglancer_skeletons", "neuroglancer_legacy_mesh"])
 @pytest.mark.parametrize("members", [{}, {"sharding": None}])
 def test_what_is_not_sharded_is_left_alone(kind: str, members: dict[str, Any]) -> None:
-    found = _open({"@type": kind, **members})
-    assert found.collections == ()
-    assert found.problems == ()
-    assert found.documents == {}
-    assert found.closed
+    dataset = _open({"@type": kind, **members})
+    assert dataset.collections == ()
+    assert dataset.problems == ()
+    assert dataset.documents == {}
+    assert dataset.closed
 
 
 @pytest.mark.parametrize("document", [handmade_ids.MESHES, handmade_ids.SKELETONS])
 def test_sharding_that_is_not_understood_is_told(document: dict[str, Any]) -> None:
-    found = _open({**document, "sharding": {**SPEC, "minishard_bits": 33}})
-    assert found.collections == ()
-    assert found.documents == {}
-    assert [(p.path, p.why) for p in found.problems] == [
+    dataset = _open({**document, "sharding": {**SPEC, "minishard_bits": 33}})
+    assert dataset.collections == ()
+    assert dataset.documents == {}
+    assert [(p.path, p.why) for p in dataset.problems] == [
         ("d", "info: minishard_bits should be an integer in [0, 21], not 33")
     ]
 
@@ -354,8 +354,8 @@ def test_a_shard_that_is_replaced(data: str, tmp_path: Path) -> None:
 
     def write(sizes: list[int]) -> dict[str, bytes]:
         fragments, manifest = b"%d" % sizes[0] * sum(sizes), handmade_ids.manifest([sizes])
-        stored = gzip.compress(manifest, 0, mtime=0) if data == "gzip" else manifest
-        shard = handmade_ids.mesh_shard([{0: (b"-" * (9 - len(fragments)) + fragments, stored)}, {}])
+        source_bytes = gzip.compress(manifest, 0, mtime=0) if data == "gzip" else manifest
+        shard = handmade_ids.mesh_shard([{0: (b"-" * (9 - len(fragments)) + fragments, source_bytes)}, {}])
         (tmp_path / "new").write_bytes(shard)
         (tmp_path / "new").rename(tmp_path / "0.shard")
         return {"0": fragments, "0.index": manifest}
@@ -363,8 +363,8 @@ def test_a_shard_that_is_replaced(data: str, tmp_path: Path) -> None:
     handmade.write_json(tmp_path / "info", {**handmade_ids.MESHES, "sharding": handmade.sharding(data=data)})
     tree = Tree(Datasets(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0), index_ttl_s=0))
     for sizes in ([3, 4], [1, 2], [4, 3]):
-        shown = write(sizes)
-        assert {name: read_all(tree, tree.resolve(name)) for name in shown} == shown
+        tree_files = write(sizes)
+        assert {name: read_all(tree, tree.resolve(name)) for name in tree_files} == tree_files
 
 
 def test_a_million_ids_are_listed_in_little_memory(tmp_path: Path) -> None:
@@ -383,9 +383,9 @@ def test_a_million_ids_are_listed_in_little_memory(tmp_path: Path) -> None:
     (tmp_path / "0.shard").write_bytes(bounds.tobytes() + b"".join(indices))
 
     tree = Tree(Datasets(LocalStore(str(tmp_path)), ByteLRU(1 << 20), ByteLRU(0)))
-    found = np.concatenate([b.names.astype("S20") for b in tree.scan(ROOT)])
-    assert sorted(map(int, found[:-1].tolist())) == ids.tolist()
-    assert found[-1] == b"info"
+    values = np.concatenate([b.names.astype("S20") for b in tree.scan(ROOT)])
+    assert sorted(map(int, values[:-1].tolist())) == ids.tolist()
+    assert values[-1] == b"info"
     tracemalloc.start()
     try:
         names, cookie = 0, 0
@@ -414,8 +414,8 @@ def test_of_very_many_ids_the_kernel_is_told_the_names_alone(tmp_path: Path, mon
 def test_fsspec_shows_the_twin(name: str, id_dataset: Callable[[str], IdDataset]) -> None:
     variant = id_dataset(name)
     fs = ShardFileSystem(source=str(variant.path), skip_instance_cache=True)
-    found = {path.lstrip("/"): fs.cat_file(path) for path in fs.find("")}
-    assert parsed(found) == read_tree(variant.twin)
+    tree_files = {path.lstrip("/"): fs.cat_file(path) for path in fs.find("")}
+    assert parsed(tree_files) == read_tree(variant.twin)
     for path in variant.twin.rglob("*"):
         where = str(path.relative_to(variant.twin))
         if path.is_file() and path.name != "info":

@@ -40,8 +40,8 @@ LAYOUTS: Mapping[str, Format] = {
 def translation(layout: str, source: Format) -> Translation:
     """Of an array in a directory of its own, without anything above or below it."""
 
-    def show(stored: Documents) -> Documents:
-        dataset = source.open("a", stored)
+    def show(source_documents: Documents) -> Documents:
+        dataset = source.open("a", source_documents)
         assert dataset is not None
         return views()[layout].show("a", dataset, Surroundings()).documents
 
@@ -51,8 +51,10 @@ def translation(layout: str, source: Format) -> Translation:
 def zarr3(**members: Any) -> bytes:
     shape, shard, inner = members.pop("shape", (8, 6)), members.pop("shard", (4, 6)), members.pop("inner", (2, 3))
     codecs = members.pop("codecs", [LITTLE, GZIP, CRC])
-    made = zarr_metadata(shape, shard, inner, codecs=codecs, data_type=members.pop("data_type", "uint16"), **members)
-    return json.dumps(made).encode()
+    new_files = zarr_metadata(
+        shape, shard, inner, codecs=codecs, data_type=members.pop("data_type", "uint16"), **members
+    )
+    return json.dumps(new_files).encode()
 
 
 def n5(**members: Any) -> bytes:
@@ -109,25 +111,25 @@ def test_any_shape_and_attributes_come_back_and_all_other_bytes_stay(
 ) -> None:
     form, name = SOURCES[source]
     before = data.draw(ATTRIBUTES)
-    made = zarr3(attributes=before) if source == "zarr3" else n5(**before)
-    stored = {name: with_text(made)}
+    new_files = zarr3(attributes=before) if source == "zarr3" else n5(**before)
+    source_documents = {name: with_text(new_files)}
     through = translation(layout, form)
     shape, attrs = data.draw(st.lists(st.integers(1, 99), min_size=2, max_size=2)), data.draw(ATTRIBUTES)
-    where, member, others = WHERE[layout]
-    resized = {**json.loads(through.show(stored)[where]), member: shape}
-    stored |= through.edit("a", stored, where, json.dumps(resized).encode())
-    written = with_attributes(json.loads(through.show(stored)[others]), layout, attrs)
-    stored |= through.edit("a", stored, others, json.dumps(written).encode())
-    again = through.show(stored)
+    where, member, other_names = WHERE[layout]
+    resized = {**json.loads(through.show(source_documents)[where]), member: shape}
+    source_documents |= through.edit("a", source_documents, where, json.dumps(resized).encode())
+    written = with_attributes(json.loads(through.show(source_documents)[other_names]), layout, attrs)
+    source_documents |= through.edit("a", source_documents, other_names, json.dumps(written).encode())
+    again = through.show(source_documents)
     assert json.loads(again[where])[member] == shape
-    assert json.loads(again[others]) == written
-    assert KEPT in stored[name]
-    assert (b'"x_extension":  {"must_understand": false, "n": 2.50}' in stored[name]) is (source == "zarr3")
-    old, new = json.loads(made), json.loads(stored[name])
+    assert json.loads(again[other_names]) == written
+    assert KEPT in source_documents[name]
+    assert (b'"x_extension":  {"must_understand": false, "n": 2.50}' in source_documents[name]) is (source == "zarr3")
+    old, new = json.loads(new_files), json.loads(source_documents[name])
     assert {m: new[m] for m in ("chunk_grid", "codecs", "blockSize", "dataType", "data_type") if m in old} == {
         m: old[m] for m in ("chunk_grid", "codecs", "blockSize", "dataType", "data_type") if m in old
     }
-    assert not through.edit("a", stored, others, again[others])
+    assert not through.edit("a", source_documents, other_names, again[other_names])
 
 
 STRUCTURAL: Mapping[str, Mapping[str, list[Any]]] = {
@@ -172,42 +174,42 @@ FIXED: Mapping[str, Mapping[str, list[Any]]] = {
 def test_a_fill_value_and_parameters_of_codecs_are_changed_in_the_source(layout: str, source: str) -> None:
     """Even if the source could express them. A new shape in the same document is refused, too."""
     form, name = SOURCES[source]
-    stored = {name: zarr3(fill_value=5) if source == "zarr3" else n5()}
+    source_documents = {name: zarr3(fill_value=5) if source == "zarr3" else n5()}
     through, (where, shape, _) = translation(layout, form), WHERE[layout]
-    shown = json.loads(through.show(stored)[where])
+    document = json.loads(through.show(source_documents)[where])
     for member, values in FIXED[layout].items():
         for value in (v for v in values if v is not None or source == "zarr3"):
-            written = {**shown, shape: [9, 9], member: value}
+            written = {**document, shape: [9, 9], member: value}
             with pytest.raises(
                 ValueError, match=f"{where}: {member}: cannot be changed through a layout; change it in"
             ):
-                through.edit("a", stored, where, json.dumps(written).encode())
+                through.edit("a", source_documents, where, json.dumps(written).encode())
 
 
 def test_the_marker_of_missing_values_is_no_fill_value_to_change() -> None:
     """An array with names of axes, but without a marker, is shown with the fill value null."""
-    stored, through = {"zarr.json": zarr3(dimension_names=["y", "x"])}, translation("zarr2", ZARR3)
-    shown = json.loads(through.show(stored)[".zarray"])
-    assert shown["fill_value"] is None
+    source_documents, through = {"zarr.json": zarr3(dimension_names=["y", "x"])}, translation("zarr2", ZARR3)
+    document = json.loads(through.show(source_documents)[".zarray"])
+    assert document["fill_value"] is None
     for value in (0, 7):
         with pytest.raises(ValueError, match=r"^\.zarray: fill_value: cannot be changed through a layout"):
-            through.edit("a", stored, ".zarray", json.dumps({**shown, "fill_value": value}).encode())
+            through.edit("a", source_documents, ".zarray", json.dumps({**document, "fill_value": value}).encode())
 
 
 @pytest.mark.parametrize(("layout", "source"), PAIRS)
 def test_what_contradicts_the_chunks_is_refused_by_name(layout: str, source: str) -> None:
     form, name = SOURCES[source]
-    stored = {name: zarr3() if source == "zarr3" else n5()}
+    source_documents = {name: zarr3() if source == "zarr3" else n5()}
     through = translation(layout, form)
     where = WHERE[layout][0]
-    shown = json.loads(through.show(stored)[where])
+    document = json.loads(through.show(source_documents)[where])
     for member, values in STRUCTURAL[layout].items():
-        for value in (v for v in values if v != shown.get(member)):
+        for value in (v for v in values if v != document.get(member)):
             with pytest.raises(ValueError, match=rf"^{where.replace('.', '[.]')}: .*{member}"):
-                through.edit("a", stored, where, json.dumps({**shown, member: value}).encode())
+                through.edit("a", source_documents, where, json.dumps({**document, member: value}).encode())
     for raw in (b"", b"[]", b"{", b"{}"):
         with pytest.raises(ValueError, match=r"document|shape|blockSize"):
-            through.edit("a", stored, where, raw)
+            through.edit("a", source_documents, where, raw)
 
 
 EQUAL_FORMS: Mapping[str, tuple[bytes, Mapping[str, Any]]] = {
@@ -232,16 +234,20 @@ EQUAL_FORMS: Mapping[str, tuple[bytes, Mapping[str, Any]]] = {
 def test_members_in_another_form_of_the_same_meaning_are_no_change(name: str) -> None:
     """zarr 2.18 writes the whole .zarray when it resizes an array."""
     raw, members = EQUAL_FORMS[name]
-    stored, through = {"zarr.json": raw}, translation("zarr2", ZARR3)
-    written = {**json.loads(through.show(stored)[".zarray"]), **members, "shape": [9, 6]}
-    made = through.edit("a", stored, ".zarray", json.dumps(written, sort_keys=True, indent=4).encode())
-    assert json.loads(made["zarr.json"]) == {**json.loads(raw), "shape": [9, 6]}
+    source_documents, through = {"zarr.json": raw}, translation("zarr2", ZARR3)
+    written = {**json.loads(through.show(source_documents)[".zarray"]), **members, "shape": [9, 6]}
+    new_documents = through.edit(
+        "a", source_documents, ".zarray", json.dumps(written, sort_keys=True, indent=4).encode()
+    )
+    assert json.loads(new_documents["zarr.json"]) == {**json.loads(raw), "shape": [9, 6]}
 
 
 def test_names_of_axes_are_written_as_dimension_names() -> None:
-    stored, through = {"zarr.json": zarr3(fill_value=7)}, translation("zarr2", ZARR3)
-    stored |= through.edit("a", stored, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "x"], "units": "m"}')
-    doc = json.loads(stored["zarr.json"])
+    source_documents, through = {"zarr.json": zarr3(fill_value=7)}, translation("zarr2", ZARR3)
+    source_documents |= through.edit(
+        "a", source_documents, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "x"], "units": "m"}'
+    )
+    doc = json.loads(source_documents["zarr.json"])
     assert doc["dimension_names"] == ["y", "x"]
     assert doc["attributes"]["units"] == "m"
     assert "_ARRAY_DIMENSIONS" not in doc["attributes"]
@@ -253,30 +259,35 @@ def test_names_of_axes_are_written_as_dimension_names() -> None:
 @pytest.mark.parametrize("remembered", [True, False])
 def test_an_undefined_fill_value_is_no_marker_of_missing_values(data_type: str, remembered: bool) -> None:
     """xarray writes names of axes after the document of the array, and means 0 in the array's document as a marker."""
-    stored, through = {"zarr.json": zarr3(data_type=data_type, fill_value=0)}, translation("zarr2", ZARR3)
-    shown = through.show(stored)[".zarray"]
-    written = json.dumps({**json.loads(shown), "fill_value": None}).encode()
-    assert through.edit("a", stored, ".zarray", written) in ({}, stored)
-    forms = {".zarray": WrittenForm(written, shown)} if remembered else {}
-    stored |= through.edit("a", stored, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "x"]}', written=forms)
-    assert ("_FillValue" in json.loads(stored["zarr.json"])["attributes"]) is not remembered
-    assert (json.loads(through.show(stored)[".zarray"])["fill_value"] is None) is remembered
+    source_documents, through = {"zarr.json": zarr3(data_type=data_type, fill_value=0)}, translation("zarr2", ZARR3)
+    unsharded = through.show(source_documents)[".zarray"]
+    written = json.dumps({**json.loads(unsharded), "fill_value": None}).encode()
+    assert through.edit("a", source_documents, ".zarray", written) in ({}, source_documents)
+    forms = {".zarray": WrittenForm(written, unsharded)} if remembered else {}
+    source_documents |= through.edit(
+        "a", source_documents, ".zattrs", b'{"_ARRAY_DIMENSIONS": ["y", "x"]}', written=forms
+    )
+    assert ("_FillValue" in json.loads(source_documents["zarr.json"])["attributes"]) is not remembered
+    assert (json.loads(through.show(source_documents)[".zarray"])["fill_value"] is None) is remembered
 
 
 @pytest.mark.parametrize("names", [None, ["y", "x"]])
 def test_a_marker_of_missing_values_that_contradicts_the_fill_value_is_refused(names: list[str] | None) -> None:
     """In an array whose axes have names, Zarr v2 has both in one value. Programs may write it in another form."""
     named = {} if names is None else {"dimension_names": names, "attributes": {"_FillValue": 0.1}}
-    stored = {"zarr.json": zarr3(data_type="float32", fill_value=0.1, **named)}
+    source_documents = {"zarr.json": zarr3(data_type="float32", fill_value=0.1, **named)}
     through = translation("zarr2", ZARR3)
     for value, fits in ((0.1, True), (0.10000000149011612, True), (0.2, False), ("x", False), ([1], False)):
         written = json.dumps({"_ARRAY_DIMENSIONS": ["y", "x"], "_FillValue": value}).encode()
         if fits:
-            made = {**stored, **through.edit("a", stored, ".zattrs", written)}
-            assert json.loads(through.show(made)[".zattrs"]) == {"_ARRAY_DIMENSIONS": ["y", "x"], "_FillValue": 0.1}
+            new_documents = {**source_documents, **through.edit("a", source_documents, ".zattrs", written)}
+            assert json.loads(through.show(new_documents)[".zattrs"]) == {
+                "_ARRAY_DIMENSIONS": ["y", "x"],
+                "_FillValue": 0.1,
+            }
         else:
             with pytest.raises(ValueError, match=r"^\.zattrs: _FillValue: .* but other members say 0\.1"):
-                through.edit("a", stored, ".zattrs", written)
+                through.edit("a", source_documents, ".zattrs", written)
 
 
 @pytest.mark.parametrize("value", [0.1, 0.10000000149011612, 0.2, "x"])
@@ -285,55 +296,64 @@ def test_a_marker_of_missing_values_that_comes_before_a_contradicting_array_is_r
     attributes = {"_FillValue": value, "note": [value]}
     for names, fits in (({}, True), ({"_ARRAY_DIMENSIONS": ["y", "x"]}, isinstance(value, float) and value < 0.2)):
         group = {"zarr_format": 3, "node_type": "group", "attributes": {**attributes, **names}}
-        stored = {"zarr.json": json.dumps(group).encode()}
+        source_documents = {"zarr.json": json.dumps(group).encode()}
         through = translation("zarr2", ZARR3)
         if fits:
-            made = json.loads(through.edit("a", stored, ".zarray", array)["zarr.json"])
-            assert made["attributes"]["note"] == [value]
+            document = json.loads(through.edit("a", source_documents, ".zarray", array)["zarr.json"])
+            assert document["attributes"]["note"] == [value]
         else:
             with pytest.raises(
                 ValueError, match=r"^\.zarray: _FillValue: is .* in \.zattrs, but other members say 0\.1"
             ):
-                through.edit("a", stored, ".zarray", array)
+                through.edit("a", source_documents, ".zarray", array)
 
 
-@pytest.mark.parametrize(("stored_value", "shown"), [("", "AAAAAA=="), ("YWI=", "YWIAAA=="), ("YWIAAA==", "YWIAAA==")])
-def test_fill_values_of_bytes_have_the_size_of_an_element(stored_value: str, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("stored_value", "view_value"), [("", "AAAAAA=="), ("YWI=", "YWIAAA=="), ("YWIAAA==", "YWIAAA==")]
+)
+def test_fill_values_of_bytes_have_the_size_of_an_element(stored_value: str, view_value: str) -> None:
     """tensorstore refuses shorter ones; zarr-python 2.18 writes shorter ones."""
     type_ = {"name": "null_terminated_bytes", "configuration": {"length_bytes": 4}}
-    stored, through = {"zarr.json": zarr3(data_type=type_, fill_value=stored_value)}, translation("zarr2", ZARR3)
-    before = json.loads(through.show(stored)[".zarray"])
-    assert before["fill_value"] == shown
-    for value in (shown, stored_value):
+    source_documents, through = (
+        {"zarr.json": zarr3(data_type=type_, fill_value=stored_value)},
+        translation("zarr2", ZARR3),
+    )
+    before = json.loads(through.show(source_documents)[".zarray"])
+    assert before["fill_value"] == view_value
+    for value in (view_value, stored_value):
         written = json.dumps({**before, "fill_value": value, "shape": [9, 6]}).encode()
-        made = json.loads(through.edit("a", stored, ".zarray", written)["zarr.json"])
-        assert made == {**json.loads(stored["zarr.json"]), "shape": [9, 6]}
+        document = json.loads(through.edit("a", source_documents, ".zarray", written)["zarr.json"])
+        assert document == {**json.loads(source_documents["zarr.json"]), "shape": [9, 6]}
 
 
 @pytest.mark.parametrize("names", [None, ["y", "x"]])
 def test_an_undefined_fill_value_does_not_change_another_one(names: list[str] | None) -> None:
     named = {} if names is None else {"dimension_names": names}
-    stored, through = {"zarr.json": zarr3(fill_value=9, **named)}, translation("zarr2", ZARR3)
-    written = json.dumps({**json.loads(through.show(stored)[".zarray"]), "shape": [9, 6], "fill_value": None}).encode()
+    source_documents, through = {"zarr.json": zarr3(fill_value=9, **named)}, translation("zarr2", ZARR3)
+    written = json.dumps(
+        {**json.loads(through.show(source_documents)[".zarray"]), "shape": [9, 6], "fill_value": None}
+    ).encode()
     if names is None:
         with pytest.raises(ValueError, match=r"^\.zarray: fill_value: cannot be changed through a layout"):
-            through.edit("a", stored, ".zarray", written)
+            through.edit("a", source_documents, ".zarray", written)
     else:
-        made = json.loads(through.edit("a", stored, ".zarray", written)["zarr.json"])
-        assert made == {**json.loads(stored["zarr.json"]), "shape": [9, 6]}
+        document = json.loads(through.edit("a", source_documents, ".zarray", written)["zarr.json"])
+        assert document == {**json.loads(source_documents["zarr.json"]), "shape": [9, 6]}
 
 
 def test_a_volume_of_an_array_with_more_axes_is_refused() -> None:
     through, members = translation("precomputed", ZARR3), {"dimension_names": [*"tczyx"]}
-    stored = {"zarr.json": zarr3(shape=(1, 1, 8, 6, 6), shard=(1, 1, 4, 6, 6), inner=(1, 1, 2, 3, 3), **members)}
-    info = json.loads(through.show(stored)["info"])
+    source_documents = {
+        "zarr.json": zarr3(shape=(1, 1, 8, 6, 6), shard=(1, 1, 4, 6, 6), inner=(1, 1, 2, 3, 3), **members)
+    }
+    info = json.loads(through.show(source_documents)["info"])
     info["scales"][0]["size"] = [6, 6, 9]
     with pytest.raises(ValueError, match="info: scales: axis 't' has 9 elements"):
-        through.edit("a", stored, "info", json.dumps(info).encode())
+        through.edit("a", source_documents, "info", json.dumps(info).encode())
 
 
 def test_what_is_deleted() -> None:
-    stored, through = {"zarr.json": zarr3(attributes={"a": 1})}, translation("zarr2", ZARR3)
-    assert through.sources_of("a", stored, ".zarray") == ["zarr.json"]
-    assert through.sources_of("a", stored, ".zattrs") is None
-    assert through.sources_of("a", stored, "missing") == []
+    source_documents, through = {"zarr.json": zarr3(attributes={"a": 1})}, translation("zarr2", ZARR3)
+    assert through.sources_of("a", source_documents, ".zarray") == ["zarr.json"]
+    assert through.sources_of("a", source_documents, ".zattrs") is None
+    assert through.sources_of("a", source_documents, "missing") == []

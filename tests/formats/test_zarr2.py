@@ -37,9 +37,9 @@ def _document(**members: Any) -> dict[str, Any]:
 
 def _opened(document: Any, attributes: Any = None) -> Dataset:
     attributes = {} if attributes is None else {".zattrs": json.dumps(attributes).encode()}
-    found = ZARR2.open("a", {".zarray": json.dumps(document).encode(), **attributes})
-    assert found is not None
-    return found
+    dataset = ZARR2.open("a", {".zarray": json.dumps(document).encode(), **attributes})
+    assert dataset is not None
+    return dataset
 
 
 def _array(document: Any, attributes: Any = None) -> Array:
@@ -49,14 +49,14 @@ def _array(document: Any, attributes: Any = None) -> Array:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "native", "stored"),
+    ("dtype", "native", "numpy_type"),
     [("|b1", "|b1", "|b1"), ("<u2", "<u2", "<u2"), (">f8", "<f8", ">f8"), ("<c8", "<c8", "<c8"),
      ("|S5", "|S5", "|S5"), (">U4", "<U4", ">U4")],
 )  # fmt: skip
-def test_data_types_are_numpy_s(dtype: str, native: str, stored: str) -> None:
+def test_data_types_are_numpy_s(dtype: str, native: str, numpy_type: str) -> None:
     fill_value = "" if np.dtype(dtype).kind in "SU" else 0
     array = _array(_document(dtype=dtype, fill_value=fill_value))
-    assert (array.data_type, array.encoding.data_type) == (native, stored)
+    assert (array.data_type, array.encoding.data_type) == (native, numpy_type)
 
 
 def test_strings_of_any_length_have_a_filter() -> None:
@@ -79,9 +79,9 @@ def test_strings_of_any_length_have_a_filter() -> None:
     ],
 )
 def test_a_compressor_is_the_codec_that_is_shown_as_it(codec: Codec) -> None:
-    (found,) = _array(_document(compressor=compressor(codec))).encoding.codecs
+    (parsed_codec,) = _array(_document(compressor=compressor(codec))).encoding.codecs
     wanted = {**codec.configuration, "typesize": 2} if codec.name == "blosc" else codec.configuration
-    assert found == Codec(codec.name, wanted)
+    assert parsed_codec == Codec(codec.name, wanted)
 
 
 @pytest.mark.every_case
@@ -110,15 +110,15 @@ def test_a_compressor_is_the_codec_that_is_shown_as_it(codec: Codec) -> None:
     ],
 )
 def test_what_cannot_be_described_has_its_reason(members: dict[str, Any], why: str, tmp_path: Path) -> None:
-    found = _opened(_document(**members))
-    assert not found.unsharded
-    assert found.indescribable
+    dataset = _opened(_document(**members))
+    assert not dataset.unsharded
+    assert dataset.indescribable
     write_json(tmp_path / "a/.zarray", _document(**members))
     (tmp_path / "a/0.0").write_bytes(b"chunk")
     Written(np.ones(4, "uint8"), (2,), [{"name": "bytes"}]).write(tmp_path / "new")
-    stored = (tmp_path / "a/.zarray").read_bytes()
-    shown = walk(open_tree(str(tmp_path), layout="zarr2"))
-    assert {name: shown[name] for name in ("a/.zarray", "a/0.0")} == {"a/.zarray": stored, "a/0.0": b"chunk"}
+    source_bytes = (tmp_path / "a/.zarray").read_bytes()
+    tree_files = walk(open_tree(str(tmp_path), layout="zarr2"))
+    assert {name: tree_files[name] for name in ("a/.zarray", "a/0.0")} == {"a/.zarray": source_bytes, "a/0.0": b"chunk"}
     for layout in ("zarr3", "n5", "precomputed", "bcolz"):
         with pytest.raises(UnsupportedError, match=rf"^a: cannot be shown as {layout}: \.zarray: .*{why}"):
             open_tree(str(tmp_path), layout=layout)
@@ -194,9 +194,9 @@ def _documents(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @given(_documents())
 def test_what_is_described_is_shown_as_it_was_written(documents: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    shown = shown_as_zarr2(_opened(*documents), is_level=False)
-    assert [json.loads(shown.documents[name]) for name in (".zarray", ".zattrs")] == list(documents)
-    (collection,) = shown.collections
+    unsharded = shown_as_zarr2(_opened(*documents), is_level=False)
+    assert [json.loads(unsharded.documents[name]) for name in (".zarray", ".zattrs")] == list(documents)
+    (collection,) = unsharded.collections
     assert collection.transform is None, "the chunks pass"
 
 
@@ -205,13 +205,13 @@ def test_what_is_described_is_shown_as_it_was_written(documents: tuple[dict[str,
 
 def test_every_variant_is_shown_as_zarr3(tmp_path: Path) -> None:
     write(tmp_path / "source")
-    shown = walk(open_tree(str(tmp_path / "source"), layout="zarr3"))
-    assert not [name for name in shown if name.rsplit("/", 1)[-1].startswith(".z")]
-    assert json.loads(shown["zarr.json"])["attributes"] == {"note": "of the group"}
-    write_files(tmp_path / "shown", shown)
+    tree_files = walk(open_tree(str(tmp_path / "source"), layout="zarr3"))
+    assert not [name for name in tree_files if name.rsplit("/", 1)[-1].startswith(".z")]
+    assert json.loads(tree_files["zarr.json"])["attributes"] == {"note": "of the group"}
+    write_files(tmp_path / "shown", tree_files)
     for name in VARIANTS:
-        found = np.asarray(zarr.open_array(tmp_path / "shown" / name, mode="r")[...])
-        assert equal(found, data_of(name)), name
+        values = np.asarray(zarr.open_array(tmp_path / "shown" / name, mode="r")[...])
+        assert equal(values, data_of(name)), name
 
 
 @st.composite
@@ -247,19 +247,19 @@ def test_any_array_is_read_in_other_layouts(
     store = {"driver": "file", "path": f"{path}/source/"}
     ts.open({"driver": "zarr", "kvstore": store, "metadata": metadata}, create=True).result().write(data).result()
     write_files(path / "shown", walk(open_tree(str(path / "source"), layout=layout)))
-    found = (
+    values = (
         ts.open({"driver": layout, "kvstore": {"driver": "file", "path": f"{path}/shown/"}}).result().read().result()
     )
     wanted = data if layout == "zarr3" else data.T.astype("u1") if data.dtype == bool else data.T
-    assert equal(np.asarray(found), wanted)
+    assert equal(np.asarray(values), wanted)
 
 
 def test_chunks_pass_where_they_can(tmp_path: Path) -> None:
     write(tmp_path / "source")
-    shown = walk(open_tree(str(tmp_path / "source"), layout="zarr3"))
+    tree_files = walk(open_tree(str(tmp_path / "source"), layout="zarr3"))
     for name, passes in (("compressor_zstd", True), ("order_f", True), ("compressor_bz2", False)):
-        stored = (tmp_path / "source" / name / "0.1").read_bytes()
-        assert (shown[f"{name}/c/0/1"] == stored) is passes, name
+        source_bytes = (tmp_path / "source" / name / "0.1").read_bytes()
+        assert (tree_files[f"{name}/c/0/1"] == source_bytes) is passes, name
 
 
 def test_an_image_is_shown_as_one(tmp_path: Path) -> None:
@@ -274,10 +274,10 @@ def test_an_image_is_shown_as_one(tmp_path: Path) -> None:
             tmp_path / f"source/{i}", shape=(8 >> i,) * 3, chunks=(4,) * 3, dtype="u1", zarr_format=2
         )
         array[...] = i + 1
-    (shown, n5, info) = (walk(open_tree(str(tmp_path / "source"), layout=x)) for x in ("zarr3", "n5", "precomputed"))
-    attributes = json.loads(shown["zarr.json"])["attributes"]
+    (zarr3, n5, info) = (walk(open_tree(str(tmp_path / "source"), layout=x)) for x in ("zarr3", "n5", "precomputed"))
+    attributes = json.loads(zarr3["zarr.json"])["attributes"]
     del image["version"]
     assert attributes == {"ome": {"version": "0.5", "multiscales": [image]}, "mine": 1}
-    assert json.loads(shown["1/zarr.json"])["dimension_names"] == ["z", "y", "x"]
+    assert json.loads(zarr3["1/zarr.json"])["dimension_names"] == ["z", "y", "x"]
     assert json.loads(n5["attributes.json"])["scales"] == [[1, 1, 1], [2, 2, 2]]
     assert [scale["resolution"] for scale in json.loads(info["info"])["scales"]] == [[8, 8, 4], [16, 16, 8]]

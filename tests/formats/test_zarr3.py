@@ -23,18 +23,18 @@ def _open(document: Any) -> Dataset | None:
 
 
 def _shown(document: Any) -> dict[str, Any]:
-    found = _open(document)
-    assert found is not None
-    assert not found.problems
-    shown: dict[str, Any] = json.loads(found.documents["zarr.json"])
+    dataset = _open(document)
+    assert dataset is not None
+    assert not dataset.problems
+    shown: dict[str, Any] = json.loads(dataset.documents["zarr.json"])
     return shown
 
 
 def _problem(document: Any) -> str:
-    found = _open(document)
-    assert found is not None
-    assert (found.collections, dict(found.documents)) == ((), {})
-    (problem,) = found.problems
+    dataset = _open(document)
+    assert dataset is not None
+    assert (dataset.collections, dict(dataset.documents)) == ((), {})
+    (problem,) = dataset.problems
     assert problem.path == "a"
     return problem.why
 
@@ -44,9 +44,9 @@ SHARDED = handmade.zarr_metadata((7, 10), (4, 6), (2, 3))
 
 def test_only_the_grid_and_the_codecs_change() -> None:
     document = {"b": 1, **SHARDED, "dimension_names": ["y", None], "attributes": {"n": 2**64}, "z": {"deep": [1.5]}}
-    shown = _shown(document)
-    assert list(shown) == list(document)
-    assert shown == {
+    unsharded = _shown(document)
+    assert list(unsharded) == list(document)
+    assert unsharded == {
         **document,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 3]}},
         "codecs": [{"name": "bytes"}],
@@ -57,9 +57,9 @@ def test_the_example_of_a_transpose() -> None:
     document = handmade.zarr_metadata((8, 12, 16), (4, 6, 8), (4, 2, 3))
     transpose = {"name": "transpose", "configuration": {"order": [2, 0, 1]}}
     document["codecs"] = [transpose, *document["codecs"]]
-    shown = _shown(document)
-    assert shown["chunk_grid"]["configuration"]["chunk_shape"] == [2, 3, 4]
-    assert shown["codecs"] == [transpose, {"name": "bytes"}]
+    unsharded = _shown(document)
+    assert unsharded["chunk_grid"]["configuration"]["chunk_shape"] == [2, 3, 4]
+    assert unsharded["codecs"] == [transpose, {"name": "bytes"}]
 
 
 @given(st.data())
@@ -88,12 +88,12 @@ def test_any_transposes_at_any_depth(data: st.DataObject) -> None:
     chain.append({"name": "bytes"})
     shape = [data.draw(st.integers(1, 20)) for _ in range(rank)]
     document = {**handmade.zarr_metadata(shape, levels[0], levels[0]), "codecs": codecs}
-    shown = _shown(document)
-    assert shown["chunk_grid"]["configuration"]["chunk_shape"] == sizes
-    assert shown["codecs"] == [*transposes, {"name": "bytes"}]
-    found = _open(document)
-    assert found is not None
-    grids = [layer.format.grid for layer in found.collections[0].layers]
+    unsharded = _shown(document)
+    assert unsharded["chunk_grid"]["configuration"]["chunk_shape"] == sizes
+    assert unsharded["codecs"] == [*transposes, {"name": "bytes"}]
+    dataset = _open(document)
+    assert dataset is not None
+    grids = [layer.format.grid for layer in dataset.collections[0].layers]
     assert grids == [tuple(-(-n // c) for n, c in zip(shape, level, strict=True)) for level in levels[1:]]
 
 
@@ -101,9 +101,9 @@ def test_nested_shards_are_flattened_wholly() -> None:
     inner = handmade.zarr_metadata((4, 4), (2, 2), (1, 1))["codecs"]
     document = handmade.zarr_metadata((8, 8), (4, 4), (2, 2), codecs=inner)
     assert _shown(document)["codecs"] == [{"name": "bytes"}]
-    found = _open(document)
-    assert found is not None
-    assert len(found.collections[0].layers) == 2
+    dataset = _open(document)
+    assert dataset is not None
+    assert len(dataset.collections[0].layers) == 2
 
 
 @pytest.mark.parametrize("name", ["cast_value", "bitround", "numcodecs.fixedscaleoffset"])
@@ -144,9 +144,9 @@ def test_what_is_not_understood_is_left_as_it_is(change: dict[str, Any], why: st
     ],
 )
 def test_what_is_not_sharded_is_not_touched(document: Any) -> None:
-    found = _open(document)
-    assert found is not None
-    assert (found.collections, dict(found.documents), found.problems) == ((), {}, ())
+    dataset = _open(document)
+    assert dataset is not None
+    assert (dataset.collections, dict(dataset.documents), dataset.problems) == ((), {}, ())
 
 
 @pytest.mark.parametrize("document", [{"zarr_format": 2}, {"zarr_format": "https://x/3.0"}, [], 3, {}])
@@ -178,14 +178,14 @@ def test_a_deep_document_is_shown_or_told(depth: int) -> None:
     group = json.dumps({**handmade.group_document(), "consolidated_metadata": {"metadata": {"x": {}}}})
     for raw in (deep, group.replace('"x": {}', f'"x": {deep}')):
         try:
-            found = ZARR3.open("a", {"zarr.json": raw.encode()})
+            dataset = ZARR3.open("a", {"zarr.json": raw.encode()})
         except CorruptShardError:
             continue
-        assert found is not None
-        if found.problems:
-            assert "nested too deeply" in found.problems[0].why
+        assert dataset is not None
+        if dataset.problems:
+            assert "nested too deeply" in dataset.problems[0].why
         else:
-            assert found.documents
+            assert dataset.documents
 
 
 def test_consolidated_metadata_is_rewritten_at_every_level() -> None:
@@ -198,14 +198,14 @@ def test_consolidated_metadata_is_rewritten_at_every_level() -> None:
 
     inner = group(deep=SHARDED)
     document = group(a=SHARDED, **{"g/b": SHARDED}, g=inner, plain=plain, broken=broken, odd=7, empty=group())
-    shown = _shown(document)
+    view = _shown(document)
     unsharded = _shown(SHARDED)
     expected = json.loads(json.dumps(document))
     members = expected["consolidated_metadata"]["metadata"]
     members["a"] = members["g/b"] = unsharded
     members["g"]["consolidated_metadata"]["metadata"]["deep"] = unsharded
-    assert shown == expected
-    assert list(shown["consolidated_metadata"]["metadata"]) == list(members)
+    assert view == expected
+    assert list(view["consolidated_metadata"]["metadata"]) == list(members)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +224,9 @@ def test_consolidated_metadata_is_rewritten_at_every_level() -> None:
 def test_keys(encoding: Any, coords: tuple[int, ...], key: str) -> None:
     n = len(coords)
     document = {**handmade.zarr_metadata([4000] * n, [100] * n, [10] * n), "chunk_key_encoding": encoding}
-    found = _open(document)
-    assert found is not None
-    fmt = found.collections[0].layers[0].format
+    dataset = _open(document)
+    assert dataset is not None
+    fmt = dataset.collections[0].layers[0].format
     assert isinstance(fmt, ShardingIndexed)
     shard, _, _ = fmt.place(tuple(c * 10 for c in coords))
     assert fmt.key(shard) == key

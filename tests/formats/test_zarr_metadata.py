@@ -29,9 +29,9 @@ def test_bits_of_floats_are_what_zarr_python_takes_them_for(name: str, data: st.
     bits = data.draw(st.integers(0, 256**dtype.itemsize - 1))
     text = f"0x{bits:0{2 * dtype.itemsize}x}"
     wanted = get_data_type_from_json(name, zarr_format=3).from_json_scalar(text, zarr_format=3)
-    found = zarr_metadata.fill_value(text, dtype.str)
-    assert element(found, dtype).tobytes() == np.asarray(wanted, dtype).tobytes() or np.isnan(wanted)
-    assert (found == "NaN") == bool(np.isnan(wanted))
+    fill = zarr_metadata.fill_value(text, dtype.str)
+    assert element(fill, dtype).tobytes() == np.asarray(wanted, dtype).tobytes() or np.isnan(wanted)
+    assert (fill == "NaN") == bool(np.isnan(wanted))
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,11 @@ def test_strings_of_any_length(tmp_path: Any) -> None:
     from tests.suites.walking import walk
 
     data = np.array([["a", "µm", ""], ["longer text", "b", "c"]], dtype=np.dtypes.StringDType())
-    stored = zarr.create_array(tmp_path / "a", shape=(2, 3), chunks=(1, 2), shards=(2, 4), dtype=str, fill_value="none")
-    stored[...] = data
+    zarr_array = zarr.create_array(
+        tmp_path / "a", shape=(2, 3), chunks=(1, 2), shards=(2, 4), dtype=str, fill_value="none"
+    )
+    zarr_array[...] = data
     write_files(tmp_path / "shown", walk(open_tree(str(tmp_path / "a"), layout="zarr2")))
-    found = zarr.open_array(tmp_path / "shown", mode="r", zarr_format=2)
-    assert np.asarray(found[...]).tolist() == data.tolist()
-    assert found.fill_value == "none"
+    array_shown = zarr.open_array(tmp_path / "shown", mode="r", zarr_format=2)
+    assert np.asarray(array_shown[...]).tolist() == data.tolist()
+    assert array_shown.fill_value == "none"

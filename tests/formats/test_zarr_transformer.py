@@ -57,26 +57,26 @@ def _open(document: Any, below: str = "data/root/a", suffix: str = ".json") -> D
 
 
 def _collection(document: Any) -> Collection:
-    found = _open(document)
-    assert found is not None
-    assert not found.problems
-    (collection,) = found.collections
+    dataset = _open(document)
+    assert dataset is not None
+    assert not dataset.problems
+    (collection,) = dataset.collections
     return collection
 
 
 def _shown(document: Any) -> dict[str, Any]:
-    shown = ArrayDocuments(".json").rewrite("x", "a.array.json", json.dumps(document).encode())
-    assert shown is not None
-    out: dict[str, Any] = json.loads(shown)
+    unsharded = ArrayDocuments(".json").rewrite("x", "a.array.json", json.dumps(document).encode())
+    assert unsharded is not None
+    out: dict[str, Any] = json.loads(unsharded)
     return out
 
 
 def _problem(document: Any) -> str:
-    found = _open(document)
-    assert found is not None
-    assert found.collections == ()
+    dataset = _open(document)
+    assert dataset is not None
+    assert dataset.collections == ()
     assert ArrayDocuments(".json").rewrite("x", "a.array.json", json.dumps(document).encode()) is None
-    (problem,) = found.problems
+    (problem,) = dataset.problems
     assert problem.path == "h/data/root/a"
     assert problem.why.startswith("meta/root/a.array.json: ")
     return problem.why
@@ -87,9 +87,9 @@ def _problem(document: Any) -> str:
 
 def test_only_the_transformer_goes() -> None:
     document = {"b": 1, **SHARDED, "attributes": {"n": 2**64}, "z": {"deep": [1.5]}}
-    shown = _shown(document)
-    assert shown == {k: v for k, v in document.items() if k != "storage_transformers"}
-    assert list(shown) == [k for k in document if k != "storage_transformers"]
+    unsharded = _shown(document)
+    assert unsharded == {k: v for k, v in document.items() if k != "storage_transformers"}
+    assert list(unsharded) == [k for k in document if k != "storage_transformers"]
 
 
 def test_other_transformers_stay_in_their_order() -> None:
@@ -185,9 +185,9 @@ def test_what_is_not_understood_is_left_as_it_is(document: Any, why: str) -> Non
 @pytest.mark.parametrize("transformers", [[], [DUMMY], None])
 def test_what_is_not_sharded_is_not_touched(transformers: Any) -> None:
     document = {**SHARDED, "storage_transformers": transformers}
-    found = _open(document)
-    assert found is not None
-    assert (found.collections, found.problems, found.closed) == ((), (), True)
+    dataset = _open(document)
+    assert dataset is not None
+    assert (dataset.collections, dataset.problems, dataset.closed) == ((), (), True)
     assert ArrayDocuments(".json").rewrite("x", "a.array.json", json.dumps(document).encode()) is None
 
 
@@ -202,10 +202,10 @@ def test_other_documents_are_not_of_this_format(document: Any) -> None:
 @pytest.mark.parametrize("suffix", ["/../secret", 7, None, "a\0b"])
 def test_a_suffix_that_is_none(suffix: Any) -> None:
     raw = json.dumps({**ROOT_DOCUMENT, "metadata_key_suffix": suffix}).encode()
-    found = ZARR_TRANSFORMER.open("a", {"zarr.json": raw})
-    assert found is not None
-    assert found.scope is None
-    assert "metadata_key_suffix should be the end of a name" in found.problems[0].why
+    dataset = ZARR_TRANSFORMER.open("a", {"zarr.json": raw})
+    assert dataset is not None
+    assert dataset.scope is None
+    assert "metadata_key_suffix should be the end of a name" in dataset.problems[0].why
 
 
 def test_where_documents_are_looked_for() -> None:
@@ -232,12 +232,12 @@ def test_documents_that_cannot_be_read(raw: bytes, why: str) -> None:
 def test_a_deep_document_is_shown_with_its_chunks_or_not_at_all(depth: int) -> None:
     text = json.dumps(SHARDED).replace('"attributes": {}', '"attributes": ' + '{"a":' * depth + "1" + "}" * depth)
     try:
-        found = _open(text.encode())
-        shown = ArrayDocuments(".json").rewrite("x", "a.array.json", text.encode())
+        dataset = _open(text.encode())
+        unsharded = ArrayDocuments(".json").rewrite("x", "a.array.json", text.encode())
     except CorruptShardError:
         return
-    assert found is not None
-    assert bool(found.collections) == (shown is not None) == (not found.problems)
+    assert dataset is not None
+    assert bool(dataset.collections) == (unsharded is not None) == (not dataset.problems)
 
 
 def test_consolidated_metadata_is_rewritten() -> None:
@@ -252,9 +252,9 @@ def test_consolidated_metadata_is_rewritten() -> None:
     document = {"zarr_consolidated_format": 1, "metadata": members}
     raw = ArrayDocuments(".json").rewrite("x", ".zmetadata", json.dumps(document).encode())
     assert raw is not None
-    shown = json.loads(raw)
-    assert shown == {**document, "metadata": {**members, f"{META}/a.array.json": _shown(SHARDED)}}
-    assert list(shown["metadata"]) == list(members)
+    shown_document = json.loads(raw)
+    assert shown_document == {**document, "metadata": {**members, f"{META}/a.array.json": _shown(SHARDED)}}
+    assert list(shown_document["metadata"]) == list(members)
     without: list[Any] = [{}, [], {"metadata": 3}, {"metadata": {"a": SHARDED}}]
     for nothing in without:
         assert ArrayDocuments(".json").rewrite("x", ".zmetadata", json.dumps(nothing).encode()) is None
@@ -266,11 +266,11 @@ def test_wrong_types_anywhere_in_metadata(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 2))):
         document = replaced(document, data.draw(st.sampled_from(json_paths(document))), data.draw(json_values))
     with suppress(CorruptShardError):
-        found = _open(document)
-        assert found is not None
+        dataset = _open(document)
+        assert dataset is not None
         raw = ArrayDocuments(".json").rewrite("x", "a.array.json", json.dumps(document).encode())
-        assert (raw is not None) == bool(found.collections)
-        for collection in found.collections:
+        assert (raw is not None) == bool(dataset.collections)
+        for collection in dataset.collections:
             for layer in collection.layers:
                 if all(layer.format.grid):
                     shard, _, _ = layer.format.place(tuple(n - 1 for n in layer.format.grid))
@@ -328,10 +328,10 @@ def sparse_hierarchies(draw: st.DrawFn) -> Sparse:
         return {f"data/root{path}/{name}": content for name, content in named(cells, separator).items()}
 
     documents = {"zarr.json": ROOT_DOCUMENT, f"meta/root{path}.array.json": document}
-    stored = {name: json.dumps(content).encode() for name, content in documents.items()} | files(shards)
+    source_documents = {name: json.dumps(content).encode() for name, content in documents.items()} | files(shards)
     near = st.tuples(*(st.integers(0, n + 1) for n in grid)).map(lambda cell: next(iter(files({cell: b""}))))
     odd = st.sampled_from(("data", "meta/root", "c0", "data/root/c", "data/root/c0", "data/root/a/c0/00", "data/c0"))
-    return Sparse(stored, files(chunks), near | odd)
+    return Sparse(source_documents, files(chunks), near | odd)
 
 
 def _some(cells: Sequence[object]) -> st.SearchStrategy[int]:
@@ -348,23 +348,23 @@ def _files() -> tuple[dict[str, Any], dict[str, bytes], dict[str, bytes]]:
     chunks: Cells = {(i, j): b"%d-%d" % (i, j) for i in range(4) for j in range(4)}
     flat: Cells = {(i,): b"n%d" % i for i in range(5)}
     documents = {"a": SHARDED, "g/c1": array_document((5,), (1,), sharding(2)), "g/plain": array_document((2,), (1,))}
-    stored = {
+    source_documents = {
         **{f"a/{name}": data for name, data in named(pack_shards(chunks, (2, 2))).items()},
         **{f"g/c1/{name}": data for name, data in named(pack_shards(flat, (2,))).items()},
         "g/plain/c0": b"as it is",
     }
-    shown = {
+    view = {
         **{f"a/{name}": data for name, data in named(chunks).items()},
         **{f"g/c1/{name}": data for name, data in named(flat).items()},
         "g/plain/c0": b"as it is",
     }
-    return documents, stored, {f"data/root/{name}": data for name, data in shown.items()}
+    return documents, source_documents, {f"data/root/{name}": data for name, data in view.items()}
 
 
 @pytest.mark.parametrize("where", ["memory", "http"])
 def test_the_same_over_a_network(where: str, tmp_path: Path) -> None:
-    documents, stored, shown = _files()
-    write_hierarchy(tmp_path, documents, stored)
+    documents, stored_files, tree_files = _files()
+    write_hierarchy(tmp_path, documents, stored_files)
     for group in ("g", "a/b"):  # a plain web server does not know directories: the documents are the proof
         write_files(tmp_path, {f"meta/root/{group}.group.json": b'{"attributes": {}}'})
     if where == "memory":
@@ -372,12 +372,12 @@ def test_the_same_over_a_network(where: str, tmp_path: Path) -> None:
         memory.put(f"{tmp_path}/", "/draft/", recursive=True)
         try:
             tree = open_tree("memory://draft")
-            assert {n: d for n, d in walk(tree).items() if n.startswith("data/")} == shown
+            assert {n: d for n, d in walk(tree).items() if n.startswith("data/")} == tree_files
         finally:
             memory.rm("/draft", recursive=True)
     with http_server(tmp_path) as (url, _):
         tree = open_tree(url)
-        for name, content in shown.items():
+        for name, content in tree_files.items():
             assert read_all(tree, tree.resolve(name)) == content
         assert json.loads(read_all(tree, tree.resolve("meta/root/g/c1.array.json"))) == _shown(documents["g/c1"])
         for name in ("meta/root/missing.array.json", "data/root/missing", "meta/root/x", "data/x", "data/root/a/c9/0"):
@@ -409,8 +409,8 @@ def test_arrays_without_a_chunk_are_there(remote: bool, tmp_path: Path) -> None:
 
 
 def test_a_document_that_another_program_changes_is_read_again(tmp_path: Path) -> None:
-    documents, stored, _ = _files()
-    write_hierarchy(tmp_path, documents, stored)
+    documents, stored_files, _ = _files()
+    write_hierarchy(tmp_path, documents, stored_files)
     tree, name = open_tree(str(tmp_path), index_ttl_s=0), "meta/root/a.array.json"
 
     def shape_of(number: int) -> list[int]:
@@ -453,12 +453,12 @@ def test_damage_is_told_and_harms_nothing_beside_it(tmp_path: Path) -> None:
 
 
 def test_damaged_documents_harm_nothing_beside_them(tmp_path: Path) -> None:
-    documents, stored, shown = _files()
-    write_hierarchy(tmp_path, documents, {**stored, "evil/c0": b"x", "odd/c0": b"y", "huge/c0": b"z"})
+    documents, stored_files, tree_files = _files()
+    write_hierarchy(tmp_path, documents, {**stored_files, "evil/c0": b"x", "odd/c0": b"y", "huge/c0": b"z"})
     write_hierarchy(tmp_path, {"huge": array_document((2**63 - 1,), (1,), sharding(2**20))}, {})
     write_files(tmp_path / "meta/root", {"evil.array.json": b"[" * 10**5, "odd.array.json": b'{"a": 1, "a": 2}'})
     tree = open_tree(str(tmp_path))
-    for name, content in shown.items():
+    for name, content in tree_files.items():
         assert read_all(tree, tree.resolve(name)) == content
     listed = {e.name.decode() for e in entries(tree, tree.resolve("meta/root").number)}
     assert listed == {"a.array.json", "g", "evil.array.json", "odd.array.json", "huge.array.json"}
@@ -473,12 +473,14 @@ def test_damaged_documents_harm_nothing_beside_them(tmp_path: Path) -> None:
 
 
 def test_only_where_a_document_says_so_names_with_c_are_chunks(tmp_path: Path) -> None:
-    documents, stored, shown = _files()
-    write_hierarchy(tmp_path, documents, {**stored, "c0/notes": b"1", "g/c7": b"2", "a/cc1": b"3", "a/c0/x": b"4"})
+    documents, stored_files, tree_files = _files()
+    write_hierarchy(
+        tmp_path, documents, {**stored_files, "c0/notes": b"1", "g/c7": b"2", "a/cc1": b"3", "a/c0/x": b"4"}
+    )
     tree = open_tree(str(tmp_path))
-    found = {n: d for n, d in walk(tree).items() if n.startswith("data/")}
+    chunk_files = {n: d for n, d in walk(tree).items() if n.startswith("data/")}
     beside = {"c0/notes": b"1", "g/c7": b"2", "a/cc1": b"3", "a/c0/x": b"4"}
-    assert found == shown | {f"data/root/{name}": data for name, data in beside.items()}
+    assert chunk_files == tree_files | {f"data/root/{name}": data for name, data in beside.items()}
     assert {e.name for e in entries(tree, ROOT)} == {b"zarr.json", b"meta", b"data"}
 
 

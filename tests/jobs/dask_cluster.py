@@ -38,14 +38,14 @@ class Cluster:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     pytest.importorskip("distributed")
     (tmp_path / "dask").mkdir()
-    made = Cluster(tmp_path / "dask")
+    new_files = Cluster(tmp_path / "dask")
     try:
         deadline = time.monotonic() + 60
-        while not made.file.exists() and time.monotonic() < deadline:
+        while not new_files.file.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        yield made
+        yield new_files
     finally:
-        made.close()
+        new_files.close()
 
 
 @pytest.fixture

@@ -124,11 +124,11 @@ def look(root: Path) -> None:
     before = document(root)
     try:
         array: Any = zarr.open_group(root, mode="r")["a"]
-        found = array[:]
+        values = array[:]
     except Exception:  # noqa: BLE001 - whatever the library raises
         return
     if before and document(root) == before:  # else the reader has opened the array before the job began
-        assert np.array_equal(found, np.where(DATA < 10, 0, DATA)), f"a reader found {found}"
+        assert np.array_equal(values, np.where(DATA < 10, 0, DATA)), f"a reader found {values}"
 
 
 def watch(root: Path) -> None:
@@ -172,19 +172,19 @@ def finish(outcome: Outcome, case: Case, root: Path, where: str, *, abort: bool)
     except Exception as e:  # noqa: BLE001 - the caller counts it
         problems = True
         print(where, repr(e), file=sys.stderr)
-    found = tree(root)
+    tree_files = tree(root)
     wanted = [tree(case.given), tree(case.made)] if abort else [tree(case.made)]
-    difference = sorted(name for name in {*found, *wanted[0]} if found.get(name) != wanted[0].get(name))
-    outcome.check(f"{where}, {abort=}, {problems=}: {difference} differ", not problems and found in wanted)
+    difference = sorted(name for name in {*tree_files, *wanted[0]} if tree_files.get(name) != wanted[0].get(name))
+    outcome.check(f"{where}, {abort=}, {problems=}: {difference} differ", not problems and tree_files in wanted)
 
 
 def kills(top: Path, count: int, chance: random.Random) -> Outcome:
     """Random kills. Each job is killed several times, changes its direction now and then, and is completed."""
-    outcome, given, number = Outcome(), cases(top), 0
+    outcome, case_list, number = Outcome(), cases(top), 0
     root = top / "run"
-    lengths = {case.name: len(calls_of(case, root)) for case in given}
+    lengths = {case.name: len(calls_of(case, root)) for case in case_list}
     while outcome.points < count:
-        case = chance.choice(given)
+        case = chance.choice(case_list)
         shutil.copytree(case.given, root)
         where = f"{number} {case.name}"
         for _ in range(chance.randrange(1, 6)):
@@ -212,13 +212,13 @@ def killed(case: Case, root: Path, hook: KillAt, *, abort: bool) -> None:
 
 def failures(top: Path, count: int, chance: random.Random) -> Outcome:
     """Calls of packing and of going back fail; then the job is continued or aborted."""
-    outcome, root, given = Outcome(), top / "run", cases(top)
-    for case in given:
+    outcome, root, case_list = Outcome(), top / "run", cases(top)
+    for case in case_list:
         names = calls_of(case, root)
         points = [i for i, name in enumerate(names) if name not in NEVER_FAIL]
-        for at in sorted(chance.sample(points, min(len(points), count // len(given)))):
+        for at in sorted(chance.sample(points, min(len(points), count // len(case_list)))):
             number = chance.choice(ERRORS.get(names[at], (errno.EIO,)))
-            hook = FailAt(at, number, for_ever=chance.random() < 0.3, done=chance.random() < 0.2)
+            hook = FailAt(at, number, for_ever=chance.random() < 0.3, after_call=chance.random() < 0.2)
             shutil.copytree(case.given, root)
             where = f"{case.name}: {names[at]} {at} fails with {errno.errorcode[number]}"
             with hooked(hook):
@@ -240,8 +240,8 @@ def look_in_fork(outcome: Outcome, root: Path, where: str) -> None:
 
 def losses(top: Path, count: int, chance: random.Random) -> Outcome:
     """States of the disk after a power loss while a job goes to its end, or goes back from the middle."""
-    outcome, given = Outcome(), [case for case in cases(top) if not case.name.startswith("nested2")]
-    kinds = [(case, abort, killed) for case in given for abort in (False, True) for killed in (False, True)]
+    outcome, case_list = Outcome(), [case for case in cases(top) if not case.name.startswith("nested2")]
+    kinds = [(case, abort, killed) for case in case_list for abort in (False, True) for killed in (False, True)]
     for case, abort, killed in kinds:
         states = list(lost_states(top, case, chance, abort=abort, killed=killed))
         for where, write in chance.sample(states, min(len(states), -(-count // len(kinds)))):

@@ -40,11 +40,11 @@ def aborted_and_done(
 def calls_until_end(call: int, *command: str) -> int | None:
     """Run a command of shardfs; return the number of its system calls, or None if it was killed before call `call`."""
     words = [sys.executable, "-m", "tests.jobs.interrupting", str(call), *command]
-    found = subprocess.run(words, check=False, timeout=250, capture_output=True, text=True)
-    if found.returncode == KILLED:
+    completed = subprocess.run(words, check=False, timeout=250, capture_output=True, text=True)
+    if completed.returncode == KILLED:
         return None
-    assert found.returncode == 0, found.stderr
-    return int(found.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr
+    return int(completed.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

@@ -58,11 +58,11 @@ def there_and_back(root: Path, tmp_path: Path, **how: Any) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(ZARR3) - {"rectilinear"}))
 def test_zarr3(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    given = dataset("zarr3", name)
-    root = shutil.copytree(given.twin, tmp_path / "x")
+    sample = dataset("zarr3", name)
+    root = shutil.copytree(sample.twin, tmp_path / "x")
     there_and_back(root, tmp_path)
-    for member, data in given.arrays.items():
-        assert same(np.asarray(ts.open(given.spec(root, member)).result().read().result()), data)
+    for member, data in sample.arrays.items():
+        assert same(np.asarray(ts.open(sample.spec(root, member)).result().read().result()), data)
 
 
 @pytest.mark.parametrize("name", sorted(PRECOMPUTED))
@@ -73,17 +73,17 @@ def test_volumes(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Pa
 
 @pytest.mark.interop
 def test_cloudvolume_reads_a_volume(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    given = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
-    root = shutil.copytree(given.twin, tmp_path / "x")
+    sample = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
+    root = shutil.copytree(sample.twin, tmp_path / "x")
     assert problems(pack_in_place(str(root))) == []
-    assert same(read_with("cloudvolume", given, root), given.array)
+    assert same(read_with("cloudvolume", sample, root), sample.array)
 
 
 @pytest.mark.parametrize("name", sorted(n for n, v in data_n5.VARIANTS.items() if not v.seed))
 def test_n5(name: str, tmp_path: Path) -> None:
-    given = data_n5.VARIANTS[name].write(tmp_path / "made", name)
-    root = shutil.copytree(given.twin, tmp_path / "x")
-    there_and_back(root, tmp_path, chunks_per_shard=(2, 1, 2, 1)[: given.array.ndim])
+    sample = data_n5.VARIANTS[name].write(tmp_path / "made", name)
+    root = shutil.copytree(sample.twin, tmp_path / "x")
+    there_and_back(root, tmp_path, chunks_per_shard=(2, 1, 2, 1)[: sample.array.ndim])
 
 
 def test_ome_zarr_04_becomes_05(ome04: Path, tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_arrays_that_are_not_named_keep_their_chunk_files(plain: Path, tmp_path:
 def test_interruptions(how: str, count: int) -> None:
     count *= times()
     command = [sys.executable, "-m", "tests.jobs.in_place_kills", how, str(count), str(os.getpid())]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=280 + 60 * times(), check=False)
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["points"] > count // 2
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=280 + 60 * times(), check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["points"] > count // 2
 
 
 def test_space_is_one_shard(plain: Path) -> None:
@@ -124,8 +124,8 @@ def test_space_is_one_shard(plain: Path) -> None:
     for abort in (False, True):
         sizes = []
         for _ in pack_in_place(str(plain), abort=True) if abort else pack_in_place(str(plain), **HOW):
-            stored = [p for p in plain.rglob("c/*/*") if p.is_file()]
-            sizes.append(sum(p.stat().st_size for p in stored))
+            source_bytes = [p for p in plain.rglob("c/*/*") if p.is_file()]
+            sizes.append(sum(p.stat().st_size for p in source_bytes))
         assert max(sizes) <= chunks + shard + 16 * (15 * 16 + 4)
         if not abort:
             shutil.rmtree(plain)
@@ -143,9 +143,9 @@ def test_a_killed_process_with_workers_continues(plain: Path, tmp_path: Path, ab
     list(pack(str(plain), str(tmp_path / "packed"), chunks_per_shard=(1, 2)))
     command = [sys.executable, "-m", "shardfs", "pack", "--in-place", str(plain), "--jobs", "2"]
     options = ["--chunks-per-shard", "1,2"]
-    for left in (160, 80):
+    for remaining_calls in (160, 80):
         process = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while process.poll() is None and len([p for p in plain.glob("[ab]/c/*/*") if p.is_file()]) > left:
+        while process.poll() is None and len([p for p in plain.glob("[ab]/c/*/*") if p.is_file()]) > remaining_calls:
             time.sleep(0.005)
         process.kill()
         process.wait()
@@ -233,11 +233,11 @@ def test_files_that_cannot_be_packed_stop_their_shard_only(plain: Path, tmp_path
     link.rename(plain / "a" / "c" / "kept")
     link.symlink_to("../kept")
     (plain / "a" / "c" / "7" / "70").write_bytes(b"beyond the edge")
-    found = {p.path: p for p in problems(pack_in_place(str(plain), **HOW))}
-    assert {path: p.damaged for path, p in found.items()} == {"a": True, "a/c/7/70": False}
-    assert "a/c/0/0: is a symbolic link" in found["a"].why
-    left = {str(p.relative_to(plain)) for p in plain.glob("[ab]/c/*/*")}
-    assert left == {f"a/c/{y}/{x}" for y in range(5) for x in range(3)} | {"a/c/7/70"}
+    problem_list = {p.path: p for p in problems(pack_in_place(str(plain), **HOW))}
+    assert {path: p.damaged for path, p in problem_list.items()} == {"a": True, "a/c/7/70": False}
+    assert "a/c/0/0: is a symbolic link" in problem_list["a"].why
+    remaining_files = {str(p.relative_to(plain)) for p in plain.glob("[ab]/c/*/*")}
+    assert remaining_files == {f"a/c/{y}/{x}" for y in range(5) for x in range(3)} | {"a/c/7/70"}
     link.unlink()
     (plain / "a" / "c" / "kept").rename(link)
     assert [p.path for p in problems(pack_in_place(str(plain), abort=True))] == []
@@ -314,8 +314,8 @@ def test_mounts_of_the_source_are_refused(plain: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr("shardfs.jobs.in_place.topmost", lambda mount=mount: {"/mnt/x": mount})
         with pytest.raises(BusyError, match="is mounted at /mnt/x: unmount that first"):
             list(pack_in_place(str(plain)))
-    found = iter([{}, {"/mnt/x": mount_table.MountInfo("/mnt/x", mount_table.FS_TYPE, str(plain))}])
-    monkeypatch.setattr("shardfs.jobs.in_place.topmost", lambda: next(found))
+    mount_tables = iter([{}, {"/mnt/x": mount_table.MountInfo("/mnt/x", mount_table.FS_TYPE, str(plain))}])
+    monkeypatch.setattr("shardfs.jobs.in_place.topmost", lambda: next(mount_tables))
     with pytest.raises(BusyError, match="is mounted at /mnt/x"):  # mounted when the state was written
         list(pack_in_place(str(plain)))
     assert files(plain) == before

@@ -48,19 +48,19 @@ class Looking(Calls):
 
     def look(self) -> None:
         try:
-            found = shown(self.root)
+            tree_files = shown(self.root)
         except BusyError as e:
             self.refused += "in place; finish with `shardfs" in str(e)
         except NotADatasetError:
             plain = set(files(self.root).values())
             assert set(self.wanted.values()) <= plain, "no error, although some chunks are in shards"
         else:
-            assert chunks(found) == self.wanted
+            assert chunks(tree_files) == self.wanted
             self.read += 1
 
 
-def chunks(found: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: raw for name, raw in found.items() if name.rpartition("/")[2] not in DOCUMENTS}
+def chunks(tree_files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: raw for name, raw in tree_files.items() if name.rpartition("/")[2] not in DOCUMENTS}
 
 
 def written(kind: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> Path:
@@ -111,8 +111,8 @@ def test_the_array_of_the_job_is_refused_and_others_are_read(
             open_tree(str(root))
     else:
         for source, prefix in ((root, "other/"), (root / "other", ""), (tmp_path, "source/other/")):
-            found = {name: raw for name, raw in chunks(shown(source)).items() if name.startswith(f"{prefix}c/")}
-            assert len(found) == 16
+            chunk_files = {name: raw for name, raw in chunks(shown(source)).items() if name.startswith(f"{prefix}c/")}
+            assert len(chunk_files) == 16
     for writing in (root, root / "a", root / "other"):
         with pytest.raises(BusyError, match="until then, mount read-only; its array cannot be read"):
             open_writer(LocalStore(str(writing)))
@@ -128,8 +128,8 @@ def test_a_group_whose_document_changes_stays_a_directory(plain: Path) -> None:
     """Its consolidated metadata describe the array of the job, so no reader may find them meanwhile."""
     list(pack_in_place(str(plain), arrays=["b"], chunks_per_shard=(5, 5)))
     interrupted(pack_in_place(str(plain), arrays=["a"], chunks_per_shard=(5, 5)), 3)
-    found = [tree.path for tree in open_tree(str(plain)).collections()]
-    assert (found, (plain / "zarr.json").exists()) == (["b"], False)
+    paths = [tree.path for tree in open_tree(str(plain)).collections()]
+    assert (paths, (plain / "zarr.json").exists()) == (["b"], False)
     assert problems(pack_in_place(str(plain))) == []
     group: Any = zarr.open_consolidated(plain)
     assert len(group["a"][:]) == 100

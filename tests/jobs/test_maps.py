@@ -43,12 +43,12 @@ def steps(tmp_path: Path) -> Path:
 
 
 def test_chunks_sizes_and_dead_bytes(steps: Path) -> None:
-    found = mapped(steps)
+    map_ = mapped(steps)
     exist = np.array([[j >= i for j in range(6)] for i in range(4)])
-    assert (found.shares() == exist).all()
-    assert (found.nbytes == exist * 2 ** np.arange(6)).all()
-    assert (found.total, found.grid, found.dead.tolist(), found.keys) == (18, (4, 6), [36], ["c/0/0"])
-    assert [(b.start, b.stop, b.chunks) for b in size_bins(found, 8)] == [
+    assert (map_.shares() == exist).all()
+    assert (map_.nbytes == exist * 2 ** np.arange(6)).all()
+    assert (map_.total, map_.grid, map_.dead.tolist(), map_.keys) == (18, (4, 6), [36], ["c/0/0"])
+    assert [(b.start, b.stop, b.chunks) for b in size_bins(map_, 8)] == [
         (1, 2, 1),
         (2, 4, 2),
         (4, 8, 3),
@@ -56,7 +56,7 @@ def test_chunks_sizes_and_dead_bytes(steps: Path) -> None:
         (16, 32, 4),
         (32, 64, 4),
     ]
-    assert sum(b.chunks for b in size_bins(found, 2)) == 18
+    assert sum(b.chunks for b in size_bins(map_, 2)) == 18
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,22 @@ def test_a_layout_changes_the_numbers_of_the_axes_but_not_the_picture(
     layout: str, grid: tuple[int, ...], axes: tuple[int, int], steps: Path
 ) -> None:
     (collection,) = open_tree(str(steps), layout=layout).collections()
-    found = chunk_map(collection, 100, 100)
-    assert found.grid == grid
-    assert found.rows is not None
-    assert found.columns is not None
-    assert (found.rows.axis, found.columns.axis) == axes
-    assert (found.chunks == mapped(steps).chunks).all()
+    map_ = chunk_map(collection, 100, 100)
+    assert map_.grid == grid
+    assert map_.rows is not None
+    assert map_.columns is not None
+    assert (map_.rows.axis, map_.columns.axis) == axes
+    assert (map_.chunks == mapped(steps).chunks).all()
 
 
 def test_large_grids_are_counted_into_bins(steps: Path) -> None:
-    found = mapped(steps, 2, 3)
-    assert found.shares().tolist() == [[3 / 4, 1, 1], [0, 3 / 4, 1]]
+    map_ = mapped(steps, 2, 3)
+    assert map_.shares().tolist() == [[3 / 4, 1, 1], [0, 3 / 4, 1]]
 
 
 @given(st.integers(1, 10**6), st.integers(1, 512))
-def test_bins_are_as_long_as_they_say(chunks: int, most: int) -> None:
-    bins = Bins(0, chunks, min(chunks, most))
+def test_bins_are_as_long_as_they_say(chunks: int, bin_limit: int) -> None:
+    bins = Bins(0, chunks, min(chunks, bin_limit))
     lengths = bins.lengths()
     assert lengths.sum() == chunks
     assert lengths.min() >= 1
@@ -96,9 +96,9 @@ def test_any_rank(rank: int, tmp_path: Path) -> None:
     write_json(tmp_path / "zarr.json", zarr_metadata(shape, shape, [1] * rank))
     n = handmade.chunk_count(shape, [1] * rank)
     write_files(tmp_path, {"/".join(["c", *["0"] * rank]): zarr_shard([b"x"] * n)})
-    found = mapped(tmp_path)
-    assert found.total == found.chunks.sum() == n
-    assert (found.shares() == 1).all()
+    map_ = mapped(tmp_path)
+    assert map_.total == map_.chunks.sum() == n
+    assert (map_.shares() == 1).all()
     words = shardfs("info", "--map", str(tmp_path))
     assert words.returncode == 0, words.stderr
     assert "██" in words.stdout

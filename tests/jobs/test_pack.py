@@ -54,9 +54,9 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def parsed(found: dict[str, bytes]) -> dict[str, Any]:
+def parsed(tree_files: dict[str, bytes]) -> dict[str, Any]:
     """The files, with documents as JSON."""
-    return {name: json.loads(raw) if Path(name).name in DOCUMENTS else raw for name, raw in found.items()}
+    return {name: json.loads(raw) if Path(name).name in DOCUMENTS else raw for name, raw in tree_files.items()}
 
 
 def shown(root: Path) -> dict[str, bytes]:
@@ -81,43 +81,43 @@ def indexed_payloads(shard: bytes, chunks: int) -> Counter[bytes]:
 
 @pytest.mark.parametrize("name", sorted(ZARR3))
 def test_zarr3_keeps_every_file(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    given = dataset("zarr3", name)
+    sample = dataset("zarr3", name)
     target = tmp_path / "target"
     try:
-        assert problems(pack(str(given.twin), str(target))) == []
+        assert problems(pack(str(sample.twin), str(target))) == []
     except UnsupportedError:
         assert name == "rectilinear"
         return
-    assert parsed(shown(target)) == parsed(files(given.twin))
-    for member, data in given.arrays.items():
-        read = np.asarray(ts.open(given.spec(target, member)).result().read().result())
+    assert parsed(shown(target)) == parsed(files(sample.twin))
+    for member, data in sample.arrays.items():
+        read = np.asarray(ts.open(sample.spec(target, member)).result().read().result())
         assert same(read, data)
 
 
 @pytest.mark.parametrize("name", sorted(PRECOMPUTED))
 def test_volumes_keep_every_file(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    given = dataset("precomputed", name)
+    sample = dataset("precomputed", name)
     target = tmp_path / "target"
-    assert problems(pack(str(given.twin), str(target))) == []
-    assert parsed(shown(target)) == parsed(files(given.twin))
-    for member in given.arrays if "tensorstore" in given.readers else ():
-        before, after = (ts.open(given.spec(path, member)).result().read().result() for path in (given.twin, target))
+    assert problems(pack(str(sample.twin), str(target))) == []
+    assert parsed(shown(target)) == parsed(files(sample.twin))
+    for member in sample.arrays if "tensorstore" in sample.readers else ():
+        before, after = (ts.open(sample.spec(path, member)).result().read().result() for path in (sample.twin, target))
         assert same(np.asarray(before), np.asarray(after))
 
 
 @pytest.mark.parametrize("name", sorted(n for n, v in data_n5.VARIANTS.items() if not v.seed))
 def test_n5_keeps_every_file(name: str, tmp_path: Path) -> None:
-    given = data_n5.VARIANTS[name].write(tmp_path, name)
+    sample = data_n5.VARIANTS[name].write(tmp_path, name)
     target = tmp_path / "target"
-    assert problems(pack(str(given.twin), str(target), chunks_per_shard=(2, 1, 2, 1)[: given.array.ndim])) == []
-    assert parsed(shown(target)) == parsed(files(given.twin))
+    assert problems(pack(str(sample.twin), str(target), chunks_per_shard=(2, 1, 2, 1)[: sample.array.ndim])) == []
+    assert parsed(shown(target)) == parsed(files(sample.twin))
     document = json.loads((target / data_n5.MEMBER / "attributes.json").read_bytes())
     chunks = document["codecs"][0]["configuration"]["chunk_shape"]
     per_shard = int(np.prod([b // c for b, c in zip(document["blockSize"], chunks[::-1], strict=True)]))
-    blocks = data_n5.blocks_of(given.twin / data_n5.MEMBER, given.array.ndim)
-    packed = data_n5.blocks_of(target / data_n5.MEMBER, given.array.ndim)
-    found = sum((indexed_payloads(shard, per_shard) for shard in packed.values()), Counter[bytes]())
-    assert found == Counter(blocks.values())
+    blocks = data_n5.blocks_of(sample.twin / data_n5.MEMBER, sample.array.ndim)
+    packed = data_n5.blocks_of(target / data_n5.MEMBER, sample.array.ndim)
+    payloads = sum((indexed_payloads(shard, per_shard) for shard in packed.values()), Counter[bytes]())
+    assert payloads == Counter(blocks.values())
     for cell, block in blocks.items():
         home = tuple(i // (b // c) for i, b, c in zip(cell, document["blockSize"], chunks[::-1], strict=True))
         assert block in indexed_payloads(packed[home], per_shard)
@@ -125,9 +125,9 @@ def test_n5_keeps_every_file(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.interop
 def test_cloudvolume_reads_a_packed_volume(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    given = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
-    list(pack(str(given.twin), str(tmp_path / "target")))
-    assert same(read_with("cloudvolume", given, tmp_path / "target"), given.array)
+    sample = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
+    list(pack(str(sample.twin), str(tmp_path / "target")))
+    assert same(read_with("cloudvolume", sample, tmp_path / "target"), sample.array)
 
 
 # ---- Zarr v2
@@ -259,10 +259,10 @@ def test_an_interrupted_job_continues(plain: Path, tmp_path: Path) -> None:
     reports = list(pack(str(plain), str(tmp_path / "target"), **how))
     assert sum(report.shards for report in reports if report.nbytes) == 8 - 3
     assert files(tmp_path / "target") == files(tmp_path / "alone")
-    kept = {
+    earlier_shards = {
         name: os.stat(tmp_path / "target" / name).st_ino for name in before if (tmp_path / "target" / name).exists()
     }
-    assert kept.items() <= before.items()
+    assert earlier_shards.items() <= before.items()
 
 
 @pytest.mark.slow
@@ -270,12 +270,12 @@ def test_a_worker_that_sees_another_target_fails(plain: Path, tmp_path: Path) ->
     """Its shards would be missing in the target of the main process, and be read as fill values."""
     run = PackRun(PackJob(JobSource.of(str(plain)), JobSource.of(str(tmp_path / "target"))))
     task, elsewhere = next(run._tasks()), tmp_path / "elsewhere"
-    there = replace(task, job=replace(run.job, target=JobSource.of(str(elsewhere))))
+    task_elsewhere = replace(task, job=replace(run.job, target=JobSource.of(str(elsewhere))))
     with pytest.raises(FileNotFoundError):
-        there()
+        task_elsewhere()
     elsewhere.mkdir()
     with pytest.raises(FileNotFoundError, match="must have the same path or URL for all workers"):
-        there()
+        task_elsewhere()
     assert list(elsewhere.iterdir()) == []
     assert problems(run.run()) == []
 
@@ -394,13 +394,13 @@ def test_files_that_cannot_be_packed_are_named(plain: Path, tmp_path: Path) -> N
     (plain / "around").symlink_to(".")
     os.mkfifo(plain / "pipe")
     how: Any = {"chunks_per_shard": (5, 5)}
-    found = {p.path: p for p in problems(pack(str(plain), str(tmp_path / "target"), **how))}
-    assert {path: p.damaged for path, p in found.items()} == {
+    problem_list = {p.path: p for p in problems(pack(str(plain), str(tmp_path / "target"), **how))}
+    assert {path: p.damaged for path, p in problem_list.items()} == {
         "a": True, "a/c/7/70": False, "around": True, "b/c/0/0": False, "b/c/0/1": False, "pipe": True
     }  # fmt: skip
-    assert "leads out of the source" in found["a"].why
-    assert found["around"].why.startswith("is a symbolic link to a directory")
-    assert found["pipe"].why == "is neither a file nor a directory"
+    assert "leads out of the source" in problem_list["a"].why
+    assert problem_list["around"].why.startswith("is a symbolic link to a directory")
+    assert problem_list["pipe"].why == "is neither a file nor a directory"
     assert not (tmp_path / "target" / "zarr.json").exists()
     for name in ("around", "pipe", "a/c/0/0"):
         (plain / name).unlink()
@@ -426,14 +426,14 @@ def test_compressed_chunks_of_volumes_are_refused(dataset: Callable[[str, str], 
 def test_the_command_prints_problems_and_counts(plain: Path, tmp_path: Path) -> None:
     (plain / "around").symlink_to(".")
     command = ["pack", str(plain), str(tmp_path / "target"), "--shard-size", "10K"]
-    found = CliRunner().invoke(commands, [*command, "--json"], standalone_mode=False)
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    completed = CliRunner().invoke(commands, [*command, "--json"], standalone_mode=False)
+    lines = [json.loads(line) for line in completed.stdout.splitlines()]
     assert [(line["type"], line.get("path")) for line in lines] == [("problem", "around"), ("end", None)]
-    assert (found.return_value, lines[1]["finished"]) == (3, False)
+    assert (completed.return_value, lines[1]["finished"]) == (3, False)
     (plain / "around").unlink()
-    found = CliRunner().invoke(commands, command, standalone_mode=False)
-    assert found.stdout.startswith("201 files become ")
-    assert found.return_value == 0
+    completed = CliRunner().invoke(commands, command, standalone_mode=False)
+    assert completed.stdout.startswith("201 files become ")
+    assert completed.return_value == 0
 
 
 class Unconditional(MemoryFileSystem):  # type: ignore[misc]
@@ -453,7 +453,7 @@ def test_a_remote_target(protocol: str, plain: Path, tmp_path: Path) -> None:
     assert problems(pack(str(plain), f"{protocol}://packed", chunks_per_shard=(5, 5))) == []
     list(pack(str(plain), str(tmp_path / "local"), chunks_per_shard=(5, 5)))
     try:
-        stored = {name.removeprefix("/packed/"): fs.cat_file(name) for name in fs.find("/packed")}
-        assert stored == files(tmp_path / "local")
+        source_documents = {name.removeprefix("/packed/"): fs.cat_file(name) for name in fs.find("/packed")}
+        assert source_documents == files(tmp_path / "local")
     finally:
         fs.rm("/packed", recursive=True)

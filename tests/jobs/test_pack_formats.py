@@ -104,8 +104,8 @@ def read_precomputed(path: Path, scale: int = 0) -> Data:
         "kvstore": {"driver": "file", "path": f"{path}/"},
         "scale_index": scale,
     }
-    found = np.asarray(ts.open(spec).result().read().result()).transpose(3, 2, 1, 0)
-    return found if len(found) > 1 else found[0]
+    array_values = np.asarray(ts.open(spec).result().read().result()).transpose(3, 2, 1, 0)
+    return array_values if len(array_values) > 1 else array_values[0]
 
 
 def read_zarr3(path: Path) -> Data:
@@ -186,22 +186,22 @@ def test_chunks_of_zarr_become_precomputed(codecs: Any, encoding: str, tmp_path:
 
 @pytest.mark.parametrize("name", sorted(PRECOMPUTED))
 def test_volumes_become_images(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    given = dataset("precomputed", name)
-    scales = json.loads((given.twin / "info").read_bytes())["scales"]
+    sample = dataset("precomputed", name)
+    scales = json.loads((sample.twin / "info").read_bytes())["scales"]
     for format in ("zarr3", "n5"):
         target = tmp_path / format
         try:
-            assert problems(pack(str(given.twin), str(target), format=format, transcode=True)) == []
+            assert problems(pack(str(sample.twin), str(target), format=format, transcode=True)) == []
         except UnsupportedError as e:
             assert "encod" in str(e)  # noqa: PT017 - images that this installation cannot decode
             continue
-        others = {n: raw for n, raw in files(given.twin).items() if n.startswith("mesh/")}
-        assert {n: raw for n, raw in files(target).items() if n.startswith("mesh/")} == others
-        for i, scale in enumerate(scales if "tensorstore" in given.readers else ()):
+        mesh_files = {n: raw for n, raw in files(sample.twin).items() if n.startswith("mesh/")}
+        assert {n: raw for n, raw in files(target).items() if n.startswith("mesh/")} == mesh_files
+        for i, scale in enumerate(scales if "tensorstore" in sample.readers else ()):
             level = next(target / name for name in (f"s{i}", scale["key"]) if (target / name).exists())
-            found = READERS[format](level)
-            expected = read_precomputed(given.twin, i)
-            assert np.array_equal(found.reshape(expected.shape), expected)
+            array_values = READERS[format](level)
+            expected = read_precomputed(sample.twin, i)
+            assert np.array_equal(array_values.reshape(expected.shape), expected)
 
 
 @given(
@@ -262,10 +262,10 @@ def test_arrays_that_are_not_named_change_their_format_only(format: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("source", "format", "which"),
+    ("source", "format", "array_name"),
     [("<u2", "n5", "all chunks"), ("n5", "zarr3", "chunks at the edge"), ("<u2", "precomputed", "all chunks")],
 )
-def test_chunks_are_decoded_only_on_request(source: str, format: str, which: str, tmp_path: Path) -> None:
+def test_chunks_are_decoded_only_on_request(source: str, format: str, array_name: str, tmp_path: Path) -> None:
     data = values((20, 15, 30))
     if source == "n5":
         write_n5(tmp_path / "s", data, "gzip")
@@ -273,7 +273,7 @@ def test_chunks_are_decoded_only_on_request(source: str, format: str, which: str
         write_zarr(tmp_path / "s" / "a", data, ZSTD)
         zarr.open_group(tmp_path / "s", mode="a")
     target = tmp_path / "t"
-    with pytest.raises(UnsupportedError, match=f"nothing was packed: a: {which}.* --transcode"):
+    with pytest.raises(UnsupportedError, match=f"nothing was packed: a: {array_name}.* --transcode"):
         list(pack(str(tmp_path / "s"), str(target), format=format))
     assert not target.exists()
     assert problems(pack(str(tmp_path / "s"), str(target), format=format, transcode=True)) == []
@@ -344,8 +344,8 @@ def test_the_command_has_the_options(tmp_path: Path) -> None:
     command = ["pack", str(tmp_path / "a"), str(tmp_path / "t"), "--format", "n5"]
     with pytest.raises(UnsupportedError, match="add --transcode"):
         CliRunner().invoke(commands, command, standalone_mode=False, catch_exceptions=False)
-    found = CliRunner().invoke(commands, [*command, "--transcode", "--jobs", "2"], standalone_mode=False)
-    assert found.return_value == 0
+    completed = CliRunner().invoke(commands, [*command, "--transcode", "--jobs", "2"], standalone_mode=False)
+    assert completed.return_value == 0
     assert np.array_equal(read_n5(tmp_path / "t"), values())
 
 
@@ -381,14 +381,14 @@ def test_superchunks(source: str, tmp_path: Path) -> None:
 @pytest.mark.interop
 @pytest.mark.parametrize("name", sorted(data_precomputed_ids.DATASETS))
 def test_objects_with_ids_keep_every_file(name: str, id_dataset: Callable[[str], IdDataset], tmp_path: Path) -> None:
-    given = id_dataset(name)
+    sample = id_dataset(name)
     target = tmp_path / "target"
-    assert problems(pack(str(given.twin), str(target))) == []
-    assert parsed(shown(target)) == parsed(files(given.twin))
+    assert problems(pack(str(sample.twin), str(target))) == []
+    assert parsed(shown(target)) == parsed(files(sample.twin))
     assert any(name.endswith(".shard") for name in files(target))
-    if given.reader is not None:
-        client, argument = given.reader
-        for path, out in ((given.twin, "before.npy"), (target, "after.npy")):
+    if sample.reader is not None:
+        client, argument = sample.reader
+        for path, out in ((sample.twin, "before.npy"), (target, "after.npy")):
             run_client(client, path, tmp_path / out, argument, python=client_python("cv"))
         assert np.array_equal(*(np.load(tmp_path / out) for out in ("before.npy", "after.npy")))
 
@@ -397,20 +397,20 @@ def skeletons(path: Path, ids: list[int], suffix: str = "") -> dict[str, bytes]:
     """A directory of skeletons, perhaps compressed; returns the content by id."""
     path.mkdir(parents=True)
     (path / "info").write_text(json.dumps({"@type": "neuroglancer_skeletons"}))
-    found = {str(number): b"skeleton of %d" % number for number in ids}
-    for name, data in found.items():
+    bytes_by_id = {str(number): b"skeleton of %d" % number for number in ids}
+    for name, data in bytes_by_id.items():
         (path / f"{name}{suffix}").write_bytes(gzip.compress(data) if suffix else data)
-    return found
+    return bytes_by_id
 
 
 def test_the_number_of_ids_decides_the_number_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardfs.jobs.pack_plan.IDS_PER_SHARD", 16)
     monkeypatch.setattr("shardfs.jobs.pack_plan.IDS_PER_MINISHARD", 4)
-    found = skeletons(tmp_path / "s", list(range(100)))
+    bytes_by_id = skeletons(tmp_path / "s", list(range(100)))
     assert problems(pack(str(tmp_path / "s"), str(tmp_path / "t"))) == []
     sharding = json.loads((tmp_path / "t" / "info").read_bytes())["sharding"]
     assert (sharding["shard_bits"], sharding["minishard_bits"]) == (3, 2)
-    assert {name: raw for name, raw in shown(tmp_path / "t").items() if name != "info"} == found
+    assert {name: raw for name, raw in shown(tmp_path / "t").items() if name != "info"} == bytes_by_id
     (tmp_path / "s" / "100").write_bytes(b"one more")
     for number in range(101, 200):
         (tmp_path / "s" / str(number)).write_bytes(b"one more")
@@ -419,27 +419,27 @@ def test_the_number_of_ids_decides_the_number_of_shards(tmp_path: Path, monkeypa
 
 
 def test_all_workers_and_parts_use_the_same_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = skeletons(tmp_path / "s", list(range(20000, 40000)))
+    bytes_by_id = skeletons(tmp_path / "s", list(range(20000, 40000)))
     for name, how in (("a", {}), ("b", {"workers": 2})):
         assert problems(pack(str(tmp_path / "s"), str(tmp_path / name), **how)) == []  # type: ignore[arg-type]
     for number in (1, 3, 2):
         assert problems(pack(str(tmp_path / "s"), str(tmp_path / "c"), part=JobPart(number, 3))) == []
     assert files(tmp_path / "a") == files(tmp_path / "b") == files(tmp_path / "c")
     assert len(files(tmp_path / "a")) == 1 + 4
-    assert {name: raw for name, raw in shown(tmp_path / "a").items() if name != "info"} == found
+    assert {name: raw for name, raw in shown(tmp_path / "a").items() if name != "info"} == bytes_by_id
 
 
 def test_a_mesh_with_one_of_its_files_is_named(tmp_path: Path) -> None:
-    given = data_precomputed_ids.DATASETS["nested"](tmp_path)
-    mesh = given.twin / "meshes" / "fine" / "7"
+    sample = data_precomputed_ids.DATASETS["nested"](tmp_path)
+    mesh = sample.twin / "meshes" / "fine" / "7"
     raw = mesh.read_bytes()
     mesh.unlink()
-    (problem,) = problems(pack(str(given.twin), str(tmp_path / "t")))
+    (problem,) = problems(pack(str(sample.twin), str(tmp_path / "t")))
     assert (problem.path, problem.damaged) == ("meshes/fine/7", True)
     mesh.write_bytes(raw[:-1])
-    found = problems(pack(str(given.twin), str(tmp_path / "u")))
-    assert [p.damaged for p in found] == [True]
-    assert "should have 14 bytes" in found[0].why
+    problem_list = problems(pack(str(sample.twin), str(tmp_path / "u")))
+    assert [p.damaged for p in problem_list] == [True]
+    assert "should have 14 bytes" in problem_list[0].why
     assert not (tmp_path / "u" / "info").exists()
 
 
@@ -449,9 +449,9 @@ def test_a_mesh_with_one_of_its_files_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["volume", "skeletons"])
 def test_gzip_files_become_gzip_chunks(kind: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
     plain, target = tmp_path / "x", tmp_path / "t"
-    given = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
+    sample = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
     if kind == "volume":
-        shutil.copytree(given.twin, plain)
+        shutil.copytree(sample.twin, plain)
         for file in [p for p in plain.rglob("*") if p.is_file() and p.name != "info"]:
             Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes(), 1))
             file.unlink()
@@ -459,12 +459,12 @@ def test_gzip_files_become_gzip_chunks(kind: str, dataset: Callable[[str, str], 
         skeletons(plain, [1, 2, 3], ".gz")
     payloads = {raw for name, raw in files(plain).items() if name != "info"}
     assert problems(pack(str(plain), str(target))) == []
-    stored = b"".join(raw for name, raw in files(target).items() if name != "info")
-    assert all(payload in stored for payload in payloads)
+    source_bytes = b"".join(raw for name, raw in files(target).items() if name != "info")
+    assert all(payload in source_bytes for payload in payloads)
     expected = {n.removesuffix(".gz"): gzip.decompress(raw) for n, raw in files(plain).items() if n.endswith(".gz")}
     assert {name: raw for name, raw in shown(target).items() if name != "info"} == expected
     if kind == "volume":
-        assert same(read_with("tensorstore", given, target), given.array)
+        assert same(read_with("tensorstore", sample, target), sample.array)
 
 
 @pytest.mark.interop
@@ -482,8 +482,8 @@ def test_gzip_files_among_others_are_named(dataset: Callable[[str, str], Dataset
     source = shutil.copytree(dataset("precomputed", next(iter(PRECOMPUTED))).twin, tmp_path / "x")
     chunk = max(p for p in source.rglob("*") if p.is_file() and p.name != "info")
     chunk.rename(f"{chunk}.gz")
-    found = problems(pack(str(source), str(tmp_path / "t")))
-    assert any(p.damaged and "compress all of them with gzip, or none" in p.why for p in found)
+    problem_list = problems(pack(str(source), str(tmp_path / "t")))
+    assert any(p.damaged and "compress all of them with gzip, or none" in p.why for p in problem_list)
 
 
 def test_files_in_other_compressions_are_refused(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
@@ -521,8 +521,8 @@ def test_damaged_chunks_are_packed_unchanged_and_named(tmp_path: Path) -> None:
         chunk = tmp_path / "g" / name / "c" / "0" / "0" / "0"
         chunk.write_bytes(chunk.read_bytes()[:-1] if name in ("raw", "blosc") else b"something else")
     zarr.open_group(tmp_path / "g", mode="a")
-    found = problems(pack(str(tmp_path / "g"), str(tmp_path / "t")))
-    assert sorted((p.path, p.damaged) for p in found) == [
+    problem_list = problems(pack(str(tmp_path / "g"), str(tmp_path / "t")))
+    assert sorted((p.path, p.damaged) for p in problem_list) == [
         (f"{name}/c/0/0/0", False) for name in ("blosc", "gzip", "raw", "zstd")
     ]
     assert parsed(shown(tmp_path / "t")) == parsed(files(tmp_path / "g"))
@@ -530,20 +530,23 @@ def test_damaged_chunks_are_packed_unchanged_and_named(tmp_path: Path) -> None:
 
 def test_links_and_unreadable_files(tmp_path: Path) -> None:
     write_zarr(tmp_path / "a", values(dtype="u1"), None)
-    stored = tmp_path / "a" / "c" / "0" / "0"
-    (stored / "0").rename(tmp_path / "a" / "elsewhere")
-    (stored / "0").symlink_to("../../../elsewhere")
-    (stored / "1").rename(tmp_path / "outside")
-    (stored / "1").symlink_to(tmp_path / "outside")
+    source_bytes = tmp_path / "a" / "c" / "0" / "0"
+    (source_bytes / "0").rename(tmp_path / "a" / "elsewhere")
+    (source_bytes / "0").symlink_to("../../../elsewhere")
+    (source_bytes / "1").rename(tmp_path / "outside")
+    (source_bytes / "1").symlink_to(tmp_path / "outside")
     (tmp_path / "a" / "c" / "0" / "1" / "2").unlink()
     (tmp_path / "a" / "c" / "0" / "1" / "2").symlink_to("nowhere")
     how: Any = {"chunks_per_shard": (1, 1, 1)}
-    found = problems(pack(str(tmp_path / "a"), str(tmp_path / "t"), **how))
-    assert all(p.damaged for p in found)
-    assert [any(word in p.why for p in found) for word in ("leads out of the source", "leads nowhere")] == [True, True]
-    assert len(found) == 2
-    (stored / "1").unlink()
-    shutil.copy(tmp_path / "outside", stored / "1")
+    problem_list = problems(pack(str(tmp_path / "a"), str(tmp_path / "t"), **how))
+    assert all(p.damaged for p in problem_list)
+    assert [any(word in p.why for p in problem_list) for word in ("leads out of the source", "leads nowhere")] == [
+        True,
+        True,
+    ]
+    assert len(problem_list) == 2
+    (source_bytes / "1").unlink()
+    shutil.copy(tmp_path / "outside", source_bytes / "1")
     (tmp_path / "a" / "c" / "0" / "1" / "2").unlink()
     shutil.copy(tmp_path / "outside", tmp_path / "a" / "c" / "0" / "1" / "2")
     assert problems(pack(str(tmp_path / "a"), str(tmp_path / "t"), **how)) == []
@@ -564,19 +567,19 @@ def test_unpack_is_the_inverse(name: str, tmp_path: Path) -> None:
     assert as_json(files(tmp_path / "again")) == as_json(files(plain))
 
 
-def as_json(found: dict[str, bytes]) -> dict[str, Any]:
+def as_json(tree_files: dict[str, bytes]) -> dict[str, Any]:
     """The files, with all documents as JSON."""
-    return {name: json.loads(raw) if raw.startswith(b"{") else raw for name, raw in found.items()}
+    return {name: json.loads(raw) if raw.startswith(b"{") else raw for name, raw in tree_files.items()}
 
 
 # ---- in place
 
 
 def test_in_place_only_files_that_stay_unchanged_are_packed(tmp_path: Path) -> None:
-    given = data_precomputed_ids.DATASETS["nested"](tmp_path)
-    before = files(given.twin)
-    assert problems(pack_in_place(str(given.twin))) == []
-    after = files(given.twin)
+    sample = data_precomputed_ids.DATASETS["nested"](tmp_path)
+    before = files(sample.twin)
+    assert problems(pack_in_place(str(sample.twin))) == []
+    after = files(sample.twin)
     assert after.keys() - before.keys() == {"s/0.shard"}
     assert all(
         after[name] == raw for name, raw in before.items() if name not in ("info", *after.keys() ^ before.keys())
@@ -618,8 +621,8 @@ def test_any_array_is_right_or_refused(
     if format == "n5":
         assert np.array_equal(read_n5(root / "t"), data, equal_nan=data.dtype.kind == "f")
     elif format == "precomputed":
-        found = read_precomputed(root / "t")
-        assert np.array_equal(found.reshape(data.shape), data, equal_nan=data.dtype.kind == "f")
+        volume = read_precomputed(root / "t")
+        assert np.array_equal(volume.reshape(data.shape), data, equal_nan=data.dtype.kind == "f")
     else:
         assert_same_rows(root, written.data)
     with suppress(UnsupportedError):  # without transcoding, the result is the same or none
@@ -629,11 +632,11 @@ def test_any_array_is_right_or_refused(
 
 def assert_same_rows(root: Path, data: Data) -> None:
     """Compare superchunks with the data, as the layout `zarr3` shows them: no other program reads superchunks."""
-    found = fsspec.filesystem("shardfs", source=str(root / "t"), layout="zarr3", skip_instance_cache=True)
+    shown_files = fsspec.filesystem("shardfs", source=str(root / "t"), layout="zarr3", skip_instance_cache=True)
     again = root / "again"
-    for name in found.find(""):
+    for name in shown_files.find(""):
         (again / name.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
-        (again / name.lstrip("/")).write_bytes(found.cat_file(name))
+        (again / name.lstrip("/")).write_bytes(shown_files.cat_file(name))
     assert equal(np.asarray(zarr.open_array(again, mode="r")[:]), data)
 
 
@@ -650,8 +653,8 @@ def test_an_image_of_04_is_valid_in_05(tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "i/labels/seg", mode="a", zarr_format=2).attrs["image-label"] = {"version": "0.4"}
     assert problems(pack(str(tmp_path / "i"), str(tmp_path / "t"))) == []
     for path, kind in (("", "Image"), ("labels", "Labels"), ("labels/seg", "ImageLabel")):
-        found = models.open_ome_zarr(zarr.open_group(tmp_path / "t" / path, mode="r"))
-        assert (type(found).__module__.split(".")[1], type(found).__name__) == ("v05", kind)
+        array_values = models.open_ome_zarr(zarr.open_group(tmp_path / "t" / path, mode="r"))
+        assert (type(array_values).__module__.split(".")[1], type(array_values).__name__) == ("v05", kind)
 
 
 @pytest.mark.interop

@@ -100,19 +100,19 @@ def counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Counter[st
 READING = ("open", "fstat", "stat", "read", "pread", "preadv", "readlink", "close", "lseek")
 
 
-@pytest.mark.parametrize(("kept", "reading"), [(False, {"pread": 1}), (True, {"syscalls.copy_file_range": 1})])
+@pytest.mark.parametrize(("by_kernel", "reading"), [(False, {"pread": 1}), (True, {"syscalls.copy_file_range": 1})])
 def test_a_chunk_file_costs_four_system_calls(
-    kept: bool, reading: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_kernel: bool, reading: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kept:
+    if by_kernel:
         monkeypatch.setattr(opened_files, "COPIED_SIZE", 1)
-    found = []
+    call_counts = []
     for columns in (10, 30):
         source = plain(tmp_path / f"source{columns}", 10, columns)
         with counted(monkeypatch, *READING) as counts:
             assert problems(pack(source, str(tmp_path / f"target{columns}"), chunks_per_shard=(10, 40))) == []
-        found.append(counts)
-    assert found[1] - found[0] == Counter(
+        call_counts.append(counts)
+    assert call_counts[1] - call_counts[0] == Counter(
         {name: 200 * n for name, n in {"open": 1, "fstat": 1, "close": 1, **reading}.items()}
     )
 
@@ -136,13 +136,13 @@ def test_files_that_were_opened_in_vain_do_not_use_up_the_descriptors(
 
 
 def test_a_shard_and_its_note_cost_two_syncs_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    sync_counts = []
     for columns in (20, 60):
         source = plain(tmp_path / f"source{columns}", 1, columns)
         with counted(monkeypatch) as counts:
             list(pack(source, str(tmp_path / f"target{columns}"), chunks_per_shard=(1, 2)))
-        found.append({name: n for name, n in counts.items() if "sync" in name})
-    more = {name: n - found[0][name] for name, n in found[1].items()}
+        sync_counts.append({name: n for name, n in counts.items() if "sync" in name})
+    more = {name: n - sync_counts[0][name] for name, n in sync_counts[1].items()}
     assert more == {"syscalls.fsync": 40, "syscalls.fsync_directory": 40}
 
 
@@ -181,9 +181,9 @@ def test_a_chunk_of_a_remote_source_costs_one_request(tmp_path: Path) -> None:
     plain(tmp_path / "source" / "a", 3, 40)
     (tmp_path / "source" / "a" / "c" / "0" / "0").write_bytes(b"")
     with serving(tmp_path / "source") as server:
-        found = problems(pack(f"{server.url}/a", str(tmp_path / "target"), chunks_per_shard=(2, 30)))
+        problem_list = problems(pack(f"{server.url}/a", str(tmp_path / "target"), chunks_per_shard=(2, 30)))
         requests = [r["path"] for r in server.requests()]
-    assert [(p.path, p.damaged) for p in found] == [("c/0/0", False)]
+    assert [(p.path, p.damaged) for p in problem_list] == [("c/0/0", False)]
     assert len(requests) == len(set(requests)) == 119  # the empty file has no bytes
     list(pack(str(tmp_path / "source" / "a"), str(tmp_path / "local"), chunks_per_shard=(2, 30)))
     assert files(tmp_path / "target") == files(tmp_path / "local")
@@ -289,8 +289,10 @@ def test_a_killed_worker_of_a_dask_cluster(
     cluster.workers[0].send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=250)
     assert (process.returncode, out.split(" (")[0]) == (0, "2,000 files become 200"), err
-    found = {name: data for name, data in files(target).items() if not name.endswith(".tmp")}  # the killed worker's
-    assert found == files(tmp_path / "alone")
+    tree_files = {
+        name: data for name, data in files(target).items() if not name.endswith(".tmp")
+    }  # the killed worker's
+    assert tree_files == files(tmp_path / "alone")
 
 
 @pytest.mark.interop
@@ -335,8 +337,8 @@ def test_lines_of_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     source = plain(tmp_path / "source", 4, 4, 1024)
     command = ["pack", source, str(tmp_path / "target"), "--chunks-per-shard", "1,4"]
     monkeypatch.setattr(printing, "LINES_S", 0)
-    found = CliRunner().invoke(commands, command, standalone_mode=False)
-    lines = found.stderr.splitlines()
+    completed = CliRunner().invoke(commands, command, standalone_mode=False)
+    lines = completed.stderr.splitlines()
     assert [line.split(",")[0] for line in lines[-4:]] == [f"{n} of 16 files" for n in (4, 8, 12, 16)]
     assert "16 of 16 files, 16.0 KiB, " in lines[-1]
     assert lines[-1].endswith("/s, 0:00:00 left")
@@ -352,9 +354,9 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
         os.close(slave)
-        shown = read_terminal(master)
+        screen = read_terminal(master)
         assert process.wait(60) == 0
     os.close(master)
-    assert "━".encode() in shown
-    assert b"16 of 16 files, 256 B, " in shown
-    assert b"16 files become 1" in shown
+    assert "━".encode() in screen
+    assert b"16 of 16 files, 256 B, " in screen
+    assert b"16 files become 1" in screen

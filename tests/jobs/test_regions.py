@@ -35,12 +35,12 @@ def collections(path: Path) -> dict[str, ChunkRegions]:
 
 
 def damaged(path: Path, *, deep: bool = False, workers: int = 1) -> list[Region]:
-    found = DamagedRegions(collections(path))
+    damaged_regions = DamagedRegions(collections(path))
     out: list[Region] = []
     for report in shared_work.verify(JobSource.of(str(path)), deep=deep, regions=True, workers=workers):
         for finding in report.findings:
-            out += found.rows(finding)
-    return [*out, *found.rest()]
+            out += damaged_regions.rows(finding)
+    return [*out, *damaged_regions.rest()]
 
 
 def missing(path: Path, part: JobPart = WHOLE) -> list[Region]:
@@ -217,8 +217,8 @@ def test_all_damaged_chunks_of_a_shard_are_listed(tmp_path: Path) -> None:
     """Also those of findings that are only counted, and those of shards in a shard."""
     write_array(tmp_path / "a", (200,), {"c/0": zarr_shard([b"abc"] * 100)}, per=100)
     assert [row.start[0] for row in damaged(tmp_path / "a")] == list(range(0, 200, 2))
-    same = {i: (0, 2) for i in range(10)} | {10: (1, 2)}
-    write_array(tmp_path / "c", (200,), {"c/0": zarr_shard([b"ab"] * 100, entries=same)}, per=100)
+    duplicates = {i: (0, 2) for i in range(10)} | {10: (1, 2)}
+    write_array(tmp_path / "c", (200,), {"c/0": zarr_shard([b"ab"] * 100, entries=duplicates)}, per=100)
     assert {row.start[0] for row in damaged(tmp_path / "c")} == set(range(0, 22, 2))
     overlapping = {i: (i // 2, 2) for i in range(100)}
     write_array(tmp_path / "b", (200,), {"c/0": zarr_shard([b"ab"] * 100, entries=overlapping)}, per=100)
@@ -237,8 +237,8 @@ def test_every_missing_element_has_one_row(tmp_path: Path) -> None:
         Region("", "c/1/0", "missing", (2, 0), (4, 2), ""),
         Region("", "", "missing", (0, 4), (4, 8), ""),
     ]
-    there = {(y, x) for y, x in np.ndindex(7, 9) if x < 8 and y // 4 == x // 4 and (y > 3 or y // 2 == x // 2)}
-    assert elements(rows) == set(np.ndindex(7, 9)) - there
+    present = {(y, x) for y, x in np.ndindex(7, 9) if x < 8 and y // 4 == x // 4 and (y > 3 or y // 2 == x // 2)}
+    assert elements(rows) == set(np.ndindex(7, 9)) - present
     parts = [row for i in (1, 2, 3) for row in missing(tmp_path, JobPart(i, 3))]
     assert sorted(parts) == sorted(rows)
 
@@ -254,8 +254,8 @@ def test_a_large_grid_needs_little_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         chunks = rows = 0
-        found = collections(tmp_path)[""]
-        for row in regions.missing([(found, found.whole)], WHOLE):
+        chunk_regions = collections(tmp_path)[""]
+        for row in regions.missing([(chunk_regions, chunk_regions.whole)], WHOLE):
             chunks += int(np.prod(np.subtract(row.stop, row.start) // 2))
             rows += 1
         peak = tracemalloc.get_traced_memory()[1]
@@ -330,8 +330,8 @@ def test_the_command_reads_what_it_prints(tmp_path: Path) -> None:
 
 def test_exit_codes(tmp_path: Path) -> None:
     sound = str(handmade.CASES["zarr_sound"](tmp_path / "x").path)
-    done = shardfs(sound, "--regions", "--expect", "all")
-    assert (done.returncode, done.stdout) == (0, "collection,chunk,status,start,stop,reason\n")
+    completed = shardfs(sound, "--regions", "--expect", "all")
+    assert (completed.returncode, completed.stdout) == (0, "collection,chunk,status,start,stop,reason\n")
     assert shardfs(sound, "--expect", "all").returncode == 2
     assert shardfs(sound, "--regions", "--expect", str(tmp_path / "none")).returncode == 2
     (tmp_path / "wrong").write_text("chunk\nc/9/9\n")

@@ -28,22 +28,24 @@ def run(*command: object) -> Any:
 
 @pytest.mark.parametrize("command", ["verify", "unpack", "pack"])
 def test_all_options_reach_the_workers(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, seen = tmp_path / "source", list[dict[str, Any]]()
+    source, worker_options = tmp_path / "source", list[dict[str, Any]]()
     how: Any = {} if command == "pack" else {"shards": (10,)}
     zarr.create_array(source, shape=(20,), chunks=(5,), dtype="u1", **how)[:] = np.arange(20)
 
     def open_tree(url: str, **options: Any) -> Any:
-        seen.append(options)
+        worker_options.append(options)
         return tree.open_tree(url, **options)
 
     monkeypatch.setattr(shared_work, "open_tree", open_tree)
-    given = f"store_timeout=300,store_retries=7,cache_dir={tmp_path / 'cache'},cache_size=2G,connections=3,prefetch=0"
-    given += ",index_cache=2M,chunk_cache=1G"
+    option_text = (
+        f"store_timeout=300,store_retries=7,cache_dir={tmp_path / 'cache'},cache_size=2G,connections=3,prefetch=0"
+    )
+    option_text += ",index_cache=2M,chunk_cache=1G"
     places = [source, tmp_path / "target"] if command != "verify" else [source]
-    assert run(command, *places, "-o", given).return_value == 0
-    for options in seen:
+    assert run(command, *places, "-o", option_text).return_value == 0
+    for options in worker_options:
         assert options.items() >= {**OPTIONS, "cache_dir": str(tmp_path / "cache")}.items()
-    assert seen
+    assert worker_options
 
 
 def test_verify_offline_sends_no_request(tmp_path: Path) -> None:

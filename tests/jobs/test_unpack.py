@@ -78,62 +78,62 @@ def problems(source: Path, target: Path, **how: Any) -> list[Problem]:
 def test_zarr3_equals_what_its_writer_writes_unsharded(
     name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path
 ) -> None:
-    given, target = dataset("zarr3", name), tmp_path / "target"
-    assert unpacked(given.path, target).finished
-    assert parsed(files(target)) == parsed(files(given.twin))
-    for member, data in given.arrays.items() if "tensorstore" in given.readers else ():
-        assert same(np.asarray(ts.open(given.spec(target, member)).result().read().result()), data)
+    sample, target = dataset("zarr3", name), tmp_path / "target"
+    assert unpacked(sample.path, target).finished
+    assert parsed(files(target)) == parsed(files(sample.twin))
+    for member, data in sample.arrays.items() if "tensorstore" in sample.readers else ():
+        assert same(np.asarray(ts.open(sample.spec(target, member)).result().read().result()), data)
 
 
 @pytest.mark.parametrize("name", sorted(PRECOMPUTED))
 def test_volumes_equal_what_their_writer_writes_unsharded(
     name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path
 ) -> None:
-    given, target = dataset("precomputed", name), tmp_path / "target"
-    assert unpacked(given.path, target).finished
-    assert parsed(files(target)) == parsed(files(given.twin))
+    sample, target = dataset("precomputed", name), tmp_path / "target"
+    assert unpacked(sample.path, target).finished
+    assert parsed(files(target)) == parsed(files(sample.twin))
 
 
 @pytest.mark.parametrize("name", sorted(data_n5.VARIANTS))
 def test_n5_equals_what_its_writer_writes_unsharded(name: str, tmp_path: Path) -> None:
-    given, target = data_n5.VARIANTS[name].write(tmp_path, name), tmp_path / "target"
-    unpacked(given.path, target)
-    assert parsed(files(target)) == parsed(files(given.twin))
-    if "z5" in given.readers:
-        found = z5py.File(str(target), mode="r", use_zarr_format=False)[data_n5.MEMBER][...].T
-        assert same(np.asarray(found), given.array)
-    if "tensorstore" in given.readers:
+    sample, target = data_n5.VARIANTS[name].write(tmp_path, name), tmp_path / "target"
+    unpacked(sample.path, target)
+    assert parsed(files(target)) == parsed(files(sample.twin))
+    if "z5" in sample.readers:
+        values = z5py.File(str(target), mode="r", use_zarr_format=False)[data_n5.MEMBER][...].T
+        assert same(np.asarray(values), sample.array)
+    if "tensorstore" in sample.readers:
         spec = {"driver": "n5", "kvstore": {"driver": "file", "path": f"{target / data_n5.MEMBER}/"}}
-        assert same(np.asarray(ts.open(spec).result().read().result()), given.array)
+        assert same(np.asarray(ts.open(spec).result().read().result()), sample.array)
 
 
 @pytest.mark.parametrize("name", sorted(data_precomputed_ids.DATASETS))
 def test_meshes_skeletons_and_annotations_equal_what_their_writers_write(
     name: str, id_dataset: Callable[[str], IdDataset], tmp_path: Path
 ) -> None:
-    given = id_dataset(name)
-    unpacked(given.path, tmp_path / "target")
-    assert files(tmp_path / "target") == shown(given.path)
-    chunks = {name: raw for name, raw in files(given.twin).items() if Path(name).name != "info"}
+    sample = id_dataset(name)
+    unpacked(sample.path, tmp_path / "target")
+    assert files(tmp_path / "target") == shown(sample.path)
+    chunks = {name: raw for name, raw in files(sample.twin).items() if Path(name).name != "info"}
     assert chunks.items() <= files(tmp_path / "target").items()
 
 
 @pytest.mark.interop
 def test_cloudvolume_reads_an_unpacked_volume(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    given = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
-    unpacked(given.path, tmp_path / "target")
-    assert same(read_with("cloudvolume", given, tmp_path / "target"), given.array)
+    sample = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
+    unpacked(sample.path, tmp_path / "target")
+    assert same(read_with("cloudvolume", sample, tmp_path / "target"), sample.array)
 
 
 @pytest.mark.interop
 def test_the_draft_of_2022_is_unpacked_as_a_mount_shows_it(tmp_path: Path) -> None:
-    for given in data_zarr_transformer.write_variants(tmp_path).values():
+    for sample in data_zarr_transformer.write_variants(tmp_path).values():
         for layout in ("native", "zarr2"):
-            target = tmp_path / layout / given.name
-            refused = [p for p in problems(given.path, target, layout=layout, skip_unsupported=True) if not p.skipped]
-            litter = given.name == "litter" and layout == "zarr2"
+            target = tmp_path / layout / sample.name
+            refused = [p for p in problems(sample.path, target, layout=layout, skip_unsupported=True) if not p.skipped]
+            litter = sample.name == "litter" and layout == "zarr2"
             assert [p.path for p in refused] == (["data/root/g/c1/0"] if litter else [])  # it has the name of a chunk
-            assert files(target) == shown(given.path, layout, unsupported="skip"), given.name
+            assert files(target) == shown(sample.path, layout, unsupported="skip"), sample.name
 
 
 @pytest.mark.parametrize("name", sorted(data_blosc2.WRITERS))
@@ -200,9 +200,9 @@ def test_chunks_that_a_layout_fills_are_written(tmp_path: Path) -> None:
     )  # fmt: skip
     array[:9, :9] = 3
     run = unpacked(tmp_path / "source", tmp_path / "target", layout="zarr2")
-    found = files(tmp_path / "target")
-    assert found == shown(tmp_path / "source", "zarr2")
-    assert run.objects == len([n for n in found if not n.startswith(".z")]) == 8100
+    tree_files = files(tmp_path / "target")
+    assert tree_files == shown(tmp_path / "source", "zarr2")
+    assert run.objects == len([n for n in tree_files if not n.startswith(".z")]) == 8100
 
 
 def test_options_of_a_mount_hold(sharded: Path, tmp_path: Path) -> None:
@@ -262,10 +262,10 @@ def test_zarr2_packed_and_unpacked_is_the_original(tmp_path: Path) -> None:
     }
     for name in (n for n in before if Path(n).name in (".zattrs", ".zgroup")):
         assert json.loads(after[name]) == json.loads(before[name])
-    found = zarr.open_group(tmp_path / "c", mode="r", zarr_format=2)["x/y"]
-    assert isinstance(found, zarr.Array)
-    assert (found.metadata.to_dict(), found.attrs.asdict()) == (array.metadata.to_dict(), {"b": 1})
-    assert same(np.asarray(found[:]), np.asarray(array[:]))
+    values = zarr.open_group(tmp_path / "c", mode="r", zarr_format=2)["x/y"]
+    assert isinstance(values, zarr.Array)
+    assert (values.metadata.to_dict(), values.attrs.asdict()) == (array.metadata.to_dict(), {"b": 1})
+    assert same(np.asarray(values[:]), np.asarray(array[:]))
 
 
 # ---- sharing the work out
@@ -322,10 +322,10 @@ def test_a_job_continues_after_a_power_loss(tmp_path: Path) -> None:
 # ---- the same work done twice
 
 
-@pytest.mark.parametrize(("workers", "done"), [(1, 0), (1, 5), (1, 99), (2, 0)])
+@pytest.mark.parametrize(("workers", "first_tasks"), [(1, 0), (1, 5), (1, 99), (2, 0)])
 @pytest.mark.parametrize("kind", [PackRun, UnpackRun])
 def test_another_run_completes_the_job_meanwhile(
-    kind: Any, workers: int, done: int, sharded: Path, tmp_path: Path
+    kind: Any, workers: int, first_tasks: int, sharded: Path, tmp_path: Path
 ) -> None:
     """Workers, which may open the target only then, and all tasks that are left do the same once more."""
     if kind is PackRun:
@@ -334,7 +334,7 @@ def test_another_run_completes_the_job_meanwhile(
     target = tmp_path / "target"
     runs = [kind(job(JobSource.of(source), JobSource.of(target))) for _ in range(2)]
     slower = runs[1].run(workers=workers)
-    reports = list(islice(slower, done))
+    reports = list(islice(slower, first_tasks))
     list(runs[0].run())
     wanted = files(target)
     reports += slower
@@ -393,9 +393,9 @@ def test_a_broken_shard_stops_only_itself(workers: int, sharded: Path, tmp_path:
     wanted, target = shown(sharded), tmp_path / "target"
     raw = spoil(sharded / "a" / "c" / "0" / "1")
     run = UnpackRun(UnpackJob(JobSource.of(sharded), JobSource.of(target)))
-    found = [problem for report in run.run(workers=workers) for problem in report.problems]
-    assert {(p.path.rpartition("/")[0] or p.path)[:1] for p in found} == {"a"}
-    assert all(p.damaged for p in found)
+    problem_list = [problem for report in run.run(workers=workers) for problem in report.problems]
+    assert {(p.path.rpartition("/")[0] or p.path)[:1] for p in problem_list} == {"a"}
+    assert all(p.damaged for p in problem_list)
     assert not run.finished
     broken = {f"a/c/{i}/{j}" for i in range(5) for j in range(3, 6)}
     documents = {name for name in wanted if name.endswith("zarr.json")}
@@ -415,8 +415,8 @@ def test_a_broken_chunk_is_named_and_the_others_of_its_shard_are_written(sharded
     spoilt = bytearray(raw)
     spoilt[where] = bytes(8)
     shard.write_bytes(spoilt)
-    found = problems(sharded, tmp_path / "target", layout="n5")
-    assert [p.path for p in found] == ["b/1/0"]
+    problem_list = problems(sharded, tmp_path / "target", layout="n5")
+    assert [p.path for p in problem_list] == ["b/1/0"]
     assert problems(sharded, tmp_path / "copied") == []  # natively, chunks are copied as they are
 
 
@@ -475,13 +475,13 @@ def test_a_full_disk_ends_the_job_at_once(
     assert next(calls) < 5 + 20, "one failure for each file that is written at the same time"
     monkeypatch.setattr(syscalls, "hook", None)
     assert verb(source, tmp_path / "target").finished
-    made, given = (shown, files) if verb is shardfs.pack else (files, shown)
-    assert parsed(made(tmp_path / "target")) == parsed(given(source))
+    target_files, source_files = (shown, files) if verb is shardfs.pack else (files, shown)
+    assert parsed(target_files(tmp_path / "target")) == parsed(source_files(source))
 
 
 def test_a_signal_or_an_exception_of_the_callback_ends_the_job_which_continues(sharded: Path, tmp_path: Path) -> None:
-    def stop(done: Progress) -> None:
-        if done.files > 5:
+    def stop(progress: Progress) -> None:
+        if progress.files > 5:
             raise KeyboardInterrupt
 
     for jobs in (1, 2):
@@ -496,18 +496,18 @@ def test_a_signal_or_an_exception_of_the_callback_ends_the_job_which_continues(s
 
 def test_the_command_line(sharded: Path, tmp_path: Path) -> None:
     command = ["unpack", str(sharded), str(tmp_path / "target"), "--layout", "zarr2", "--json"]
-    found = CliRunner().invoke(commands, command, standalone_mode=False)
-    (end,) = map(json.loads, found.stdout.splitlines())
+    completed = CliRunner().invoke(commands, command, standalone_mode=False)
+    (end,) = map(json.loads, completed.stdout.splitlines())
     assert (end["files"], end["objects"], end["shards"], end["finished"]) == (13, CHUNKS + 1, 12, True)
-    assert found.return_value == 0
+    assert completed.return_value == 0
     raw = spoil(sharded / "a" / "c" / "0" / "1")
     command = ["unpack", str(sharded), str(tmp_path / "native")]
-    found = CliRunner().invoke(commands, command, standalone_mode=False)
-    assert found.return_value == 3
-    assert "problems; solve them, and repeat the command" in found.stderr
+    completed = CliRunner().invoke(commands, command, standalone_mode=False)
+    assert completed.return_value == 3
+    assert "problems; solve them, and repeat the command" in completed.stderr
     (sharded / "a" / "c" / "0" / "1").write_bytes(raw)
-    found = CliRunner().invoke(commands, command, standalone_mode=False)
-    assert found.stdout.startswith(f"14 files become {CHUNKS + 2} (")
+    completed = CliRunner().invoke(commands, command, standalone_mode=False)
+    assert completed.stdout.startswith(f"14 files become {CHUNKS + 2} (")
 
 
 def test_progress_is_reported(sharded: Path, tmp_path: Path) -> None:
@@ -553,8 +553,10 @@ def test_remote_stores(sharded: Path, tmp_path: Path) -> None:
         assert reads <= 2 * run.shards + 2, "an index and all chunks of a shard, and other files"
         assert nbytes <= 1.1 * sum(map(len, files(sharded).values()))
         shardfs.unpack(sharded, "memory://unpack/target", layout="n5")
-        stored = {name.removeprefix("/unpack/target/"): fs.cat_file(name) for name in fs.find("/unpack/target")}
-        assert stored == shown(sharded, "n5")
+        source_documents = {
+            name.removeprefix("/unpack/target/"): fs.cat_file(name) for name in fs.find("/unpack/target")
+        }
+        assert source_documents == shown(sharded, "n5")
     finally:
         fs.rm("/unpack", recursive=True)
 
@@ -595,5 +597,5 @@ def test_a_lost_superchunk_is_damage(tmp_path: Path) -> None:
     reports = list(UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(tmp_path / "target"))).run())
     problems = {problem.path: problem.damaged for report in reports for problem in report.problems}
     assert problems == {"data/__2__.bin": True, "data/__4.blp": False}
-    found = [f for report in shared_work.verify(JobSource.of(source)) for f in report.findings]
-    assert [(f.shard, f.kind) for f in found] == [("data/__2__.bin", "read")]
+    damage = [f for report in shared_work.verify(JobSource.of(source)) for f in report.findings]
+    assert [(f.shard, f.kind) for f in damage] == [("data/__2__.bin", "read")]

@@ -307,9 +307,9 @@ def test_a_document_that_the_user_may_not_read_is_an_error(command: str, denied:
     assert code == CODES[command], text
     assert "Permission denied" in text
     assert "b" in text
-    made = files(place / "target")
-    assert not any(name.startswith("b/") for name in made)
-    assert not any(Path(name).name == "zarr.json" for name in made)
+    new_files = files(place / "target")
+    assert not any(name.startswith("b/") for name in new_files)
+    assert not any(Path(name).name == "zarr.json" for name in new_files)
 
 
 @pytest.mark.parametrize("denied", ["b/zarr.json", "b"])

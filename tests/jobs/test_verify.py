@@ -193,15 +193,15 @@ CHUNKS = [bytes(range(i, i + 100)) * 10 for i in (1, 20, 40, 60)]
 
 def encoded_array(path: Path, chain: Sequence[str], damage: Callable[[bytes], bytes] | None = None) -> None:
     """Two shards of 2x2 chunks of 1000 bytes; the chunk c/0/1 is damaged."""
-    stored = []
+    source_bytes = []
     for data in CHUNKS:
         for name in chain:
             data = CODECS[name][1](data)
-        stored.append(data)
-    damaged = [stored[0], damage(stored[1]) if damage else stored[1], *stored[2:]]
+        source_bytes.append(data)
+    damaged = [source_bytes[0], damage(source_bytes[1]) if damage else source_bytes[1], *source_bytes[2:]]
     codecs = [{"name": "bytes"}, *(CODECS[name][0] for name in chain)]
     write_json(path / "zarr.json", zarr_metadata((20, 400), (20, 200), (10, 100), codecs=codecs))
-    write_files(path, {"c/0/0": zarr_shard(damaged), "c/0/1": zarr_shard(stored)})
+    write_files(path, {"c/0/0": zarr_shard(damaged), "c/0/1": zarr_shard(source_bytes)})
 
 
 def flipped(at: int) -> Callable[[bytes], bytes]:
@@ -336,9 +336,9 @@ def test_images(tmp_path: Path) -> None:
         entries = [Entry(0, good), Entry(1, small), Entry(2, cut)]
         write_files(tmp_path / kind, {"s/0.shard": uint64_shard([entries])})
         assert look(tmp_path / kind).findings == []
-        found = look(tmp_path / kind, deep=True).findings
-        assert [(f.kind, len(f.files)) for f in found] == [("decode", 1)] * 2
-        assert "elements expected" in found[0].why
+        damage = look(tmp_path / kind, deep=True).findings
+        assert [(f.kind, len(f.files)) for f in damage] == [("decode", 1)] * 2
+        assert "elements expected" in damage[0].why
 
 
 # ---- ids
@@ -402,8 +402,8 @@ def test_memory_does_not_grow_with_chunks(tmp_path: Path) -> None:
     shard = zarr_shard([b"x"] * 16384)
     write_files(tmp_path, {f"c/{i}/0": shard for i in range(200)})
     command = [sys.executable, "-c", _MEMORY, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
-    assert int(done.stdout) < 8
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
+    assert int(completed.stdout) < 8
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -412,8 +412,8 @@ def test_the_draft_of_2022(compressed: bool, tmp_path: Path) -> None:
     members = {"compressor": codec} if compressed else {}
     document = draft.array_document((4, 4), (2, 2), draft.sharding(2, 2), data_type="<u2", **members)
     chunks = [bytes([i] * 8) if i < 3 else bytes(7) for i in range(4)]
-    stored = [gzip.compress(data, mtime=0) for data in chunks] if compressed else chunks
-    shard = zarr_shard(stored, checksum="none")
+    source_bytes = [gzip.compress(data, mtime=0) for data in chunks] if compressed else chunks
+    shard = zarr_shard(source_bytes, checksum="none")
     draft.write_hierarchy(tmp_path, {"a": document}, {"a/c0/0": shard})
     (finding,) = look(tmp_path, deep=True).findings
     assert (finding.kind, finding.files) == ("decode" if compressed else "size", ("data/root/a/c1/1",))
@@ -428,10 +428,10 @@ def test_the_draft_of_2022(compressed: bool, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_called_as_a_shard_is(name: str, shard: str, why: str, tmp_path: Path) -> None:
-    what = shared_work.JobSource.of(str(handmade.CASES[name](tmp_path / "x").path))
-    (finding,) = told(shared_work.verify(what))[0]
+    job_source = shared_work.JobSource.of(str(handmade.CASES[name](tmp_path / "x").path))
+    (finding,) = told(shared_work.verify(job_source))[0]
     assert (finding.shard, finding.kind, finding.why) == (shard, "read", why)
-    assert not any(p.strays for p in shared_work.plan(what, shared_work.JobPart(2, 2)))
+    assert not any(p.strays for p in shared_work.plan(job_source, shared_work.JobPart(2, 2)))
 
 
 # ---- what other libraries write is sound
@@ -504,37 +504,38 @@ def told(reports: Iterable[Report]) -> tuple[list[Damage], dict[str, ShardTally]
 
 
 def test_however_it_is_done_the_same_is_found(source: str) -> None:
-    what = shared_work.JobSource.of(source)
-    alone = told(shared_work.verify(what, deep=True))
+    job_source = shared_work.JobSource.of(source)
+    alone = told(shared_work.verify(job_source, deep=True))
     assert {f.collection for f in alone[0]} == {"zarr_range_past_end", "volume_data_gzip_damaged/s", "many"}
     with ThreadPoolExecutor(3) as threads:
-        assert told(shared_work.verify(what, deep=True, executor=threads, workers=3)) == alone
+        assert told(shared_work.verify(job_source, deep=True, executor=threads, workers=3)) == alone
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        assert told(shared_work.verify(what, deep=True, executor=pool)) == alone
-    assert told(shared_work.verify(what, deep=True, workers=2)) == alone
+        assert told(shared_work.verify(job_source, deep=True, executor=pool)) == alone
+    assert told(shared_work.verify(job_source, deep=True, workers=2)) == alone
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 100])
 def test_the_parts_make_the_whole(n: int, source: str) -> None:
-    what = shared_work.JobSource.of(source)
-    whole = [(p.collection, s) for p in shared_work.plan(what) for s in p.shards.tolist()]
+    job_source = shared_work.JobSource.of(source)
+    whole = [(p.collection, s) for p in shared_work.plan(job_source) for s in p.shards.tolist()]
     parts = [
-        [(p.collection, s) for p in shared_work.plan(what, shared_work.JobPart(i, n)) for s in p.shards.tolist()]
+        [(p.collection, s) for p in shared_work.plan(job_source, shared_work.JobPart(i, n)) for s in p.shards.tolist()]
         for i in range(1, n + 1)
     ]
     assert sorted(shard for part in parts for shard in part) == sorted(whole)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    found = [
-        told(shared_work.verify(what, shared_work.plan(what, shared_work.JobPart(i, n))))[0] for i in range(1, n + 1)
+    reports = [
+        told(shared_work.verify(job_source, shared_work.plan(job_source, shared_work.JobPart(i, n))))[0]
+        for i in range(1, n + 1)
     ]
-    assert sorted(f for part in found for f in part) == sorted(told(shared_work.verify(what))[0])
+    assert sorted(f for part in reports for f in part) == sorted(told(shared_work.verify(job_source))[0])
 
 
 def test_tasks_are_values_that_travel(source: str) -> None:
     import pickle
 
-    what = shared_work.JobSource.of(source, {"auto_mkdir": True})
-    work = list(shared_work.tasks(shared_work.VerifyJob(what, deep=True), shared_work.plan(what)))
+    job_source = shared_work.JobSource.of(source, {"auto_mkdir": True})
+    work = list(shared_work.tasks(shared_work.VerifyJob(job_source, deep=True), shared_work.plan(job_source)))
     assert pickle.loads(pickle.dumps(work)) == work
     assert all(len(pickle.dumps(task)) < 1000 for task in work)
 
@@ -560,9 +561,9 @@ def test_a_dead_process_ends_only_its_own_shard(source: str, tmp_path: Path) -> 
     command = [sys.executable, str(tmp_path / "dying.py"), source]
     path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=env)
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
     died = "task could not be verified: the process that did it died"
     assert [line for line in lines if " task " in line] == [f"many many/c/{s} {died}" for s in ("2/0", "5/1")]
     assert len(lines) == len(told(shared_work.verify(shared_work.JobSource.of(source)))[0]) + 2
@@ -589,24 +590,24 @@ class Unlucky(Executor):
 
 
 def test_an_executor_that_fails_ends_nothing(source: str) -> None:
-    what = shared_work.JobSource.of(source)
-    findings, tallies = told(shared_work.verify(what, executor=Unlucky()))
+    job_source = shared_work.JobSource.of(source)
+    findings, tallies = told(shared_work.verify(job_source, executor=Unlucky()))
     failed = [f.why for f in findings if f.kind == "task"]
     assert failed[:4] == ["could not be verified: MemoryError: no memory left"] * 4
     assert set(failed[4:]) == {"could not be verified: the process that did it died"}
     assert {path: t.shards for path, t in tallies.items()} == {
-        p.collection: len(p.shards) for p in shared_work.plan(what)
+        p.collection: len(p.shards) for p in shared_work.plan(job_source)
     }
 
 
 def test_a_source_that_is_gone_meanwhile(tmp_path: Path) -> None:
     handmade.CASES["zarr_sound"](tmp_path / "x")
-    what = shared_work.JobSource.of(str(tmp_path / "x"))
-    plans = list(shared_work.plan(what))
+    job_source = shared_work.JobSource.of(str(tmp_path / "x"))
+    plans = list(shared_work.plan(job_source))
     for shard in (tmp_path / "x" / "c").rglob("?"):
         if shard.is_file():
             shard.unlink()
-    findings, _ = told(shared_work.verify(what, plans))
+    findings, _ = told(shared_work.verify(job_source, plans))
     assert [f.kind for f in findings] == ["read", "read"]
 
 
@@ -618,12 +619,12 @@ def shardfs(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_codes_and_words(source: str) -> None:
-    done = shardfs("verify", f"{source}/zarr_sound")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "/: 2 shards (168 B), 8 chunks (32 B), sound\n"
-    done = shardfs("verify", f"{source}/zarr_range_past_end")
-    assert done.returncode == 7
-    assert done.stdout.splitlines() == [
+    completed = shardfs("verify", f"{source}/zarr_sound")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout == "/: 2 shards (168 B), 8 chunks (32 B), sound\n"
+    completed = shardfs("verify", f"{source}/zarr_range_past_end")
+    assert completed.returncode == 7
+    assert completed.stdout.splitlines() == [
         "c/0/0: range: its range [1000000, 1000004) leaves the object of 84 bytes (c/0/0)",
         "c/0/0: range: its range [0, 1000000) leaves the object of 84 bytes (c/1/1)",
         "/: 2 shards (168 B), 6 chunks (24 B), 8 B dead, 2 findings",
@@ -679,9 +680,9 @@ def test_json_is_the_same_each_time(source: str) -> None:
 def test_metadata_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
     handmade.CASES["zarr_sound"](tmp_path / "a")
     write_files(tmp_path, {"b/zarr.json": b"{not json"})
-    done = shardfs("verify", str(tmp_path))
-    assert done.returncode == 7
-    assert done.stdout.startswith("b: metadata: zarr.json: cannot be read")
+    completed = shardfs("verify", str(tmp_path))
+    assert completed.returncode == 7
+    assert completed.stdout.startswith("b: metadata: zarr.json: cannot be read")
 
 
 def test_a_bar_on_a_terminal(source: str) -> None:
@@ -692,12 +693,12 @@ def test_a_bar_on_a_terminal(source: str) -> None:
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env) as process:
         os.close(slave)
-        shown = read_terminal(master)
+        screen = read_terminal(master)
         assert process.wait(60) == 7
     os.close(master)
-    assert "━".encode() in shown
-    assert b"/26" in shown
-    assert b"many: 20 shards" in shown
+    assert "━".encode() in screen
+    assert b"/26" in screen
+    assert b"many: 20 shards" in screen
 
 
 def test_secrets_are_in_no_words_of_a_task() -> None:
@@ -717,14 +718,14 @@ ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12
 def test_coverage_is_that_of_a_set(listed: list[tuple[int, int]]) -> None:
     starts = np.array([a for a, _ in listed], np.uint64)
     stops = np.array([a + n for a, n in listed], np.uint64)
-    found = cover(starts, stops)
-    assert found.nbytes == len({b for a, n in listed for b in range(a, a + n)})
-    assert all(b > a for a, b in zip(found.starts.tolist(), found.stops.tolist(), strict=True))
-    assert all(a < b for a, b in pairwise(np.stack([found.starts, found.stops], axis=1).ravel().tolist()))
+    coverage = cover(starts, stops)
+    assert coverage.nbytes == len({b for a, n in listed for b in range(a, a + n)})
+    assert all(b > a for a, b in zip(coverage.starts.tolist(), coverage.stops.tolist(), strict=True))
+    assert all(a < b for a, b in pairwise(np.stack([coverage.starts, coverage.stops], axis=1).ravel().tolist()))
     distinct = {(a, a + n) for a, n in listed if n}
     clash = {b for x, y in pairwise_all(distinct) for b in range(max(x[0], y[0]), min(x[1], y[1]))}
-    assert {b for a, stop in found.clashes for b in range(a, stop)} == clash
-    assert found.shared == sum(n for _, n in listed) - sum(b - a for a, b in distinct)
+    assert {b for a, stop in coverage.clashes for b in range(a, stop)} == clash
+    assert coverage.shared == sum(n for _, n in listed) - sum(b - a for a, b in distinct)
 
 
 def pairwise_all(values: set[tuple[int, int]]) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -394,12 +394,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="parts of bugs' names; all by default")
     parser.add_argument("--first", action="store_true", help="only the tests that are meant to find it")
     parser.add_argument("--seconds", type=float, default=1200, help="for one run of tests")
-    given = parser.parse_args()
-    chosen = [b for b in BUGS if not given.names or any(name in b.name for name in given.names)]
+    options = parser.parse_args()
+    chosen = [b for b in BUGS if not options.names or any(name in b.name for name in options.names)]
     missed = 0
     for one in chosen:
         begin = time.monotonic()
-        test = found(one, given.seconds, first=given.first)
+        test = found(one, options.seconds, first=options.first)
         missed += not test
         print(f"{'found ' if test else 'MISSED'} {time.monotonic() - begin:5.0f} s  {one.name}: {test}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} found")

@@ -24,8 +24,8 @@ def no_publisher_left_behind() -> Iterator[None]:
     """Fail a test that leaves a thread that publishes: it tries again for ever, also while later tests count calls."""
     before = {*threading.enumerate()}  # also those of fixtures that outlive the test
     yield
-    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("shardfs-publish")]
-    assert not left, "the test should close its writable tree"
+    thread_names = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("shardfs-publish")]
+    assert not thread_names, "the test should close its writable tree"
 
 
 @pytest.fixture

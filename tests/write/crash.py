@@ -48,11 +48,11 @@ class Outcome:
     points: int = 0
     wrong: list[str] = field(default_factory=list)
 
-    def add(self, where: str, found: list[str]) -> None:
+    def add(self, where: str, failures: list[str]) -> None:
         self.points += 1
-        for what in found:
-            print(f"{where}: {what}", file=sys.stderr, flush=True)
-        self.wrong += [f"{where}: {what}" for what in found]
+        for failure in failures:
+            print(f"{where}: {failure}", file=sys.stderr, flush=True)
+        self.wrong += [f"{where}: {failure}" for failure in failures]
 
 
 class Place:
@@ -132,11 +132,11 @@ class Trial:
 
     def seen(self, read: Callable[[str], bytes | None]) -> dict[int, int | None]:
         """The tokens of chunks as they are read through the engine; -1 for what is no whole chunk."""
-        known = {self.target.shown(t): t for t in self.tokens()}
+        numbers_by_bytes = {self.target.shown(t): t for t in self.tokens()}
         out: dict[int, int | None] = {}
         for number in range(len(self.target.chunks)):
             data = read(self.target.path(number))
-            out[number] = None if data is None else known.get(data, -1)
+            out[number] = None if data is None else numbers_by_bytes.get(data, -1)
         document = read(self.target.document)
         out[self.target.described_as] = None if document is None else token_in(document, self.target)
         return out
@@ -162,16 +162,16 @@ class Trial:
 
     def fingerprint(self) -> dict[str, tuple[int, int, int]]:
         """Of what is in the store: unchanged if nobody wrote to it."""
-        found = sorted(p for p in self.place.store.rglob("*") if p.is_file() and not p.name.endswith(".__lock"))
-        stats = ((p, p.stat()) for p in found)
+        paths = sorted(p for p in self.place.store.rglob("*") if p.is_file() and not p.name.endswith(".__lock"))
+        stats = ((p, p.stat()) for p in paths)
         return {str(p.relative_to(self.place.store)): (s.st_ino, s.st_size, s.st_mtime_ns) for p, s in stats}
 
     def litter(self) -> list[str]:
         """Files that are neither shards nor documents. A stale lock is cleared by whoever writes next, and so is what
         was to become a document, of which the journal knows nothing."""
-        known = {*self.target.shards(), self.target.document, ".shardfs.lock"}
-        found = [name for name in self.fingerprint() if name not in known and "/" in name]
-        return [f"left behind: {name}" for name in found]
+        expected_names = {*self.target.shards(), self.target.document, ".shardfs.lock"}
+        unexpected_names = [name for name in self.fingerprint() if name not in expected_names and "/" in name]
+        return [f"left behind: {name}" for name in unexpected_names]
 
     def check_recovery(self) -> list[str]:
         """After a crash: whole versions at once; then what was acknowledged, and nothing to do a second time."""
@@ -235,8 +235,8 @@ class Trial:
             if status:
                 outcome.add(where, [f"status {status}: {self.said()}"])
                 continue
-            found = [f"before recovery: {w}" for w in self.natively("published")]
-            outcome.add(where, found + self.check_recovery())
+            reasons = [f"before recovery: {w}" for w in self.natively("published")]
+            outcome.add(where, reasons + self.check_recovery())
 
     def _faults(self, names: list[str]) -> Iterator[tuple[str, Calls]]:
         for at, name in enumerate(names):
@@ -245,8 +245,10 @@ class Trial:
             errors = ERRORS.get(name, (5,))
             for for_ever in (False, True):
                 number = errors[(at + for_ever) % len(errors)]
-                what = f"{name} (call {at}) fails {'for ever' if for_ever else 'once'} with {os.strerror(number)}"
-                yield what, FailAt(at, number, for_ever=for_ever)
+                description = (
+                    f"{name} (call {at}) fails {'for ever' if for_ever else 'once'} with {os.strerror(number)}"
+                )
+                yield description, FailAt(at, number, for_ever=for_ever)
             if name in ("write", "pwrite", "copy_file_range"):
                 yield f"{name} (call {at}) and all after it are short", ShortenAt(at)
 
@@ -266,15 +268,15 @@ class Trial:
             if isinstance(hook, FailAt):
                 hook.heal()
 
-        done = False
+        is_written = False
         with hooked(hook):
             for last in (False, False, True):
                 try:
                     with self.engine.open(self.target, self.place.store, self.place.journal) as files:
-                        done = self._run_stubbornly(files, heal, log)
+                        is_written = self._run_stubbornly(files, heal, log)
                     break
                 except OSError:  # of opening, which is tried again, or of closing, which has told it then
-                    if done:
+                    if is_written:
                         break
                     if last or self.place.log.stat().st_size > 0:
                         raise
@@ -347,12 +349,14 @@ class PowerTrial(Trial):
         level = "synced" if self.engine.level == "closed" else self.engine.level
         shutil.rmtree(self.place.store)  # what comes back lies where it lay: a journal knows its source by the path
         shutil.rmtree(self.place.journal, ignore_errors=True)  # removed by a clean end
-        found = walk_states(recorder, more=more, seed=seed, marks_only=marks_only)
-        for lines, state in islice(found, seed % self.every, None, self.every):
+        states = walk_states(recorder, more=more, seed=seed, marks_only=marks_only)
+        for lines, state in islice(states, seed % self.every, None, self.every):
             inodes = state.write({str(path): path for path in (self.place.store, self.place.journal)})
             self.place.log.write_text("".join(f"{line}\n" for line in lines))
-            what = f"{where}: power loss after {len(lines)} notes: {state.what}"
-            outcome.add(what, self._found(level, {real: recorder.inodes[number] for real, number in inodes.items()}))
+            description = f"{where}: power loss after {len(lines)} notes: {state.what}"
+            outcome.add(
+                description, self._found(level, {real: recorder.inodes[number] for real, number in inodes.items()})
+            )
             shutil.rmtree(self.place.store)
             shutil.rmtree(self.place.journal, ignore_errors=True)  # removed by a clean end
             if len(outcome.wrong) > 10:
@@ -446,30 +450,30 @@ def workplace() -> Iterator[Path]:
         shutil.rmtree(top, ignore_errors=True)
 
 
-def run(given: argparse.Namespace, scenarios: list[str]) -> Outcome:
+def run(arguments: argparse.Namespace, scenarios: list[str]) -> Outcome:
     """All of it, in this process and its children."""
     outcome = Outcome()
     formats()  # imports them, or each child does
-    end = time.monotonic() + given.seconds
-    target, engine = {**TARGETS, **LAYOUTS}[given.target], ENGINES[given.engine]
+    end = time.monotonic() + arguments.seconds
+    target, engine = {**TARGETS, **LAYOUTS}[arguments.target], ENGINES[arguments.engine]
     with workplace() as top, Oracle() as oracle:
         for name in scenarios:
             if SCENARIOS[name].documents and (engine.level != "closed" or target.name in LAYOUTS):
                 continue
             trial = PowerTrial(target, SCENARIOS[name], engine, top, oracle)
-            trial.every = given.every
+            trial.every = arguments.every
             if time.monotonic() > end:
                 outcome.wrong.append(f"no time left for {name}")
                 break
-            match given.how:
+            match arguments.how:
                 case "kill":
-                    trial.kills(outcome, given.stride, given.seed)
+                    trial.kills(outcome, arguments.stride, arguments.seed)
                 case "fail":
-                    trial.failures(outcome, given.stride, given.seed)
+                    trial.failures(outcome, arguments.stride, arguments.seed)
                 case "power":
-                    trial.losses(outcome, given.stride, given.seed)
+                    trial.losses(outcome, arguments.stride, arguments.seed)
                 case "sync":
-                    trial.lying_syncs(outcome, given.stride, given.seed)
+                    trial.lying_syncs(outcome, arguments.stride, arguments.seed)
     return outcome
 
 

@@ -119,17 +119,17 @@ class State(NamedTuple):
 def states(noted: list[Event], count: int, seed: int) -> list[State]:
     """So many of them, in the order of time. After each event: nothing since the last flush, all of it, some of it."""
     chance = random.Random(seed)
-    flushed, found = 0, dict[State, None]()
+    flushed, disk_states = 0, dict[State, None]()
     for number, event in enumerate(noted):
         if event.data is None:
             flushed = number + 1
         since = range(flushed, number + 1)
-        found[State(flushed, (), event.end)] = None
-        found[State(flushed, tuple((n, None) for n in since), event.end)] = None
+        disk_states[State(flushed, (), event.end)] = None
+        disk_states[State(flushed, tuple((n, None) for n in since), event.end)] = None
         for _ in range(2):
-            kept = tuple((n, _torn(noted[n], chance)) for n in since if chance.random() < 0.6)
-            found[State(flushed, kept, event.end)] = None
-    some = list(found)
+            sectors = tuple((n, _torn(noted[n], chance)) for n in since if chance.random() < 0.6)
+            disk_states[State(flushed, sectors, event.end)] = None
+    some = list(disk_states)
     return [some[n] for n in sorted(chance.sample(range(len(some)), min(count, len(some))))]
 
 
@@ -172,10 +172,10 @@ class DiskTrial(Trial):
 
     def prepare(self) -> None:
         """The file system, with the array as it is at first, all of it on the disk."""
-        made, base = FILE_SYSTEMS[self.kind], self.place.base
+        mkfs, base = FILE_SYSTEMS[self.kind], self.place.base
         with base.open("wb") as file:
-            file.truncate(made.size)
-        run(*made.make, base)
+            file.truncate(mkfs.size)
+        run(*mkfs.make, base)
         run("fallocate", "--dig-holes", base)
         self.place.top.mkdir()
         with mounted(self.kind, base, self.place.top):
@@ -220,8 +220,10 @@ class DiskTrial(Trial):
                 apply(work, noted[n], sectors)
             os.close(work)
             place.log.write_text("".join(f"{line}\n" for at, line in notes[:-1] if at <= state.end))
-            what = f"{self.kind}/{self.target.name}, state {number}: {state.flushed} events and {len(state.kept)} more"
-            outcome.add(what, self._found())
+            description = (
+                f"{self.kind}/{self.target.name}, state {number}: {state.flushed} events and {len(state.kept)} more"
+            )
+            outcome.add(description, self._found())
             if len(outcome.wrong) > 10:
                 break
         os.close(base)

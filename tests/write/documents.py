@@ -27,31 +27,35 @@ class Mount:
 
     def _described(self, top: Path) -> Iterator[Path]:
         """Deepest first, as tools write them."""
-        found = {path.parent for name in self.format.documents for path in top.rglob(name.rpartition("/")[2])}
-        directories = {p.parent if p.name == "meta" else p for p in found}
+        array_directories = {
+            path.parent for name in self.format.documents for path in top.rglob(name.rpartition("/")[2])
+        }
+        directories = {p.parent if p.name == "meta" else p for p in array_directories}
         return iter(sorted(directories, key=lambda p: (-len(p.parts), p)))
 
     def show(self) -> None:
         for directory in self._described(self.source):
-            at, stored = directory.relative_to(self.source), self._stored(directory)
-            found = self.format.open("", stored)
-            assert found is not None
-            assert not found.problems
-            self._write(self.shown / at, {**stored, **found.documents})
+            at, source_bytes = directory.relative_to(self.source), self._stored(directory)
+            dataset = self.format.open("", source_bytes)
+            assert dataset is not None
+            assert not dataset.problems
+            self._write(self.shown / at, {**source_bytes, **dataset.documents})
 
     def take(self) -> None:
         """What tools have left becomes the source's."""
         for directory in self._described(self.shown):
             at = directory.relative_to(self.shown)
-            stored, path = self._stored(self.source / at), at.as_posix()
+            documents, path = self._stored(self.source / at), at.as_posix()
             rule = self.rules.match(path, self.format.dataset_formats[0])
             for name, new in self._stored(directory).items():
-                seen = dict(stored)
+                all_documents = dict(documents)
                 for other in self.format.references(path, name, new):
                     if (self.source / at / other).exists():
-                        seen[other] = (self.source / at / other).read_bytes()
-                made = self.format.shard(path, name, new, rule) if rule is not None and name not in stored else None
-                self._write(self.source / at, made or self.format.edit(path, seen, name, new, rule))
+                        all_documents[other] = (self.source / at / other).read_bytes()
+                new_documents = (
+                    self.format.shard(path, name, new, rule) if rule is not None and name not in documents else None
+                )
+                self._write(self.source / at, new_documents or self.format.edit(path, all_documents, name, new, rule))
 
     @staticmethod
     def _write(directory: Path, documents: Mapping[str, bytes]) -> None:

@@ -66,8 +66,8 @@ class BareFiles:
     def __init__(self, target: Target, root: Path, notes: Path) -> None:
         self._writer = LocalWriter(LocalStore(str(root)))
         documents = {target.document: (root / target.document).read_bytes()}
-        found = (format.open("", documents) for format in formats() if target.document in format.documents)
-        self._collection: Collection = next(d for d in found if d is not None and d.collections).collections[0]
+        datasets = (format.open("", documents) for format in formats() if target.document in format.documents)
+        self._collection: Collection = next(d for d in datasets if d is not None and d.collections).collections[0]
         self._pending: dict[str, bytes | None] = {}
         self._notes, self._shards = notes, list(target.shards())
 
@@ -132,9 +132,9 @@ class BareFiles:
         key = rewriting.key(self._collection, shard)
         self._writer.update(f"{below}/{key}" if below else key, Steps(make, self._note))
 
-    def _note(self, begun: Begun) -> None:
+    def _note(self, note: Begun) -> None:
         with self._notes.open("a") as file:
-            file.write(json.dumps(begun) + "\n")
+            file.write(json.dumps(note) + "\n")
 
     def _coords(self, path: str) -> Coords:
         names = self._collection.names
@@ -170,15 +170,15 @@ def mounted(
     """The writable tree of a source in a layout. By default, publishing must be asked for."""
     base = open_tree(str(store), layout=layout, index_ttl_s=index_ttl_s)
     # Small, so that segments come and go.
-    held = Journal.open(journal, str(store), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
+    tokens = Journal.open(journal, str(store), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
     publishing = publishing or Publishing(idle_s=NEVER, age_s=NEVER)
     try:
         words = "" if layout == "native" else f"layout={layout}"
-        tree = open_write_tree(base, held, publishing=publishing, layout=words)
+        tree = open_write_tree(base, tokens, publishing=publishing, layout=words)
     except BaseException:
-        held.close(clean=False)
+        tokens.close(clean=False)
         raise
-    files = TreeFiles(tree, held)
+    files = TreeFiles(tree, tokens)
     try:
         yield files
     finally:
@@ -265,10 +265,10 @@ class TreeFiles:
 
     def read(self, path: str) -> bytes | None:
         try:
-            found = self.tree.resolve(path)
+            entry = self.tree.resolve(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return bytes(self.tree.read(found.number, 0, max(found.size, 1)))
+        return bytes(self.tree.read(entry.number, 0, max(entry.size, 1)))
 
     def publish(self) -> None:
         self.tree.pending.flush()

@@ -88,9 +88,9 @@ class FailAt(Calls):
         done: whether what was asked for is done all the same, as a disk may have it.
     """
 
-    def __init__(self, at: int, number: int, *, for_ever: bool = False, done: bool = False) -> None:
+    def __init__(self, at: int, number: int, *, for_ever: bool = False, after_call: bool = False) -> None:
         super().__init__()
-        self.at, self.errno, self.for_ever, self.done = at, number, for_ever, done
+        self.at, self.errno, self.for_ever, self.done = at, number, for_ever, after_call
         self.name: str | None = None
         self.healed = False
 

@@ -67,16 +67,16 @@ class Fsx:
         os.close(self._fd)
 
     def _operations(self) -> list[tuple[Callable[[], None], int]]:
-        found = [(self._write, 20), (self._read, 20), (self._append, 3), (self._sync, 2), (self._reopen, 6)]
+        operations = [(self._write, 20), (self._read, 20), (self._append, 3), (self._sync, 2), (self._reopen, 6)]
         if self._options.truncates:
-            found += [(self._truncate, 8), (self._truncate_by_name, 3), (self._empty, 1)]
+            operations += [(self._truncate, 8), (self._truncate_by_name, 3), (self._empty, 1)]
         if self._options.maps:
-            found += [(self._map_read, 10), (self._map_write, 10), (self._map_closed, 3)]
+            operations += [(self._map_read, 10), (self._map_write, 10), (self._map_closed, 3)]
         if self._options.replaces:
-            found += [(self._replace, 2), (self._rename_around, 1)]
+            operations += [(self._replace, 2), (self._rename_around, 1)]
         if self._options.fresh:
-            found += [(self._fresh, 1)]
-        return found
+            operations += [(self._fresh, 1)]
+        return operations
 
     # ---- choosing
 
@@ -221,16 +221,16 @@ class Fsx:
     # ---- looking
 
     def _check_all(self) -> None:
-        found = os.pread(self._fd, self._options.size + PAGE, 0)
-        if len(found) != len(self._wanted) or os.fstat(self._fd).st_size != len(self._wanted):
-            raise Mismatch(f"{os.fstat(self._fd).st_size} bytes, {len(found)} of them read, not {len(self._wanted)}")
-        self._compare(0, found, self._wanted)
+        values = os.pread(self._fd, self._options.size + PAGE, 0)
+        if len(values) != len(self._wanted) or os.fstat(self._fd).st_size != len(self._wanted):
+            raise Mismatch(f"{os.fstat(self._fd).st_size} bytes, {len(values)} of them read, not {len(self._wanted)}")
+        self._compare(0, values, self._wanted)
 
-    def _compare(self, offset: int, found: bytes, wanted: bytes | bytearray) -> None:
-        if found != wanted:
-            pairs = zip(found, wanted, strict=False)
-            at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(wanted)))
-            raise Mismatch(f"bytes differ from {offset + at} on: {found[at : at + 8]!r}, not {wanted[at : at + 8]!r}")
+    def _compare(self, offset: int, actual: bytes, wanted: bytes | bytearray) -> None:
+        if actual != wanted:
+            pairs = zip(actual, wanted, strict=False)
+            at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(actual), len(wanted)))
+            raise Mismatch(f"bytes differ from {offset + at} on: {actual[at : at + 8]!r}, not {wanted[at : at + 8]!r}")
 
 
 def main(arguments: list[str]) -> int:
@@ -243,21 +243,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-maps", action="store_true")
     parser.add_argument("--no-replaces", action="store_true")
     parser.add_argument("--fresh")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     options = Options(
-        seed=given.seed,
-        operations=given.operations,
-        size=given.size,
-        piece=given.size // 4,
-        truncates=not given.no_truncates,
-        maps=not given.no_maps,
-        replaces=not given.no_replaces,
-        fresh=given.fresh,
+        seed=parsed.seed,
+        operations=parsed.operations,
+        size=parsed.size,
+        piece=parsed.size // 4,
+        truncates=not parsed.no_truncates,
+        maps=not parsed.no_maps,
+        replaces=not parsed.no_replaces,
+        fresh=parsed.fresh,
     )
     try:
-        Fsx(given.file, options).run()
+        Fsx(parsed.file, options).run()
     except Mismatch as e:
-        print(f"seed {given.seed}: {e}")
+        print(f"seed {parsed.seed}: {e}")
         return 1
     return 0
 

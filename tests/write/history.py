@@ -81,11 +81,11 @@ class History:
         chunk = self._chunks[number]
         return chunk.tokens[chunk.acked[level] :]
 
-    def wrong(self, found: Mapping[int, int | None], level: str | None) -> list[str]:
+    def wrong(self, present: Mapping[int, int | None], level: str | None) -> list[str]:
         """What must not be there. `level` None: anything that was ever issued may be."""
         out = []
         for number, chunk in self._chunks.items():
             allowed = chunk.tokens if level is None else self.allowed(number, level)
-            if found.get(number) not in allowed:
-                out.append(f"chunk {number} is {found.get(number)}, not one of {allowed} of {chunk.tokens} ({level})")
+            if present.get(number) not in allowed:
+                out.append(f"chunk {number} is {present.get(number)}, not one of {allowed} of {chunk.tokens} ({level})")
         return out

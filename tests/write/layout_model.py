@@ -86,11 +86,11 @@ class Pair:
         if self.layout == "n5":
             shape, start = tuple(np.frombuffer(data[4:], ">u4", len(shape))[::-1].tolist()), data_n5.header_size(data)
             data = gzip.decompress(data[start:]) if doc["compression"]["type"] == "gzip" else data[start:]
-            found = np.frombuffer(data, ">u2").reshape(shape)
+            values = np.frombuffer(data, ">u2").reshape(shape)
         else:
             data = data if doc["compressor"] is None else numcodecs.get_codec(doc["compressor"]).decode(data)
-            found = np.frombuffer(data, doc["dtype"]).reshape(shape, order=doc["order"])
-        return found[tuple(map(slice, inside))]
+            values = np.frombuffer(data, doc["dtype"]).reshape(shape, order=doc["order"])
+        return values[tuple(map(slice, inside))]
 
 
 def _zarr3(codecs: list[Any]) -> Callable[[Path], None]:
@@ -108,10 +108,10 @@ def _n5_elements(root: Path, shape: Coords) -> Array:
     for shard in product(*(range(-(-n // 8)) for n in shape[::-1])):
         path = root / data_n5.key(shard)
         for local, block in (n5_blocks(path.read_bytes(), (4, 4), INDEX) if path.exists() else {}).items():
-            found = np.frombuffer(gzip.decompress(block[data_n5.header_size(block) :]), ">u2")
+            values = np.frombuffer(gzip.decompress(block[data_n5.header_size(block) :]), ">u2")
             size = tuple(np.frombuffer(block[4:], ">u4", 2)[::-1].tolist())
             y, x = (8 * s + 2 * i for s, i in zip(shard[::-1], local[::-1], strict=True))
-            out[y : y + size[0], x : x + size[1]] = found.reshape(size)
+            out[y : y + size[0], x : x + size[1]] = values.reshape(size)
     return out[tuple(map(slice, shape))]
 
 
@@ -130,14 +130,14 @@ def _precomputed(root: Path) -> None:
 
 def _by_tensorstore(driver: str) -> Callable[[Path, Coords], Array]:
     def read(root: Path, shape: Coords) -> Array:
-        found = read_tensorstore(driver, root)
-        return found if driver == "zarr3" else found[..., 0].T
+        values = read_tensorstore(driver, root)
+        return values if driver == "zarr3" else values[..., 0].T
 
     return read
 
 
-def _plane(layout: str, create: Callable[[Path], None], stored: Callable[[Path, Coords], Array]) -> Pair:
-    return Pair(layout, "", (5, 7), (9, 9), 1, create, stored)
+def _plane(layout: str, create: Callable[[Path], None], read_stored: Callable[[Path, Coords], Array]) -> Pair:
+    return Pair(layout, "", (5, 7), (9, 9), 1, create, read_stored)
 
 
 def _volume(layout: str, at: str) -> Pair:
@@ -184,9 +184,9 @@ class LayoutMachine(RuleBasedStateMachine):
         return tuple(min(2, n - 2 * i) for i, n in zip(cell, self.shape, strict=True))
 
     def _document(self) -> bytes:
-        found = self.files.read(self.pair.document)
-        assert found is not None
-        return found
+        values = self.files.read(self.pair.document)
+        assert values is not None
+        return values
 
     def _made(self, cell: Coords, value: int) -> tuple[Array, bytes]:
         """Elements, with zeros behind the edge of the array, and their file."""
@@ -253,8 +253,8 @@ class LayoutMachine(RuleBasedStateMachine):
         expected = np.zeros([n + 2 for n in self.shape], "u2")
         for cell, elements in self.chunks.items():
             expected[tuple(slice(2 * i, 2 * i + 2) for i in cell)] = elements
-        found = self.pair.stored(self.store, self.shape)
-        np.testing.assert_array_equal(found, expected[tuple(map(slice, self.shape))])
+        values = self.pair.stored(self.store, self.shape)
+        np.testing.assert_array_equal(values, expected[tuple(map(slice, self.shape))])
 
     @rule()
     def crash(self) -> None:
@@ -273,15 +273,15 @@ class LayoutMachine(RuleBasedStateMachine):
         document = self._document()
         for cell in self._cells():
             path = self.pair.path(cell)
-            raw, known = self._read(path), self.chunks.get(cell)
-            if known is None:
+            raw, expected = self._read(path), self.chunks.get(cell)
+            if expected is None:
                 assert raw is None, path
                 continue
             assert raw is not None, path
             assert self.files.tree.resolve(path).size == len(raw), path
             inside = self._inside(cell)
             np.testing.assert_array_equal(
-                self.pair.decoded(document, raw, inside), known[tuple(map(slice, inside))], path
+                self.pair.decoded(document, raw, inside), expected[tuple(map(slice, inside))], path
             )
 
     def _read(self, path: str) -> bytes | None:

@@ -165,8 +165,8 @@ class InProcess:
         self._files.write(path, data, sync=sync)
 
     def rename(self, old: str, new: str, *, noreplace: bool) -> None:
-        there = (*self._files._parent(old, make=True), *self._files._parent(new, make=True))
-        self._tree.rename(*there, noreplace=noreplace)
+        names = (*self._files._parent(old, make=True), *self._files._parent(new, make=True))
+        self._tree.rename(*names, noreplace=noreplace)
 
     def truncate(self, path: str, size: int) -> None:
         self._tree.truncate(self._tree.resolve(path).number, size, None)
@@ -174,8 +174,8 @@ class InProcess:
     def open(self, path: str, flags: int) -> int:
         if flags & os.O_CREAT:
             parent, name = self._files._parent(path, make=True)
-            found, file = self._tree.create(parent, name, flags, 0o644)
-            number = found.number
+            attributes, file = self._tree.create(parent, name, flags, 0o644)
+            number = attributes.number
         else:
             number = self._tree.resolve(path).number
             file = self._tree.open(number, flags)
@@ -233,10 +233,10 @@ class OnMount:
         assert run.returncode == 0, run.stderr
 
     def _path(self, path: str, *, make: bool = False) -> Path:
-        found = self._mount.path / path
+        full_path = self._mount.path / path
         if make:
-            found.parent.mkdir(parents=True, exist_ok=True)
-        return found
+            full_path.parent.mkdir(parents=True, exist_ok=True)
+        return full_path
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -368,9 +368,9 @@ class WritingMachine(RuleBasedStateMachine):
     def write(self, path: str, data: bytes, sync: bool) -> None:
         """Open with O_TRUNC, write, close."""
         self.asked.write(path, data, sync=sync)
-        known = self.names.setdefault(path, Object(bytearray(), None))
-        known.data[:] = data
-        known.kept = bytes(data)
+        entry = self.names.setdefault(path, Object(bytearray(), None))
+        entry.data[:] = data
+        entry.kept = bytes(data)
 
     @rule(path=paths)
     def unlink(self, path: str) -> None:
@@ -416,10 +416,10 @@ class WritingMachine(RuleBasedStateMachine):
         if path not in self.names:
             return
         self.asked.truncate(path, size)
-        known = self.names[path]
-        _resize(known.data, size)
-        if not any(h.object is known and h.writes for h in self.open_handles):
-            known.kept = bytes(known.data)
+        entry = self.names[path]
+        _resize(entry.data, size)
+        if not any(h.object is entry and h.writes for h in self.open_handles):
+            entry.kept = bytes(entry.data)
 
     # ---- open files ----
 
@@ -433,10 +433,10 @@ class WritingMachine(RuleBasedStateMachine):
             self.names[path] = Object(bytearray(), None)
         else:
             return None
-        known = self.names[path]
+        entry = self.names[path]
         if writes and truncate:
-            known.data.clear()
-        opened = Handle(file, known, writes)
+            entry.data.clear()
+        opened = Handle(file, entry, writes)
         self.open_handles.append(opened)
         return opened
 
@@ -445,10 +445,10 @@ class WritingMachine(RuleBasedStateMachine):
         if handle is None or handle not in self.open_handles or not handle.writes or not data:
             return
         assert self.asked.pwrite(handle.file, offset, data) == len(data)
-        known = handle.object.data
-        if len(known) < offset:
-            _resize(known, offset)
-        known[offset : offset + len(data)] = data
+        content = handle.object.data
+        if len(content) < offset:
+            _resize(content, offset)
+        content[offset : offset + len(data)] = data
 
     @rule(handle=handles)
     def fsync(self, handle: Handle | None) -> None:
@@ -461,11 +461,11 @@ class WritingMachine(RuleBasedStateMachine):
     def map_write(self, handle: Handle | None, offset: int, data: bytes) -> None:
         if handle is None or handle not in self.open_handles or not handle.writes:
             return
-        known = handle.object
-        if len(known.data) >= offset + len(data):
+        entry = handle.object
+        if len(entry.data) >= offset + len(data):
             self.asked.map_write(handle.file, offset, data)
-            known.data[offset : offset + len(data)] = data
-            known.kept = bytes(known.data)
+            entry.data[offset : offset + len(data)] = data
+            entry.kept = bytes(entry.data)
 
     @rule(handle=consumes(handles))
     def close(self, handle: Handle | None) -> None:
@@ -492,11 +492,11 @@ class WritingMachine(RuleBasedStateMachine):
     def _published(self) -> None:
         """What is closed is in the shards, but for what is empty."""
         for path, number in CHUNKS.items():
-            known = self.names.get(path)
-            if known is None or known.kept is None:
+            entry = self.names.get(path)
+            if entry is None or entry.kept is None:
                 self.stored.pop(number, None)
-            elif known.kept:
-                self.stored[number] = known.kept
+            elif entry.kept:
+                self.stored[number] = entry.kept
 
     @precondition(rested)
     @rule()
@@ -504,11 +504,11 @@ class WritingMachine(RuleBasedStateMachine):
         """kill -9, and the next mount."""
         self.asked.kill()
         self.open_handles.clear()
-        for path, known in list(self.names.items()):
-            if path in SCRATCH or known.kept is None:
+        for path, entry in list(self.names.items()):
+            if path in SCRATCH or entry.kept is None:
                 del self.names[path]
             else:
-                known.data[:] = known.kept
+                entry.data[:] = entry.kept
         self.mount()
 
     @precondition(rested)
@@ -534,9 +534,9 @@ class WritingMachine(RuleBasedStateMachine):
         if all(len(data) == len(TARGET.shown(1)) for data in self.stored.values()) and all(
             known.data for known in self.names.values()
         ):
-            held = {n: int.from_bytes(d[:4], "little") for n, d in self.stored.items()}
-            if all(TARGET.shown(t) == self.stored[n] for n, t in held.items()):
-                TARGET.fill(self.store, TARGET.array({**held, number: token}))
+            tokens = {n: int.from_bytes(d[:4], "little") for n, d in self.stored.items()}
+            if all(TARGET.shown(t) == self.stored[n] for n, t in tokens.items()):
+                TARGET.fill(self.store, TARGET.array({**tokens, number: token}))
                 data = TARGET.shown(token)
                 self.stored[number], self.names[path] = data, Object(bytearray(data), data)
         self._pack()
@@ -557,11 +557,11 @@ class WritingMachine(RuleBasedStateMachine):
     def all_is_as_it_should_be(self) -> None:
         self.steps += 1
         for path in PATHS:
-            known = self.names.get(path)
-            found = self.asked.read(path)
-            assert found == (None if known is None else bytes(known.data)), path
-            if known is not None:
-                assert self.asked.size(path) == len(known.data), path
+            entry = self.names.get(path)
+            values = self.asked.read(path)
+            assert values == (None if entry is None else bytes(entry.data)), path
+            if entry is not None:
+                assert self.asked.size(path) == len(entry.data), path
         for handle in self.open_handles:
             size = self.asked.length(handle.file)
             assert size == len(handle.object.data)
@@ -596,14 +596,14 @@ def _resize(data: bytearray, size: int) -> None:
 # ------------------------------------------------------------------------------------------------------------ a mount
 
 
-def told(examples: int, steps: int, *, same: bool = False) -> settings:
+def told(examples: int, steps: int, *, is_repeatable: bool = False) -> settings:
     """`same`: always the same examples, and the first that fails is told as it is."""
     return settings(
         max_examples=examples,
         stateful_step_count=steps,
-        derandomize=same,
+        derandomize=is_repeatable,
         database=None,
-        phases=(Phase.generate,) if same else (Phase.generate, Phase.shrink),
+        phases=(Phase.generate,) if is_repeatable else (Phase.generate, Phase.shrink),
         deadline=None,
         suppress_health_check=list(HealthCheck),
         print_blob=True,
@@ -624,21 +624,21 @@ class Turned:
 
     name, unwritable = "turned", None
 
-    def sizes(self, coords: U64, stored: Sizes) -> Sizes:
+    def sizes(self, coords: U64, source_bytes: Sizes) -> Sizes:
         """Half of the chunks must be decoded for it."""
-        return np.where(coords.sum(axis=1) % 2 == 1, stored - 1, -1)
+        return np.where(coords.sum(axis=1) % 2 == 1, source_bytes - 1, -1)
 
-    def show(self, coords: Coords, stored: bytes) -> bytes:
-        return stored[-2::-1]
+    def show(self, coords: Coords, source_bytes: bytes) -> bytes:
+        return source_bytes[-2::-1]
 
-    def work(self, coords: Coords, stored: int) -> int:
-        return stored
+    def work(self, coords: Coords, source_bytes: int) -> int:
+        return source_bytes
 
-    def store(self, coords: Coords, shown: bytes) -> bytes:
-        return shown[::-1] + b"~"
+    def store(self, coords: Coords, view_bytes: bytes) -> bytes:
+        return view_bytes[::-1] + b"~"
 
-    def is_exact(self, coords: Coords, shown: bytes) -> bool:
-        return len(shown) % 2 == 1
+    def is_exact(self, coords: Coords, view_bytes: bytes) -> bool:
+        return len(view_bytes) % 2 == 1
 
 
 class TurnedMachine(WritingMachine):
@@ -675,9 +675,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--examples", type=int, default=100)
     parser.add_argument("--steps", type=int, default=30)
-    given = parser.parse_args(arguments)
-    MountedMachine.place = given.directory
-    run_state_machine_as_test(MountedMachine, settings=told(given.examples, given.steps, same=times() == 1))
+    options = parser.parse_args(arguments)
+    MountedMachine.place = options.directory
+    run_state_machine_as_test(
+        MountedMachine, settings=told(options.examples, options.steps, is_repeatable=times() == 1)
+    )
 
 
 if __name__ == "__main__":

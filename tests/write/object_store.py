@@ -83,8 +83,8 @@ class Server:
         """As it was in the beginning; who hangs is let go."""
         self.released.set()
         with self.lock:
-            for kept in (self.objects, self.uploads, self.requests, self.applied, self.paths, self.bodies):
-                kept.clear()
+            for collection in (self.objects, self.uploads, self.requests, self.applied, self.paths, self.bodies):
+                collection.clear()
             self.heeds, self.min_part, self.fault = ALL, 1, lambda number, name: ""
             self.rejects, self.missing = {}, 404
             self.clock = time.time
@@ -193,44 +193,46 @@ class Handler(BaseHTTPRequestHandler):
             return "list_objects"
         return "head_object" if self.command == "HEAD" else "get_object"
 
-    def heed(self, state: Server, kind: str, found: Object | None) -> None:
+    def heed(self, state: Server, kind: str, stored_object: Object | None) -> None:
         if kind in state.rejects and ("If-Match" in self.headers or "If-None-Match" in self.headers):
             raise Refused(state.rejects[kind], "NotImplemented" if state.rejects[kind] == 501 else "InvalidArgument")
         if kind not in state.heeds:
             return
         match, none_match = self.headers.get("If-Match"), self.headers.get("If-None-Match")
-        if match is not None and found is None:
+        if match is not None and stored_object is None:
             raise Refused(state.missing, "NoSuchKey" if state.missing == 404 else "PreconditionFailed")
-        if found is not None and ((match is not None and match.strip('"') != found.tag.strip('"')) or none_match):
+        if stored_object is not None and (
+            (match is not None and match.strip('"') != stored_object.tag.strip('"')) or none_match
+        ):
             raise Refused(412, "PreconditionFailed")
 
-    def kept(self) -> dict[str, str]:
-        kept = {k: v for k, v in self.headers.items() if k.lower().startswith("x-amz-meta-")}
-        return kept | {k: v for k, v in self.headers.items() if k.lower() in ("content-type", "cache-control")}
+    def metadata(self) -> dict[str, str]:
+        metadata = {k: v for k, v in self.headers.items() if k.lower().startswith("x-amz-meta-")}
+        return metadata | {k: v for k, v in self.headers.items() if k.lower() in ("content-type", "cache-control")}
 
     def get_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        found = state.objects.get(path)
-        if found is None:
+        stored_object = state.objects.get(path)
+        if stored_object is None:
             raise Refused(404, "NoSuchKey")
-        if self.headers.get("If-Match", found.tag).strip('"') != found.tag.strip('"'):
+        if self.headers.get("If-Match", stored_object.tag).strip('"') != stored_object.tag.strip('"'):
             raise Refused(412, "PreconditionFailed")
-        headers = {"ETag": found.tag, "Last-Modified": formatdate(found.written, usegmt=True)}
-        headers |= {k: v for k, v in found.headers.items() if k != "told"}
+        headers = {"ETag": stored_object.tag, "Last-Modified": formatdate(stored_object.written, usegmt=True)}
+        headers |= {k: v for k, v in stored_object.headers.items() if k != "told"}
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        size = len(found.data)
+        size = len(stored_object.data)
         if wanted is None:
-            return 200, headers | {"Content-Length": str(size)}, found.data
+            return 200, headers | {"Content-Length": str(size)}, stored_object.data
         start = int(wanted[1]) if wanted[1] else max(size - int(wanted[2]), 0)
         stop = min(int(wanted[2]) + 1, size) if wanted[1] and wanted[2] else size
         if start >= size:
             raise Refused(416, "InvalidRange")
-        return 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{size}"}, found.data[start:stop]
+        return 206, headers | {"Content-Range": f"bytes {start}-{stop - 1}/{size}"}, stored_object.data[start:stop]
 
     head_object = get_object
 
     def put_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
         self.heed(state, "put", state.objects.get(path))
-        new = state.objects[path] = Object(body, self.kept())
+        new = state.objects[path] = Object(body, self.metadata())
         return 200, {"ETag": new.tag}, b""
 
     def copy_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -268,7 +270,7 @@ class Handler(BaseHTTPRequestHandler):
         self, state: Server, path: str, query: Any, body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         number = f"upload-{len(state.requests)}"
-        state.uploads[number] = Upload(path, self.kept())
+        state.uploads[number] = Upload(path, self.metadata())
         told = f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>"
         return 200, {}, told.encode()
 

@@ -34,9 +34,9 @@ class GcsHandler(Handler):
 
     def path_of(self) -> str:
         parts = urlsplit(self.path)
-        found = _OBJECT.fullmatch(parts.path)
-        if found is not None:
-            return f"{unquote(found[1])}/{unquote(found[2])}"
+        match = _OBJECT.fullmatch(parts.path)
+        if match is not None:
+            return f"{unquote(match[1])}/{unquote(match[2])}"
         bucket = _BUCKET.fullmatch(parts.path)
         return unquote(bucket[1]) if bucket is not None else parts.path
 
@@ -52,27 +52,32 @@ class GcsHandler(Handler):
             return "list_objects"
         return "get_object" if query.get("alt") == "media" else "head_object"
 
-    def heed(self, state: Server, kind: str, found: Object | None) -> None:
+    def heed(self, state: Server, kind: str, stored_object: Object | None) -> None:
         query = {k: v[0] for k, v in parse_qs(urlsplit(self.path).query).items()}
         wanted = query.get("ifGenerationMatch")
-        if wanted is not None and wanted != ("0" if found is None else str(found.number)):
+        if wanted is not None and wanted != ("0" if stored_object is None else str(stored_object.number)):
             raise Refused(412, "conditionNotMet")
 
-    def told(self, path: str, found: Object) -> dict[str, Any]:
+    def told(self, path: str, stored_object: Object) -> dict[str, Any]:
         bucket, _, key = path.partition("/")
-        fixed = {"bucket": bucket, "name": key, "size": str(len(found.data)), "etag": found.tag}
-        times = {"updated": listed(found.written), "timeCreated": listed(found.written)}
-        return {**json.loads(found.headers.get("told", "{}")), **fixed, **times, "generation": str(found.number)}
+        fixed = {"bucket": bucket, "name": key, "size": str(len(stored_object.data)), "etag": stored_object.tag}
+        times = {"updated": listed(stored_object.written), "timeCreated": listed(stored_object.written)}
+        return {
+            **json.loads(stored_object.headers.get("told", "{}")),
+            **fixed,
+            **times,
+            "generation": str(stored_object.number),
+        }
 
     def head_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        found = state.objects.get(path)
-        if found is None:
+        stored_object = state.objects.get(path)
+        if stored_object is None:
             raise Refused(404, "notFound")
-        return 200, {"Content-Type": "application/json"}, json.dumps(self.told(path, found)).encode()
+        return 200, {"Content-Type": "application/json"}, json.dumps(self.told(path, stored_object)).encode()
 
     def get_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        found = state.objects.get(path)
-        if found is None or query.get("generation", str(found.number)) != str(found.number):
+        stored_object = state.objects.get(path)
+        if stored_object is None or query.get("generation", str(stored_object.number)) != str(stored_object.number):
             raise Refused(404, "notFound")
         return super().get_object(state, path, query, body)
 
@@ -87,14 +92,14 @@ class GcsHandler(Handler):
         data = content.removesuffix(b"\n").removesuffix(b"\r") if content.endswith(b"\r\n") else content[:-1]
         path = f"{path}/{told['name']}"
         self.heed(state, "put", state.objects.get(path))
-        kept = {k: v for k, v in told.items() if k in ("contentType", "metadata", "cacheControl")}
-        state.objects[path] = Object(data, {"told": json.dumps(kept)})
+        metadata = {k: v for k, v in told.items() if k in ("contentType", "metadata", "cacheControl")}
+        state.objects[path] = Object(data, {"told": json.dumps(metadata)})
         return self.head_object(state, path, query, b"")
 
     def copy_object(self, state: Server, path: str, query: Any, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        found = re.fullmatch(r"/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)", urlsplit(self.path).path)
-        assert found is not None
-        old, new = f"{unquote(found[1])}/{unquote(found[2])}", f"{unquote(found[3])}/{unquote(found[4])}"
+        match = re.fullmatch(r"/storage/v1/b/([^/]+)/o/([^/]+)/rewriteTo/b/([^/]+)/o/([^/]+)", urlsplit(self.path).path)
+        assert match is not None
+        old, new = f"{unquote(match[1])}/{unquote(match[2])}", f"{unquote(match[3])}/{unquote(match[4])}"
         state.objects[new] = Object(state.objects[old].data, dict(state.objects[old].headers))
         return 200, {}, json.dumps({"done": True, "resource": self.told(new, state.objects[new])}).encode()
 

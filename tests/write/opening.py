@@ -24,10 +24,10 @@ BEFORE = b"0123456789"
 def attempt(call: Callable[[], object]) -> object:
     """What it gives, or the name of its errno."""
     try:
-        found = call()
+        value = call()
     except OSError as e:
         return errno.errorcode[e.errno or 0]
-    return found.decode() if isinstance(found, bytes) else found
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def use(fd: int) -> list[object]:
@@ -51,8 +51,8 @@ def open_and_use(path: str, flags: int) -> list[object]:
         fd = os.open(path, flags, 0o640)
     except OSError as e:
         return [errno.errorcode[e.errno or 0]]
-    done = use(fd)
-    return [*done, attempt(lambda: os.close(fd))]
+    outcome = use(fd)
+    return [*outcome, attempt(lambda: os.close(fd))]
 
 
 def after(path: str) -> list[object]:
@@ -61,9 +61,9 @@ def after(path: str) -> list[object]:
         return [None]
     if os.path.isdir(path):
         return ["directory"]
-    found = os.stat(path)
+    status = os.stat(path)
     with open(path, "rb") as file:
-        return [file.read().decode(), found.st_size, oct(found.st_mode)]
+        return [file.read().decode(), status.st_size, oct(status.st_mode)]
 
 
 def main(directory: str) -> dict[str, list[object]]:

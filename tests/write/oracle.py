@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 def found_by(target: Target, reader: str, root: Path) -> tuple[dict[int, int | None], list[str]]:
     """The tokens of all chunks, and what was wrong with those that have none."""
-    found: dict[int, int | None] = {}
+    tokens: dict[int, int | None] = {}
     wrong = []
     for number, block in target.split(target.readers[reader](root)):
         try:
-            found[number] = token_of(block)
+            tokens[number] = token_of(block)
         except ValueError as e:
             wrong.append(f"{reader}: chunk {number}: {e}")
-    found[target.described_as] = token_in((root / target.document).read_bytes(), target)
-    return found, wrong
+    tokens[target.described_as] = token_in((root / target.document).read_bytes(), target)
+    return tokens, wrong
 
 
 def judge(target: Target, root: Path, history: History, level: str | None, readers: Sequence[str] | None) -> list[str]:
@@ -42,11 +42,11 @@ def judge(target: Target, root: Path, history: History, level: str | None, reade
     out = []
     for reader in readers or [next(iter(target.readers))]:
         try:
-            found, torn = found_by(target, reader, root)
+            tokens, torn = found_by(target, reader, root)
         except Exception as e:  # noqa: BLE001 - whatever a library says of a dataset that it cannot read
             out.append(f"{reader}: {type(e).__name__}: {str(e)[:500]}")
             continue
-        out += torn or [f"{reader}: {why}" for why in history.wrong(found, level)]
+        out += torn or [f"{reader}: {why}" for why in history.wrong(tokens, level)]
     return out
 
 

@@ -70,8 +70,8 @@ class Place:
         read = next(iter(self.target.readers.values()))
         np.testing.assert_array_equal(read(self.store), self.target.array(self.held))
 
-    def found(self) -> dict[int, int | None]:
+    def tokens(self) -> dict[int, int | None]:
         """The tokens in the source."""
-        found, torn = found_by(self.target, next(iter(self.target.readers)), self.store)
+        tokens, torn = found_by(self.target, next(iter(self.target.readers)), self.store)
         assert torn == []
-        return {number: value for number, value in found.items() if number in self.held}
+        return {number: value for number, value in tokens.items() if number in self.held}

@@ -261,11 +261,11 @@ class File:
         if failed:
             self.lost = len(self.pending)
             return
-        left, later = self.pending[: self.lost], self.pending[self.lost :]
+        lost_parts, later = self.pending[: self.lost], self.pending[self.lost :]
         for write in later:
             apply(self.sure, write)
-            left = [part for lost in left for part in _beside(lost, write, len(self.sure))]
-        self.pending, self.lost = left, len(left)
+            lost_parts = [part for lost in lost_parts for part in _beside(lost, write, len(self.sure))]
+        self.pending, self.lost = lost_parts, len(lost_parts)
 
 
 def _beside(lost: Write, later: Write, size: int) -> Iterator[Write]:
@@ -383,9 +383,9 @@ class State(NamedTuple):
             _moved(path, roots).mkdir(parents=True, mode=0o700)
         for (path, data), (number, mtime_ns) in zip(self.files, self.known, strict=True):
             target = _moved(path, roots)
-            held = data.rstrip(b"\0")
+            tokens = data.rstrip(b"\0")
             with target.open("xb") as file:
-                file.write(held)
+                file.write(tokens)
                 file.truncate(len(data))  # a journal is mostly a hole
             # An inode has its mode from the beginning. Here only shardfs makes lock files, with a mode of their own.
             target.chmod(OWN_MODE if path.endswith(LOCK_ENDING) else stat.S_IRUSR | stat.S_IWUSR)
@@ -395,8 +395,8 @@ class State(NamedTuple):
 
 
 def _moved(path: str, roots: dict[str, Path]) -> Path:
-    root, _, rest = path.partition("//")
-    return roots[root] / rest if rest else roots[root]
+    root, _, tail = path.partition("//")
+    return roots[root] / tail if tail else roots[root]
 
 
 Choice = Callable[[Sequence[Write]], list[Write]]
@@ -457,7 +457,7 @@ def states(disk: Disk, roots: dict[str, int], chance: random.Random, more: int) 
         yield _state("at random", disk, roots, torn(chance), lambda n: chance.randrange(n + 1))
 
 
-def _state(what: str, disk: Disk, roots: dict[str, int], choice: Choice, upto: Callable[[int], int]) -> State:
+def _state(description: str, disk: Disk, roots: dict[str, int], choice: Choice, upto: Callable[[int], int]) -> State:
     names = dict(disk.names)
     for change in _kept(disk.pending, upto):
         rename(names, change)
@@ -486,7 +486,7 @@ def _state(what: str, disk: Disk, roots: dict[str, int], choice: Choice, upto: C
 
     for root, number in roots.items():
         walk(root, number)
-    return State(what, tuple(directories), tuple(files), tuple(known))
+    return State(description, tuple(directories), tuple(files), tuple(known))
 
 
 def _kept(pending: Sequence[Names], upto: Callable[[int], int]) -> list[Names]:
@@ -495,17 +495,17 @@ def _kept(pending: Sequence[Names], upto: Callable[[int], int]) -> list[Names]:
     for change in pending:
         for directory in {place[0] for place, _ in change.places}:
             count[directory] = count.get(directory, 0) + 1
-    left = {directory: upto(n) for directory, n in count.items()}
+    lengths = {directory: upto(n) for directory, n in count.items()}
     out = []
     for change in pending:
         touched = {place[0] for place, _ in change.places}
-        if all(left[directory] > 0 for directory in touched):
+        if all(lengths[directory] > 0 for directory in touched):
             out.append(change)
             for directory in touched:
-                left[directory] -= 1
+                lengths[directory] -= 1
         else:
             for directory in touched:
-                left[directory] = 0  # what comes later in it is not there, either
+                lengths[directory] = 0  # what comes later in it is not there, either
     return out
 
 
@@ -516,7 +516,7 @@ def walk_states(
 
     `marks_only`: only right after something was noted.
     """
-    chance, seen, disk, lines = random.Random(seed), set(), recorder.start, []
+    chance, fingerprints, disk, lines = random.Random(seed), set(), recorder.start, []
     for event in [None, *recorder.events]:
         if isinstance(event, Mark):
             lines.append(event.line)
@@ -526,6 +526,6 @@ def walk_states(
             continue
         for state in states(disk, recorder.roots, chance, more):
             key = state.digest(), len(lines)
-            if key not in seen:
-                seen.add(key)
+            if key not in fingerprints:
+                fingerprints.add(key)
                 yield list(lines), state

@@ -80,10 +80,10 @@ class Target:
         """The chunk file's bytes."""
         return self.encode(tokens.content(token, self.chunk))
 
-    def array(self, held: Mapping[int, int]) -> Array:
+    def array(self, expected_tokens: Mapping[int, int]) -> Array:
         """The whole array, made of chunks of these tokens and zeros."""
         out = np.zeros([g * c for g, c in zip(self.grid, self.chunk, strict=True)], DTYPE)
-        for number, token in held.items():
+        for number, token in expected_tokens.items():
             out[tokens.where(self.chunks[number], self.chunk)] = tokens.content(token, self.chunk)
         return out
 

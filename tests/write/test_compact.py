@@ -60,9 +60,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def journal(state: Path, tmp_path: Path) -> Iterator[Journal]:
     source = str(tmp_path / "x")
-    made = Journal.open(journal_directory(source), source, limit_bytes=64 << 20, commit_s=0)
-    yield made
-    made.close(clean=True)
+    new_files = Journal.open(journal_directory(source), source, limit_bytes=64 << 20, commit_s=0)
+    yield new_files
+    new_files.close(clean=True)
 
 
 def opened(path: Path) -> Tree:
@@ -73,14 +73,14 @@ def waste(path: Path) -> int:
     """Write all shards anew until something is dead in each; how many there are."""
     tree, n = opened(path), 0
     writer = open_writer(tree.store)
-    for found in tree.collections():
-        outermost, collection = found.shards.outermost, found.collection
+    for sharded in tree.collections():
+        outermost, collection = sharded.shards.outermost, sharded.collection
         first: dict[int, tuple[int, ...]] = {}
-        for batch in found.chunks.layer.scan(0):
+        for batch in sharded.chunks.layer.scan(0):
             for coords in batch.coords.tolist():
                 first.setdefault(rewriting.shard_of(collection, tuple(coords)), tuple(coords))
         for shard, coords in first.items():
-            data = found.chunks.stored_bytes(coords)
+            data = sharded.chunks.stored_bytes(coords)
             assert data is not None
             for changed in (data[::-1], data):
                 make = partial(_with, collection, shard, {coords: Put(changed)})
@@ -149,7 +149,7 @@ def test_what_is_not_the_same_is_not_put_in_place(
     packed = StoredShard(work.tree.collection, work.shard, opened(path).store.open(work.key)).repack()
     assert packed is not None
 
-    def wrong(stored: StoredShard) -> Plan:
+    def wrong(stored_shard: StoredShard) -> Plan:
         return [bytes(size_of(packed[:1])), *packed[1:]]
 
     monkeypatch.setattr(StoredShard, "repack", wrong)
@@ -166,33 +166,35 @@ def test_damage_is_told_and_left(dataset: Get, tmp_path: Path) -> None:
     damaged = path / work.key
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
     wrong = damaged.read_bytes()
-    done = shardfs("compact", path)
-    assert done.returncode == 3
-    assert done.stderr.startswith(f"{work.key}: ")
+    completed = shardfs("compact", path)
+    assert completed.returncode == 3
+    assert completed.stderr.startswith(f"{work.key}: ")
     assert damaged.read_bytes() == wrong
     assert len(works(path)) == 0
 
 
 def test_nobody_else_may_write_meanwhile(dataset: Get, tmp_path: Path) -> None:
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
-    made = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20)
+    new_files = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20)
     try:
-        done = shardfs("compact", path)
-        assert (done.returncode, f"already mounted rw by pid {os.getpid()}" in done.stderr) == (4, True)
+        completed = shardfs("compact", path)
+        assert (completed.returncode, f"already mounted rw by pid {os.getpid()}" in completed.stderr) == (4, True)
         assert shardfs("compact", "-n", path).returncode == 0
-        made.append(RecordKind.PUT, {"path": "c/0/0", "mtime_ns": 0, "mode": 0, "scratch": False, "base": None}, b"x")
+        new_files.append(
+            RecordKind.PUT, {"path": "c/0/0", "mtime_ns": 0, "mode": 0, "scratch": False, "base": None}, b"x"
+        )
     finally:
-        made.close(clean=False)
-    done = shardfs("compact", path)
-    assert (done.returncode, "1 files wait to be published first" in done.stderr) == (3, True)
+        new_files.close(clean=False)
+    completed = shardfs("compact", path)
+    assert (completed.returncode, "1 files wait to be published first" in completed.stderr) == (3, True)
 
 
 def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
     waste(path)
     work = works(path)[0]
-    made = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
-    packer = Packer(open_writer(opened(path).store), made)
+    new_files = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20, commit_s=0)
+    packer = Packer(open_writer(opened(path).store), new_files)
 
     class Killed(BaseException):
         pass
@@ -208,7 +210,7 @@ def test_a_crash_in_between_is_cleared_away(dataset: Get, tmp_path: Path, monkey
         with pytest.raises(Killed):
             packer.pack(work)
     assert [p for p in path.rglob(".shardfs-*")]
-    made.close(clean=False)
+    new_files.close(clean=False)
     assert shardfs("compact", path).returncode == 0
     assert works(path) == []
     assert not [p for p in path.rglob(".shardfs-*")]
@@ -225,9 +227,9 @@ def test_on_an_object_store(dataset: Get, tmp_path: Path, monkeypatch: pytest.Mo
         for name in names:
             server.put(f"data/x/{name}", (path / name).read_bytes())
         monkeypatch.setenv("SHARDFS_STORAGE_OPTIONS", json.dumps(server.options()))
-        done = shardfs("compact", "--json", "s3://data/x")
-        assert (done.returncode, done.stderr) == (0, "")
-        told = json.loads(done.stdout.splitlines()[-1])
+        completed = shardfs("compact", "--json", "s3://data/x")
+        assert (completed.returncode, completed.stderr) == (0, "")
+        told = json.loads(completed.stdout.splitlines()[-1])
         assert (told["shards"], told["saved"] > 0) == (n, True)
         assert sorted(server.objects) == sorted(f"data/x/{name}" for name in names)  # no lock is left
         for name in names:

@@ -87,7 +87,7 @@ def test_theirs_stays_and_ours_says_so(place: Place) -> None:
             files.publish()
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
-    assert place.found() == place.held
+    assert place.tokens() == place.held
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -111,7 +111,7 @@ def test_a_chunk_that_another_program_has_created_stays(sparse: Place, crash: bo
     if crash:
         with place.mount() as files:
             publish(files)
-    assert place.found()[ours] == place.held[ours]
+    assert place.tokens()[ours] == place.held[ours]
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "zarr_gzip_after"], indirect=True)
@@ -122,7 +122,7 @@ def test_a_chunk_that_is_renamed_is_removed_only_if_it_is_unchanged(place: Place
         place.write_theirs(ours)
         with pytest.raises(OSError, match="the stored chunk was changed"):
             files.publish()
-    assert place.found()[ours] == place.held[ours]
+    assert place.tokens()[ours] == place.held[ours]
 
 
 def test_another_writer_is_noticed_although_its_chunk_has_the_same_checksum(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_another_writer_is_noticed_although_its_chunk_has_the_same_checksum(tmp_
                 place.write_theirs(number)
                 with pytest.raises(OSError, match="the stored chunk was changed"):
                     files.publish()
-        assert place.found()[number] == (THEIRS if key == "theirs" else NEW) + number
+        assert place.tokens()[number] == (THEIRS if key == "theirs" else NEW) + number
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
@@ -147,7 +147,7 @@ def test_ours_wins_if_asked_and_the_log_says_so(place: Place, caplog: pytest.Log
         place.write(files, ours)
         place.write_theirs(ours)
         files.publish()
-    assert place.found() == place.held | {ours: NEW + ours}
+    assert place.tokens() == place.held | {ours: NEW + ours}
     assert f"replaces 1 chunk of its version, first {place.target.path(ours)}" in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> No
         time.sleep(0.5)
         assert len(tried) < 10
         pending.drain("", timeout=60)
-    assert place.found() == place.held
+    assert place.tokens() == place.held
 
 
 @pytest.mark.parametrize("place", NAMES, indirect=True)
@@ -188,7 +188,7 @@ def test_an_old_journal_does_not_overwrite_what_is_newer(place: Place) -> None:
             files.publish()
         assert caught.value.errno == errno.ESTALE
         assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
-    assert place.found() == place.held
+    assert place.tokens() == place.held
 
 
 @pytest.mark.parametrize("place", MOVING, indirect=True)
@@ -204,7 +204,7 @@ def test_what_both_wrote_side_by_side_is_there(place: Place, crash: bool) -> Non
             place.write(files, ours)
             place.write_theirs(theirs)
         files.publish()
-    assert place.found() == {**place.held, ours: NEW + ours}
+    assert place.tokens() == {**place.held, ours: NEW + ours}
 
 
 @pytest.mark.parametrize("place", NAMES, indirect=True)
@@ -218,7 +218,7 @@ def test_after_a_crash_ours_is_published_if_nobody_else_was_there(place: Place) 
     killed(place, run)
     with place.mount() as files:
         files.publish()
-    assert place.found() == {**place.held, ours: NEW + ours, other: None}
+    assert place.tokens() == {**place.held, ours: NEW + ours, other: None}
 
 
 @pytest.mark.parametrize("place", ["zarr_end"], indirect=True)
@@ -234,7 +234,7 @@ def test_theirs_comes_back_after_a_crash_with_it_in_hand(place: Place) -> None:
     killed(place, run)
     with place.mount() as files:
         files.publish()
-    assert place.found() == {**place.held, ours: NEW + ours}
+    assert place.tokens() == {**place.held, ours: NEW + ours}
 
 
 def publish_without_open_files(files: TreeFiles) -> None:
@@ -267,7 +267,7 @@ def test_a_publish_that_was_killed_is_no_other_writer(place: Place) -> None:
     killed(place, written_again)
     with place.mount() as files:
         files.publish()
-    assert place.found() == {**place.held, ours: 2 * NEW, other: NEW + other}
+    assert place.tokens() == {**place.held, ours: 2 * NEW, other: NEW + other}
 
 
 @pytest.mark.parametrize("place", NAMES, indirect=True)
@@ -288,7 +288,7 @@ def test_a_chunk_that_moves_with_a_publish_of_its_neighbour_is_unchanged(place: 
     killed(place, run)
     with place.mount() as files:
         files.publish()
-    assert place.found() == {**place.held, ours: NEW + ours, other: NEW + other}
+    assert place.tokens() == {**place.held, ours: NEW + ours, other: NEW + other}
 
 
 def test_an_index_that_another_program_has_made_unreadable_ends_a_publish(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_an_index_that_another_program_has_made_unreadable_ends_a_publish(tmp_pa
         stored_with(["bytes", "crc32c"])
         with pytest.raises((OSError, CorruptShardError)):
             files.tree.pending.flush(timeout=30)
-    assert place.found() == place.held
+    assert place.tokens() == place.held
 
 
 # ---- after a publish
@@ -351,8 +351,8 @@ def test_a_chunk_that_another_program_removes_later_is_gone(place: Place) -> Non
         place.put(files, ours)
         files.publish()
         assert files.read(path) == place.target.shown(NEW + ours)
-        held = {number: token for number, token in place.held.items() if number != ours}
-        place.target.fill(place.store, place.target.array(held))
+        tokens = {number: token for number, token in place.held.items() if number != ours}
+        place.target.fill(place.store, place.target.array(tokens))
         assert files.read(path) is None
         place.put(files, ours)
         files.publish()
@@ -366,13 +366,13 @@ def test_a_mount_shows_what_another_program_writes_later(place: Place, tmp_path:
     need_fuse()
     with writable(place.store, tmp_path / "mount", "-o", "index_ttl=0.2,idle=600,age=600") as mount:
         mount.mount()
-        path, shown = mount.path / place.target.path(0), place.target.shown
-        path.write_bytes(shown(NEW))
+        path, unsharded = mount.path / place.target.path(0), place.target.shown
+        path.write_bytes(unsharded(NEW))
         place.held[0] = NEW
         assert mount.flush().returncode == 0
-        assert path.read_bytes() == shown(NEW)
+        assert path.read_bytes() == unsharded(NEW)
         place.write_theirs(0)
-        wait_until(lambda: path.read_bytes() == shown(THEIRS), 30)
-        assert path.stat().st_size == len(shown(THEIRS))
+        wait_until(lambda: path.read_bytes() == unsharded(THEIRS), 30)
+        assert path.stat().st_size == len(unsharded(THEIRS))
         assert mount.umount().returncode == 0
     place.natively()

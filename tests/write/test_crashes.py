@@ -40,9 +40,11 @@ def outcome(how: str, target: str, engine: str, *more: str, timeout: float) -> i
     command = [sys.executable, "-m", "tests.write.crash", how, target, engine, *more]
     run = conftest._run(command, timeout, cwd=ROOT)
     assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout)
-    assert found["wrong"] == [], f"{found['failures']} of {found['points']} points: " + "\n".join(found["wrong"][:5])
-    return int(found["points"])
+    document = json.loads(run.stdout)
+    assert document["wrong"] == [], f"{document['failures']} of {document['points']} points: " + "\n".join(
+        document["wrong"][:5]
+    )
+    return int(document["points"])
 
 
 def test_a_kill_between_a_close_and_the_release_that_follows_it(tmp_path: Path) -> None:

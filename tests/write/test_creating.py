@@ -48,8 +48,8 @@ def create(mount: WritableMount, tool: str) -> None:
     command = [python, "-W", "ignore", "-m", "tests.clients.create_anew", tool, str(mount.path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    left = mount.umount()
-    assert left.returncode == 0, left.stderr
+    completed = mount.umount()
+    assert completed.returncode == 0, completed.stderr
 
 
 def as_zarr3(path: Path) -> Any:
@@ -80,9 +80,9 @@ def test_arrays_of_zarr(tmp_path: Path, tool: str, rule: str) -> None:
         members = zarr.open_consolidated(source)
         assert dict(members.attrs) == {"k": 2}
         for name in ("new/x", "old", "anew"):
-            found = members[name]
-            assert isinstance(found, zarr.Array)
-            assert found.metadata.to_dict() == zarr.open_array(source / name, mode="r").metadata.to_dict()
+            member = members[name]
+            assert isinstance(member, zarr.Array)
+            assert member.metadata.to_dict() == zarr.open_array(source / name, mode="r").metadata.to_dict()
     assert not (source / "sharded" / "zarr.json").exists()
 
 

@@ -51,9 +51,9 @@ def test_zarr_v2_becomes_sharded_zarr_v3(tmp_path: Path) -> None:
         assert (array.shards, array.chunks) == ((40, 40), (10, 10))
         np.testing.assert_array_equal(array[:], wanted)
         np.testing.assert_array_equal(as_zarr3(source / name).read().result(), wanted)
-    made = zarr.open_array(source / "new/x", mode="r")
+    zarr_array = zarr.open_array(source / "new/x", mode="r")
     assert json.loads((source / "new/x/zarr.json").read_bytes())["dimension_names"] == ["y", "x"]
-    assert made.attrs["unit"] == "nm"
+    assert zarr_array.attrs["unit"] == "nm"
     turned = np.full(DATA.shape, np.nan, "float32")
     turned[:50] = DATA[:50]
     for name, codecs in (("zlib", ["numcodecs.zlib"]), ("lz4", ["numcodecs.lz4"]), ("raw", [])):
@@ -104,9 +104,9 @@ def test_others_become_sharded_n5(tmp_path: Path, tool: str, layout: str, path: 
     with writable(source, tmp_path / "native") as mount:
         mount.mount()
         store = {"driver": "file", "path": f"{mount.path}/{path}/"}
-        found = np.asarray(ts.open({"driver": "n5", "kvstore": store}).result().read().result())
+        values = np.asarray(ts.open({"driver": "n5", "kvstore": store}).result().read().result())
         assert mount.umount().returncode == 0
-    np.testing.assert_array_equal(found, DATA.T if tool == "bigendian" else DATA[:, :, None])
+    np.testing.assert_array_equal(values, DATA.T if tool == "bigendian" else DATA[:, :, None])
 
 
 def test_attributes_may_come_first(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_attributes_may_come_first(tmp_path: Path) -> None:
         array = zarr.open_array(source / f"x{i}", mode="r")
         assert (array.shards, dict(array.attrs)) == ((40, 40), {"k": i})
         assert (np.asarray(array[:]) == i).all()
-    made = zarr.open_array(source / "a", mode="r")
-    assert (made.shards, dict(made.attrs)) == ((40, 40), {"first": 1})
+    zarr_array = zarr.open_array(source / "a", mode="r")
+    assert (zarr_array.shards, dict(zarr_array.attrs)) == ((40, 40), {"first": 1})
 
 
 @pytest.mark.parametrize("order", [("0", ".zarray", ".zattrs", "1"), ("0", ".zattrs", ".zarray", "1")])

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def exist(files: TreeFiles, *paths: str) -> list[bool]:
-    found = []
+    names = []
     for path in paths:
         try:
-            found.append(files.tree.resolve(path).directory)
+            names.append(files.tree.resolve(path).directory)
         except FileNotFoundError:
-            found.append(False)
-    return found
+            names.append(False)
+    return names
 
 
 def test_an_array_without_shards_has_those_that_were_created(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def test_a_power_loss_under_a_file_system(kind: str, target: str) -> None:
     command = [*alone(), sys.executable, "-m", "tests.write.disks", kind, target, "--states=300"]
     run = conftest._run(command, 1100, cwd=ROOT)
     assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout)
-    assert found["wrong"] == [], f"{found['failures']} of {found['points']} states: " + "\n".join(found["wrong"][:5])
-    assert found["points"] == 300
+    document = json.loads(run.stdout)
+    assert document["wrong"] == [], f"{document['failures']} of {document['points']} states: " + "\n".join(
+        document["wrong"][:5]
+    )
+    assert document["points"] == 300

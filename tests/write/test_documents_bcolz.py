@@ -32,10 +32,10 @@ def stored(path: Path, *, as_json: bool, attributes: str = "") -> dict[str, byte
 
 
 def shown(documents: dict[str, bytes]) -> dict[str, Any]:
-    found = BCOLZ.open("a", documents)
-    assert found is not None
-    assert found.collections
-    return {name: json.loads(raw) for name, raw in found.documents.items()}
+    dataset = BCOLZ.open("a", documents)
+    assert dataset is not None
+    assert dataset.collections
+    return {name: json.loads(raw) for name, raw in dataset.documents.items()}
 
 
 def edited(documents: dict[str, bytes], name: str, new: Any) -> dict[str, bytes]:
@@ -47,10 +47,10 @@ def test_an_array_grows(tmp_path: Path, as_json: bool) -> None:
     source = stored(tmp_path, as_json=as_json)
     before = shown(source)
     new = before[SIZES] | {"shape": [75], "nbytes": 300, "cbytes": 123}
-    made = edited(source, SIZES, new)
-    assert shown(source | made) == before | {SIZES: new, STORAGE: before[STORAGE] | {"expectedlen": 75}}
+    new_documents = edited(source, SIZES, new)
+    assert shown(source | new_documents) == before | {SIZES: new, STORAGE: before[STORAGE] | {"expectedlen": 75}}
     if as_json:
-        assert list(json.loads(made[SIZES])) == list(json.loads(source[SIZES]))
+        assert list(json.loads(new_documents[SIZES])) == list(json.loads(source[SIZES]))
     assert edited(source, SIZES, before[SIZES] | {"cbytes": 1}) == {}
     for name in (SIZES, STORAGE, ATTRS):
         assert edited(source, name, before[name]) == {}
@@ -60,9 +60,9 @@ def test_an_array_grows(tmp_path: Path, as_json: bool) -> None:
 def test_attributes_that_did_not_change_keep_their_types(tmp_path: Path) -> None:
     source = stored(tmp_path, as_json=False, attributes="a: {value: 1, type: int}\nb: {value: x}\nc: [1]\n")
     assert shown(source)[ATTRS] == {"a": 1, "b": "x", "c": [1]}
-    made = edited(source, ATTRS, {"a": 1, "b": "y", "d": {"e": 1.5}})
-    assert json.loads(made[ATTRIBUTES]) == {"a": {"value": 1, "type": "int"}, "b": "y", "d": {"e": 1.5}}
-    assert shown(source | made)[ATTRS] == {"a": 1, "b": "y", "d": {"e": 1.5}}
+    new_documents = edited(source, ATTRS, {"a": 1, "b": "y", "d": {"e": 1.5}})
+    assert json.loads(new_documents[ATTRIBUTES]) == {"a": {"value": 1, "type": "int"}, "b": "y", "d": {"e": 1.5}}
+    assert shown(source | new_documents)[ATTRS] == {"a": 1, "b": "y", "d": {"e": 1.5}}
     assert json.loads(edited(stored(tmp_path / "x", as_json=True), ATTRS, {"a": 1})[ATTRIBUTES]) == {"a": 1}
 
 
@@ -141,9 +141,9 @@ def test_bcolz_lengthens_an_array_on_a_mount(tmp_path: Path, described_by: str) 
 def test_shapes_of_chunks_that_contradict(tmp_path: Path) -> None:
     source = stored(tmp_path, as_json=True)
     storage = json.loads(source[STORAGE])
-    found = BCOLZ.open("a", {**source, STORAGE: json.dumps({**storage, "chunklen": 9}).encode()})
-    assert found is not None
-    assert [p.why for p in found.problems] == [
+    dataset = BCOLZ.open("a", {**source, STORAGE: json.dumps({**storage, "chunklen": 9}).encode()})
+    assert dataset is not None
+    assert [p.why for p in dataset.problems] == [
         "chunkshape is (8,), but chunklen 9: remove one of them from meta/storage"
     ]
     assert shown({**source, STORAGE: json.dumps({**storage, "chunklen": 8}).encode()}) == shown(source)

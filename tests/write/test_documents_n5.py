@@ -53,16 +53,16 @@ def encoded(document: Any) -> bytes:
 
 
 def shown(source: Any) -> dict[str, Any]:
-    found = N5.open("a", {DOCUMENT: encoded(source)})
-    assert found is not None
-    assert not found.problems
-    document: dict[str, Any] = json.loads(found.documents[DOCUMENT])
+    dataset = N5.open("a", {DOCUMENT: encoded(source)})
+    assert dataset is not None
+    assert not dataset.problems
+    document: dict[str, Any] = json.loads(dataset.documents[DOCUMENT])
     return document
 
 
 def edited(source: Any, new: Any, rule: Rule | None = None) -> Any:
-    stored = {} if source is None else {DOCUMENT: encoded(source)}
-    return json.loads(N5.edit("a", stored, DOCUMENT, encoded(new), rule)[DOCUMENT])
+    source_documents = {} if source is None else {DOCUMENT: encoded(source)}
+    return json.loads(N5.edit("a", source_documents, DOCUMENT, encoded(new), rule)[DOCUMENT])
 
 
 FREE = {
@@ -76,9 +76,9 @@ FREE = {
 def test_what_is_edited_is_shown_so_and_the_source_stays_sharded(name: str, free: dict[str, Any]) -> None:
     source = SOURCES[name]
     new = shown(source) | free
-    made = edited(source, new)
-    assert shown(made) == new
-    assert made == source | free
+    new_documents = edited(source, new)
+    assert shown(new_documents) == new
+    assert new_documents == source | free
 
 
 def test_what_is_written_back_as_it_was_is_the_source_to_the_byte() -> None:
@@ -177,12 +177,12 @@ def test_tools_change_a_sharded_dataset(tmp_path: Path, name: str, source: str) 
     mount.show()
     TOOLS[name](mount.shown)
     mount.take()
-    made = json.loads((mount.source / "a" / DOCUMENT).read_bytes())
+    document = json.loads((mount.source / "a" / DOCUMENT).read_bytes())
     new = json.loads((mount.shown / "a" / DOCUMENT).read_bytes())
-    assert shown(made) == new
-    changed = {name for name in made if made[name] != SOURCES[source].get(name)} - {"mine"}
+    assert shown(document) == new
+    changed = {name for name in document if document[name] != SOURCES[source].get(name)} - {"mine"}
     assert changed == ({"dimensions"} if "resize" in name else {"b"})
-    assert "resize" not in name or made["dimensions"] == [30, 20]
+    assert "resize" not in name or document["dimensions"] == [30, 20]
 
 
 @pytest.mark.interop
@@ -192,14 +192,14 @@ def test_tools_create_a_sharded_dataset(tmp_path: Path, name: str, rule: str) ->
     mount = Mount(tmp_path, N5, rule)
     (create_of_tensorstore if name == "create_of_tensorstore" else tool(name))(mount.shown / "f")
     mount.take()
-    made = json.loads((mount.source / "f" / "a" / DOCUMENT).read_bytes())
+    document = json.loads((mount.source / "f" / "a" / DOCUMENT).read_bytes())
     new = json.loads((mount.shown / "f" / "a" / DOCUMENT).read_bytes())
-    assert made["blockSize"] == ([12, 4] if "4x2" in rule else [96, 32])
-    assert "compression" not in made
-    (codec,) = made["codecs"]
+    assert document["blockSize"] == ([12, 4] if "4x2" in rule else [96, 32])
+    assert "compression" not in document
+    (codec,) = document["codecs"]
     assert codec["configuration"]["chunk_shape"] == [2, 3]
     assert codec["configuration"]["index_location"] == ("start" if "start" in rule else "end")
-    again = shown(made)
+    again = shown(document)
     told, written = again.pop("compression"), new.pop("compression")  # z5py leaves members out, and adds nthreads
     assert again == new
     assert {m: told[m] for m in told if m in written} == {m: written[m] for m in told if m in written}
@@ -207,11 +207,13 @@ def test_tools_create_a_sharded_dataset(tmp_path: Path, name: str, rule: str) ->
 
 def test_shards_that_were_created_are_those_of_zarr_with_its_axes_reversed() -> None:
     """No other library reads sharded N5 in the tests; the format is what `sharding_indexed` of Zarr makes of it."""
-    made = N5.shard("a", DOCUMENT, encoded(attributes((11, 7), (3, 2), "uint16", compression=GZIP)), Rule("n5"))
-    assert made is not None
-    found = N5.open("a", made)
-    assert found is not None
-    facts = found.collections[0].facts
+    new_documents = N5.shard(
+        "a", DOCUMENT, encoded(attributes((11, 7), (3, 2), "uint16", compression=GZIP)), Rule("n5")
+    )
+    assert new_documents is not None
+    dataset = N5.open("a", new_documents)
+    assert dataset is not None
+    facts = dataset.collections[0].facts
     np.testing.assert_array_equal([facts.shape, facts.chunk_shape, facts.shard_shape], [(11, 7), (3, 2), (12, 8)])
 
 
@@ -223,12 +225,12 @@ def test_a_dataset_that_is_made_anew_is_sharded_as_before(name: str) -> None:
     raw = {DOCUMENT: encoded(SOURCES[name])}
     remembered = N5.sharding(raw)
     assert remembered is not None
-    made = N5.shard("a", DOCUMENT, encoded(shown(SOURCES[name])), remembered)
-    assert made == raw
+    new_documents = N5.shard("a", DOCUMENT, encoded(shown(SOURCES[name])), remembered)
+    assert new_documents == raw
     other = shown(SOURCES[name]) | {"blockSize": [5, 5], "dataType": "int8", "compression": {"type": "raw"}}
-    made = N5.shard("a", DOCUMENT, encoded(other), remembered)
-    assert made is not None
-    assert shown(json.loads(made[DOCUMENT])) == other
+    new_documents = N5.shard("a", DOCUMENT, encoded(other), remembered)
+    assert new_documents is not None
+    assert shown(json.loads(new_documents[DOCUMENT])) == other
     with pytest.raises(ValueError, match="axes"):
         N5.shard("a", DOCUMENT, encoded(other | {"dimensions": [1], "blockSize": [1]}), remembered)
 

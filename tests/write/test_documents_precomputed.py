@@ -44,16 +44,16 @@ def encoded(document: Any) -> bytes:
 
 
 def shown(source: Any) -> dict[str, Any]:
-    found = PRECOMPUTED.open("a", {"info": encoded(source)})
-    assert found is not None
-    assert not found.problems
-    document: dict[str, Any] = json.loads(found.documents.get("info", encoded(source)))
+    dataset = PRECOMPUTED.open("a", {"info": encoded(source)})
+    assert dataset is not None
+    assert not dataset.problems
+    document: dict[str, Any] = json.loads(dataset.documents.get("info", encoded(source)))
     return document
 
 
 def edited(source: Any, new: Any, rule: Rule | None = None) -> Any:
-    stored = {} if source is None else {"info": encoded(source)}
-    return json.loads(PRECOMPUTED.edit("a", stored, "info", encoded(new), rule)["info"])
+    source_documents = {} if source is None else {"info": encoded(source)}
+    return json.loads(PRECOMPUTED.edit("a", source_documents, "info", encoded(new), rule)["info"])
 
 
 FREE = st.dictionaries(st.text(max_size=3).map("x".__add__), st.integers() | st.floats(allow_nan=False))
@@ -73,20 +73,20 @@ def test_what_is_written_back_as_it_was_is_the_source_to_the_byte(name: str) -> 
 
 
 def scaled(document: dict[str, Any], **members: Any) -> dict[str, Any]:
-    first, *others = document["scales"]
-    return {**document, "scales": [{**first, **members}, *others]}
+    first, *other_scales = document["scales"]
+    return {**document, "scales": [{**first, **members}, *other_scales]}
 
 
 def test_scales_are_told_by_their_keys() -> None:
     plain = [{**shown(VOLUME)["scales"][0], "key": key} for key in ("new", "a/b", "s")]
     new = {**shown(TWO), "scales": plain}
-    made = edited(TWO, new)
-    assert ["sharding" in scale for scale in made["scales"]] == [False, True, False]
-    assert shown(made) == new
+    new_documents = edited(TWO, new)
+    assert ["sharding" in scale for scale in new_documents["scales"]] == [False, True, False]
+    assert shown(new_documents) == new
     assert edited(TWO, {**new, "scales": plain[2:]}) == {**new, "scales": plain[2:]}
-    made = edited(TWO, new, Rule("precomputed"))
-    assert ["sharding" in scale for scale in made["scales"]] == [True, True, False]
-    assert shown(made) == new
+    new_documents = edited(TWO, new, Rule("precomputed"))
+    assert ["sharding" in scale for scale in new_documents["scales"]] == [True, True, False]
+    assert shown(new_documents) == new
 
 
 @pytest.mark.parametrize("size", [(16, 16, 16), (16, 16, 8), (12, 16, 12), (13, 16, 12), (16, 20, 12), (16, 32, 12)])
@@ -95,14 +95,14 @@ def test_a_volume_may_grow_and_shrink(size: tuple[int, ...]) -> None:
     old = MortonCode((4, 4, 6))
     new = MortonCode([-(-s // c) for s, c in zip(size, (4, 4, 2), strict=True)])
     common = [min(a, b) for a, b in zip(old.grid, new.grid, strict=True)]
-    same = all(old.encode(cell) == new.encode(cell) for cell in np.ndindex(*common))
+    is_same = all(old.encode(cell) == new.encode(cell) for cell in np.ndindex(*common))
     document = scaled(shown(VOLUME), size=list(size))
-    if same and size[0] != 13:
+    if is_same and size[0] != 13:
         assert edited(VOLUME, document) == scaled(VOLUME, size=list(size))
     else:
         with pytest.raises(ValueError, match=r"would change their ids|would be cut anew"):
             edited(VOLUME, document)
-    assert same == (size[1] == 16)
+    assert is_same == (size[1] == 16)
 
 
 @given(st.data(), grids(rank=3, bits=30), grids(rank=3, bits=30))
@@ -175,10 +175,10 @@ def test_what_is_no_sharded_info_is_its_writers() -> None:
 
 
 def bits(rule: str, source: dict[str, Any]) -> tuple[Any, ...]:
-    (found,) = parse(rule).rules
-    made = PRECOMPUTED.shard("a", "info", encoded(source), found)
-    assert made is not None
-    new = json.loads(made["info"])
+    (rule_,) = parse(rule).rules
+    new_documents = PRECOMPUTED.shard("a", "info", encoded(source), rule_)
+    assert new_documents is not None
+    new = json.loads(new_documents["info"])
     assert shown(new) == source
     part = new if "sharding" in new else new["scales"][0] if "scales" in new else new["spatial"][0]
     spec = part["sharding"]
@@ -227,11 +227,11 @@ def test_another_volume_is_sharded_as_well() -> None:
     remembered = PRECOMPUTED.sharding({"info": encoded(VOLUME)})
     assert remembered is not None
     new = shown(scaled(VOLUME, size=[100, 90, 80], chunk_sizes=[[8, 8, 8]], encoding="jpeg")) | {"data_type": "uint16"}
-    made = PRECOMPUTED.shard("a", "info", encoded(new), remembered)
-    assert made is not None
-    spec = json.loads(made["info"])["scales"][0]["sharding"]
+    new_documents = PRECOMPUTED.shard("a", "info", encoded(new), remembered)
+    assert new_documents is not None
+    spec = json.loads(new_documents["info"])["scales"][0]["sharding"]
     assert spec == SPEC | {"shard_bits": 4 + 4 + 4 - 3}
-    assert shown(json.loads(made["info"])) == new
+    assert shown(json.loads(new_documents["info"])) == new
 
 
 # ---- the tools themselves ----

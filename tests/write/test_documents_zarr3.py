@@ -31,17 +31,17 @@ def encoded(document: Any) -> bytes:
 
 
 def shown(source: Any) -> dict[str, Any]:
-    found = ZARR3.open("a", {"zarr.json": encoded(source)})
-    assert found is not None
-    assert not found.problems
-    document: dict[str, Any] = json.loads(found.documents["zarr.json"])
+    dataset = ZARR3.open("a", {"zarr.json": encoded(source)})
+    assert dataset is not None
+    assert not dataset.problems
+    document: dict[str, Any] = json.loads(dataset.documents["zarr.json"])
     return document
 
 
 def edited(source: Any, new: Any, **others: Any) -> Any:
-    stored = {} if source is None else {"zarr.json": encoded(source)}
-    stored |= {name.replace("__", "/"): encoded(doc) for name, doc in others.items()}
-    return json.loads(ZARR3.edit("a", stored, "zarr.json", encoded(new))["zarr.json"])
+    source_documents = {} if source is None else {"zarr.json": encoded(source)}
+    source_documents |= {name.replace("__", "/"): encoded(doc) for name, doc in others.items()}
+    return json.loads(ZARR3.edit("a", source_documents, "zarr.json", encoded(new))["zarr.json"])
 
 
 # ---- edits ----
@@ -76,9 +76,9 @@ FREE = {
 def test_what_is_edited_is_shown_so_and_the_source_stays_sharded(name: str, free: dict[str, Any]) -> None:
     source = SOURCES[name]
     new = shown(source) | free
-    made = edited(source, new)
-    assert shown(made) == new
-    assert (made["codecs"], made["chunk_grid"]) == (source["codecs"], source["chunk_grid"])
+    new_documents = edited(source, new)
+    assert shown(new_documents) == new
+    assert (new_documents["codecs"], new_documents["chunk_grid"]) == (source["codecs"], source["chunk_grid"])
 
 
 def test_what_is_written_back_as_it_was_is_the_source_to_the_byte() -> None:
@@ -88,8 +88,8 @@ def test_what_is_written_back_as_it_was_is_the_source_to_the_byte() -> None:
 
 def test_bytes_that_no_one_changes_stay() -> None:
     new = encoded(shown(SHARDED) | {"attributes": {"x": 0}}).replace(b'{"x": 0}', b'{"x":1.00e+00}')
-    made = ZARR3.edit("a", {"zarr.json": encoded(SHARDED)}, "zarr.json", new)["zarr.json"]
-    assert b'"attributes": {"x":1.00e+00}' in made
+    new_documents = ZARR3.edit("a", {"zarr.json": encoded(SHARDED)}, "zarr.json", new)["zarr.json"]
+    assert b'"attributes": {"x":1.00e+00}' in new_documents
 
 
 def test_codecs_may_be_spelt_otherwise_where_it_is_the_same_to_decoders() -> None:
@@ -99,9 +99,9 @@ def test_codecs_may_be_spelt_otherwise_where_it_is_the_same_to_decoders() -> Non
     new["codecs"][1] = {"name": "transpose", "configuration": {"order": [1, 0]}}
     new["codecs"][2] = {"name": "bytes", "configuration": {"endian": "little"}}
     new["codecs"][3] = {"name": "gzip", "configuration": {"level": 9}}
-    made = edited(source, new)
-    assert shown(made) == new
-    assert made["codecs"][2] == {"name": "crc32c"}
+    new_documents = edited(source, new)
+    assert shown(new_documents) == new
+    assert new_documents["codecs"][2] == {"name": "crc32c"}
 
 
 def test_the_source_document_itself_may_be_put_there() -> None:
@@ -141,8 +141,8 @@ def test_what_is_no_document_is_refused(raw: bytes) -> None:
     for source in (SHARDED, group(a=SHARDED)):
         with pytest.raises(ValueError, match=r"zarr\.json"):
             ZARR3.edit("a", {"zarr.json": encoded(source)}, "zarr.json", raw)
-    for stored in ({}, {"zarr.json": b"{"}, {"zarr.json": encoded(INNER)}, {"zarr.json": encoded(shown(SHARDED))}):
-        assert ZARR3.edit("a", stored, "zarr.json", raw) == {"zarr.json": raw}
+    for documents in ({}, {"zarr.json": b"{"}, {"zarr.json": encoded(INNER)}, {"zarr.json": encoded(shown(SHARDED))}):
+        assert ZARR3.edit("a", documents, "zarr.json", raw) == {"zarr.json": raw}
 
 
 def test_the_draft_is_none_of_its_business() -> None:
@@ -257,10 +257,10 @@ def test_zarr_consolidates_a_group(tmp_path: Path) -> None:
     mount.show()
     zarr.consolidate_metadata(mount.shown)
     mount.take()
-    found = zarr.open_consolidated(mount.source)["g/a"]
-    assert isinstance(found, zarr.Array)
-    assert found.shards == (4, 6)
-    np.testing.assert_array_equal(found[:], DATA)
+    values = zarr.open_consolidated(mount.source)["g/a"]
+    assert isinstance(values, zarr.Array)
+    assert values.shards == (4, 6)
+    np.testing.assert_array_equal(values[:], DATA)
 
 
 def write_with_zarr(path: Path) -> None:
@@ -315,11 +315,11 @@ def test_another_array_has_as_many_chunks_in_a_shard() -> None:
     assert remembered is not None
     grid = {"name": "regular", "configuration": {"chunk_shape": [5, 7]}}
     new = shown(SHARDED) | {"chunk_grid": grid, "data_type": "float32", "codecs": [TRANSPOSE, {"name": "bytes"}]}
-    made = ZARR3.shard("a", "zarr.json", encoded(new), remembered)
-    assert made is not None
-    found = json.loads(made["zarr.json"])
-    assert found["chunk_grid"]["configuration"]["chunk_shape"] == [10, 14]
-    assert shown(found) == new
+    new_documents = ZARR3.shard("a", "zarr.json", encoded(new), remembered)
+    assert new_documents is not None
+    document = json.loads(new_documents["zarr.json"])
+    assert document["chunk_grid"]["configuration"]["chunk_shape"] == [10, 14]
+    assert shown(document) == new
     assert ZARR3.shard("a", "zarr.json", encoded(INNER), remembered) is None
     with pytest.raises(ValueError, match="axes"):
         ZARR3.shard("a", "zarr.json", encoded(new | {"shape": [1]}), remembered)

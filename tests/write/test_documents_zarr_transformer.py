@@ -48,8 +48,8 @@ def shown(source: Any, name: str = NAME) -> dict[str, Any]:
 
 
 def edited(source: Any, new: Any, rule: Rule | None = None) -> Any:
-    stored = {} if source is None else {NAME: encoded(source)}
-    return json.loads(ZARR_TRANSFORMER.edit(META, stored, NAME, encoded(new), rule)[NAME])
+    source_documents = {} if source is None else {NAME: encoded(source)}
+    return json.loads(ZARR_TRANSFORMER.edit(META, source_documents, NAME, encoded(new), rule)[NAME])
 
 
 FREE = {
@@ -76,8 +76,8 @@ def test_what_is_written_back_as_it_was_is_the_source_to_the_byte() -> None:
 @pytest.mark.parametrize("before", [[1], "x", 7, None])
 def test_members_are_written_anew_where_the_source_repeats_no_arrays(before: Any) -> None:
     new = {"metadata": {f"{META}/{NAME}": shown(SHARDED)}}
-    made = ZARR_TRANSFORMER.edit("", {".zmetadata": encoded({"metadata": before})}, ".zmetadata", encoded(new))
-    assert json.loads(made[".zmetadata"]) == new
+    new_documents = ZARR_TRANSFORMER.edit("", {".zmetadata": encoded({"metadata": before})}, ".zmetadata", encoded(new))
+    assert json.loads(new_documents[".zmetadata"]) == new
 
 
 REFUSED: dict[str, tuple[str, Any]] = {
@@ -112,12 +112,12 @@ def test_other_documents_are_their_writers() -> None:
 
 
 def test_new_arrays_are_sharded_by_a_rule() -> None:
-    made = edited(None, shown(SHARDED), Rule("zarr3-draft", chunks_per_shard=(2, 2)))
-    assert made == SHARDED | {"storage_transformers": [sharding(2, 2)]}
-    assert shown(made) == shown(SHARDED)
-    made = ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES["dummy"])), Rule("zarr3-draft"))
-    assert made is not None
-    assert json.loads(made[NAME])["storage_transformers"] == [DUMMY, sharding(4, 4)]
+    new_documents = edited(None, shown(SHARDED), Rule("zarr3-draft", chunks_per_shard=(2, 2)))
+    assert new_documents == SHARDED | {"storage_transformers": [sharding(2, 2)]}
+    assert shown(new_documents) == shown(SHARDED)
+    new_documents = ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES["dummy"])), Rule("zarr3-draft"))
+    assert new_documents is not None
+    assert json.loads(new_documents[NAME])["storage_transformers"] == [DUMMY, sharding(4, 4)]
     assert ZARR_TRANSFORMER.shard(META, "zarr.json", b"{}", Rule("zarr3-draft")) is None
     with pytest.raises(ValueError, match="--create"):
         ZARR_TRANSFORMER.shard(META, NAME, encoded(SHARDED), Rule("zarr3-draft"))
@@ -131,9 +131,9 @@ def test_an_array_that_is_made_anew_is_sharded_as_before(name: str) -> None:
     assert ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES[name])), remembered) == raw
     assert ZARR_TRANSFORMER.shard(META, "b.array.json", encoded(shown(SHARDED)), remembered) is None
     grid = {"type": "regular", "chunk_shape": [5, 5], "separator": "."}
-    made = ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES[name]) | {"chunk_grid": grid}), remembered)
-    assert made is not None
-    assert json.loads(made[NAME]) == SOURCES[name] | {"chunk_grid": grid}
+    new_documents = ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SOURCES[name]) | {"chunk_grid": grid}), remembered)
+    assert new_documents is not None
+    assert json.loads(new_documents[NAME]) == SOURCES[name] | {"chunk_grid": grid}
     with pytest.raises(ValueError, match="axes"):
         ZARR_TRANSFORMER.shard(META, NAME, encoded(shown(SHARDED) | {"shape": [1]}), remembered)
 
@@ -199,25 +199,27 @@ def test_zarr_python_changes_arrays_and_consolidates_them(tmp_path: Path) -> Non
     at = f"x/{META}/g"
     for path in (mount / META / "g").iterdir():
         rule = Rule("zarr3-draft", chunks_per_shard=(2, 2))
-        stored = {path.name: encoded(sharded)} if "sharded" in path.name else {}
-        made = ZARR_TRANSFORMER.edit(at, stored, path.name, path.read_bytes(), rule)
-        (source / META / "g" / path.name).write_bytes(made[path.name])
-    found = json.loads((source / name).read_bytes())
+        source_documents = {path.name: encoded(sharded)} if "sharded" in path.name else {}
+        new_documents = ZARR_TRANSFORMER.edit(at, source_documents, path.name, path.read_bytes(), rule)
+        (source / META / "g" / path.name).write_bytes(new_documents[path.name])
+    document = json.loads((source / name).read_bytes())
     changed = {"shape": [9, 20], "attributes": {"b": {"c": [1.5, None]}}}
-    assert found == sharded | changed  # zarr-python itself drops the transformer when it changes a sharded array
+    assert document == sharded | changed  # zarr-python itself drops the transformer when it changes a sharded array
     new = json.loads((source / META / "g" / "create.array.json").read_bytes())
     assert new["storage_transformers"] == sharded["storage_transformers"]
     zarr_python("consolidate", mount)
     at, raw = f"x/{META}/consolidated", (mount / META / "consolidated" / ".zmetadata").read_bytes()
     wanted = ZARR_TRANSFORMER.references(at, ".zmetadata", raw)
     assert set(wanted) == {".zmetadata", "../g/create.array.json", "../g/create_sharded.array.json"}
-    stored = {n: (source / META / "g" / n.rpartition("/")[2]).read_bytes() for n in wanted if n != ".zmetadata"}
-    made = ZARR_TRANSFORMER.edit(at, stored, ".zmetadata", raw)
-    members = json.loads(made[".zmetadata"])["metadata"]
-    assert members[name] == found
+    source_documents = {
+        n: (source / META / "g" / n.rpartition("/")[2]).read_bytes() for n in wanted if n != ".zmetadata"
+    }
+    new_documents = ZARR_TRANSFORMER.edit(at, source_documents, ".zmetadata", raw)
+    members = json.loads(new_documents[".zmetadata"])["metadata"]
+    assert members[name] == document
     assert members[f"{META}/g/create.array.json"] == new
-    assert shown(json.loads(made[".zmetadata"]), ".zmetadata") == json.loads(raw)
-    assert ZARR_TRANSFORMER.edit(at, {".zmetadata": made[".zmetadata"]}, ".zmetadata", raw) == made
+    assert shown(json.loads(new_documents[".zmetadata"]), ".zmetadata") == json.loads(raw)
+    assert ZARR_TRANSFORMER.edit(at, {".zmetadata": new_documents[".zmetadata"]}, ".zmetadata", raw) == new_documents
 
 
 @pytest.mark.parametrize(

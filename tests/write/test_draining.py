@@ -78,10 +78,10 @@ def never(_seconds: float) -> bool:
 
 def drained(engine: Engine, *, hurried: bool = False, signalled: Callable[[float], bool] = never) -> tuple[int, float]:
     """What is left, and how long it took."""
-    began = time.monotonic()
-    left = shutdown.drain(engine, hurried=hurried, signalled=signalled, progress=lambda _: None)
+    start = time.monotonic()
+    remaining = shutdown.drain(engine, hurried=hurried, signalled=signalled, progress=lambda _: None)
     engine.over.set()
-    return left, time.monotonic() - began
+    return remaining, time.monotonic() - start
 
 
 def test_everything_is_published() -> None:
@@ -100,23 +100,23 @@ def test_it_goes_on_as_long_as_something_is_published(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("stalls")
 def test_it_does_not_wait_for_ever() -> None:
-    left, seconds = drained(Engine(2, 0.01, stuck=3))
-    assert left >= 3
+    remaining, seconds = drained(Engine(2, 0.01, stuck=3))
+    assert remaining >= 3
     assert 0.5 <= seconds < 100
 
 
 def test_after_a_signal_it_is_short() -> None:
     engine = Engine(1000, 0.1)
-    left, seconds = drained(engine, hurried=True)
-    assert left > 0
+    remaining, seconds = drained(engine, hurried=True)
+    assert remaining > 0
     assert 0.3 <= seconds < 100
     assert engine.given == 0.3
 
 
 def test_a_signal_meanwhile_makes_it_short() -> None:
     signals = iter([False, False, True])
-    left, seconds = drained(Engine(1000, 0.1), signalled=lambda _: next(signals, False))
-    assert left > 0
+    remaining, seconds = drained(Engine(1000, 0.1), signalled=lambda _: next(signals, False))
+    assert remaining > 0
     assert seconds < 100
 
 

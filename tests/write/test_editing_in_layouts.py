@@ -83,8 +83,8 @@ def _edit(source: Path, top: Path, layout: str, tool: str, *options: str) -> Non
         command = [python, "-W", "ignore", "-m", "tests.clients.edit_in_layout", tool, str(mount.path)]
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
         assert run.returncode == 0, run.stderr[-3000:]
-        left = mount.umount()
-        assert left.returncode == 0, left.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
 
 
 def _read(source: Path, format: str, copy: Path) -> tuple[Any, dict[str, Any]]:
@@ -107,14 +107,14 @@ def test_an_array_is_resized_and_described(
         pytest.importorskip("z5py")
     SOURCES[source](tmp_path / "source")
     _edit(tmp_path / "source", tmp_path, layout, tool)
-    data, found = _read(tmp_path / "source", source, tmp_path / "copy")
+    data, values = _read(tmp_path / "source", source, tmp_path / "copy")
     np.testing.assert_array_equal(data, np.concatenate([0 * DATA if source == "n5" else DATA, ROWS]))
-    assert found["kept"] == 1
-    assert found.get("nested") == (NESTED if has_attributes else None)
-    assert not {"gone", "_ARRAY_DIMENSIONS"} & found.keys()
+    assert values["kept"] == 1
+    assert values.get("nested") == (NESTED if has_attributes else None)
+    assert not {"gone", "_ARRAY_DIMENSIONS"} & values.keys()
     if source == "labelled":
-        found = json.loads((tmp_path / "source/zarr.json").read_text())["consolidated_metadata"]["metadata"]
-        assert found["a"]["shape"] == [12, 6]
+        values = json.loads((tmp_path / "source/zarr.json").read_text())["consolidated_metadata"]["metadata"]
+        assert values["a"]["shape"] == [12, 6]
     assert not list((tmp_path / "source").rglob(".z*"))
 
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def test_the_mount_of_a_path_is_found_without_touching_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    there = [MountInfo("/", "ext4", "x"), MountInfo("/m", "fuse.shardfs", "a"), MountInfo("/m/in", "tmpfs", "y")]
-    there.append(MountInfo("/m 2", "fuse.shardfs", "b"))
-    monkeypatch.setattr(mount_table, "entries", lambda: iter(there))
+    mounts = [MountInfo("/", "ext4", "x"), MountInfo("/m", "fuse.shardfs", "a"), MountInfo("/m/in", "tmpfs", "y")]
+    mounts.append(MountInfo("/m 2", "fuse.shardfs", "b"))
+    monkeypatch.setattr(mount_table, "entries", lambda: iter(mounts))
     (tmp_path / "link").symlink_to("/m 2")
-    found = {path: mount_table.mount_of(path) for path in ("/m", "/m/t/c/0", "/m/in/x", "/mx", "/", "/m 2/c")}
-    assert found == {"/m": "/m", "/m/t/c/0": "/m", "/m/in/x": None, "/mx": None, "/": None, "/m 2/c": "/m 2"}
+    mount_by_path = {path: mount_table.mount_of(path) for path in ("/m", "/m/t/c/0", "/m/in/x", "/mx", "/", "/m 2/c")}
+    assert mount_by_path == {"/m": "/m", "/m/t/c/0": "/m", "/m/in/x": None, "/mx": None, "/": None, "/m 2/c": "/m 2"}
     assert mount_table.mount_of(str(tmp_path / "link/c")) == "/m 2"
 
 
@@ -59,6 +59,6 @@ def test_exit_codes(number: int, code: int, told: str, monkeypatch: pytest.Monke
 
 def test_of_a_read_only_mount(dataset: Callable[[str, str], Dataset], mounted: Mounted, tmp_path: Path) -> None:
     with mounted(dataset("zarr3", "default").path) as mount:
-        done = shardfs("flush", mount / "zarr.json")
+        completed = shardfs("flush", mount / "zarr.json")
         told = f"shardfs: {mount} is mounted read-only: mount it with --rw to write\n"
-        assert (done.returncode, done.stderr) == (2, told)
+        assert (completed.returncode, completed.stderr) == (2, told)

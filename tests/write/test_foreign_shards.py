@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _writable(source: Path, journal: Path, seconds: float = 5) -> Iterator[TreeFiles]:
-    held = Journal.open(journal, str(source), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
-    tree = open_write_tree(open_tree(str(source)), held, publishing=Publishing(idle_s=NEVER, age_s=NEVER))
+    tokens = Journal.open(journal, str(source), limit_bytes=2 << 20, reserve_bytes=256 << 10, commit_s=0)
+    tree = open_write_tree(open_tree(str(source)), tokens, publishing=Publishing(idle_s=NEVER, age_s=NEVER))
     try:
-        yield TreeFiles(tree, held)
+        yield TreeFiles(tree, tokens)
     finally:
         tree.pending.close(seconds)
 
@@ -142,8 +142,8 @@ def test_fragments_that_others_changed_are_a_conflict(tmp_path: Path) -> None:
         _meshes(path, b"t" * 12)
         with pytest.raises(OSError, match="the stored chunk was changed"):
             files.publish()
-    shown = walk(open_tree(str(path)))
-    assert (shown["0"], shown["2"]) == (b"t" * 12, b"oo")
+    tree_files = walk(open_tree(str(path)))
+    assert (tree_files["0"], tree_files["2"]) == (b"t" * 12, b"oo")
 
 
 def test_a_manifest_is_no_conflict_if_others_changed_its_fragments(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_a_manifest_is_no_conflict_if_others_changed_its_fragments(tmp_path: Pat
         files.write("0.index", handmade_ids.manifest(_OTHER_LEVELS))
         _meshes(path, b"t" * 12)
         files.publish()
-    shown = walk(open_tree(str(path)))
-    assert (shown["0"], shown["0.index"]) == (b"t" * 12, handmade_ids.manifest(_OTHER_LEVELS))
+    tree_files = walk(open_tree(str(path)))
+    assert (tree_files["0"], tree_files["0.index"]) == (b"t" * 12, handmade_ids.manifest(_OTHER_LEVELS))
 
 
 @pytest.mark.parametrize(("first", "second"), [("0", "0.index"), ("0.index", "0")])
@@ -172,8 +172,8 @@ def test_one_file_of_a_mesh_may_wait_for_a_later_publish(first: str, second: str
             files.publish()
     with _writable(path, tmp_path / "journal") as files:
         files.publish()
-    shown = walk(open_tree(str(path)))
-    assert {name: shown[name] for name in new} == new
+    tree_files = walk(open_tree(str(path)))
+    assert {name: tree_files[name] for name in new} == new
 
 
 def test_fragments_are_verified_before_they_are_published(tmp_path: Path) -> None:

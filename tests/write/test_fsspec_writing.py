@@ -66,11 +66,11 @@ def test_a_chunk_that_goes_while_its_shard_is_published_does_not_come_back(
     publisher, is_stored = threading.Thread(target=fs.publish), WriteBuffer.is_stored
 
     def too_early(buffer: WriteBuffer, path: str, target: Target | None) -> bool:
-        stored = is_stored(buffer, path, target)
+        source_bytes = is_stored(buffer, path, target)
         if path == "a/c/0" and not publisher.ident:
             publisher.start()
             wait_until(lambda: buffer.backlog.replaced, 60)
-        return stored
+        return source_bytes
 
     monkeypatch.setattr(WriteBuffer, "is_stored", too_early)
     if renamed:
@@ -83,13 +83,13 @@ def test_a_chunk_that_goes_while_its_shard_is_published_does_not_come_back(
     assert np.array_equal(zarr.open_array(tmp_path / "s/a")[:], [0] * 7 + [int(renamed)])
 
 
-@pytest.mark.parametrize("most", [None, 999])
+@pytest.mark.parametrize("limit", [None, 999])
 def test_a_shard_with_very_many_pending_chunks_is_published(
-    most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their names and digests take more than a MiB. `most`: the number of chunks of one publish."""
-    if most is not None:
-        monkeypatch.setattr(dirty_shards, "MOST_CHUNKS", most)
+    """Their names and digests take more than a MiB. `limit`: the number of chunks of one publish."""
+    if limit is not None:
+        monkeypatch.setattr(dirty_shards, "MOST_CHUNKS", limit)
     chunks, name = 3000, "n" * 250
     array = zarr.create_array(
         tmp_path / "s" / name / name, shape=(chunks,), chunks=(1,), shards=(chunks,), dtype="u1", compressors=None
@@ -116,9 +116,9 @@ def test_a_new_array_is_sharded(fs: ShardFileSystem, source: Path) -> None:
     array = zarr.create_array(store, name="new", shape=(40, 40), chunks=(5, 5), dtype="f4")
     array[:] = np.arange(1600).reshape(40, 40)
     fs.publish()
-    found = zarr.open_array(source / "new")
-    assert found.shards == (20, 20)
-    assert np.array_equal(found[:], np.arange(1600).reshape(40, 40))
+    zarr_array = zarr.open_array(source / "new")
+    assert zarr_array.shards == (20, 20)
+    assert np.array_equal(zarr_array[:], np.arange(1600).reshape(40, 40))
 
 
 def test_a_new_group_may_have_a_hidden_name(fs: ShardFileSystem, source: Path) -> None:
@@ -241,12 +241,12 @@ def test_nothing_is_written_behind_the_end(source: Path, tmp_path: Path) -> None
     closed.pipe_file("/a/c/0/0", b"some bytes")
     assert closed.close(0) == ["a/c/0/0"]
     with ExitStack() as stack:
-        others = [stack.enter_context(open(tmp_path / f"{i}", "w+b", buffering=0)) for i in range(30)]
+        open_files = [stack.enter_context(open(tmp_path / f"{i}", "w+b", buffering=0)) for i in range(30)]
         for _ in range(2):
             with pytest.raises(OSError, match="the journal is closed"):
                 closed.pipe_file("/a/c/0/0", b"other bytes")
             assert closed.close() == ["a/c/0/0"]
-        assert {os.fstat(file.fileno()).st_size for file in others} == {0}
+        assert {os.fstat(file.fileno()).st_size for file in open_files} == {0}
     anew = fsspec.filesystem("shardfs", **asked)
     assert anew.cat_file("/a/c/0/0") == b"some bytes"
     assert anew.close() == []

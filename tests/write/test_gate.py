@@ -9,7 +9,7 @@ from shardfs.write.rw_lock import RWLock
 
 
 def test_who_is_alone_meets_nobody() -> None:
-    gate, inside, alone, seen = RWLock(), [0], [0], []
+    gate, inside, alone, counts = RWLock(), [0], [0], []
     lock, over = threading.Lock(), threading.Event()
 
     def together() -> None:
@@ -17,7 +17,7 @@ def test_who_is_alone_meets_nobody() -> None:
             with gate.shared(), gate.shared():
                 with lock:
                     inside[0] += 1
-                seen.append((inside[0], alone[0]))
+                counts.append((inside[0], alone[0]))
                 with lock:
                     inside[0] -= 1
 
@@ -25,12 +25,12 @@ def test_who_is_alone_meets_nobody() -> None:
         for _ in range(100):
             with gate.alone():
                 alone[0] += 1
-                seen.append((inside[0], alone[0]))
+                counts.append((inside[0], alone[0]))
                 with gate.shared():
                     time.sleep(0.0001)
                 alone[0] -= 1
             with gate.shared(), gate.alone(), gate.alone():
-                seen.append((inside[0], alone[0] + 1))
+                counts.append((inside[0], alone[0] + 1))
 
     threads = [threading.Thread(target=f, daemon=True) for f in (together, together, together, by_itself, by_itself)]
     for thread in threads:
@@ -40,8 +40,8 @@ def test_who_is_alone_meets_nobody() -> None:
             over.set()
         thread.join(60)
         assert not thread.is_alive()
-    assert {s for s in seen if s[1]} == {(0, 1)}
-    assert any(s[1] == 0 for s in seen)
+    assert {s for s in counts if s[1]} == {(0, 1)}
+    assert any(s[1] == 0 for s in counts)
 
 
 def test_an_error_opens_it_again() -> None:

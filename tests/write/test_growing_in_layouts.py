@@ -49,8 +49,8 @@ def test_a_path_has_the_present_chunk_and_files_that_are_open_keep_their_bytes(t
         files.tree.hooks.names_changed = lambda directory, names: told.append({*names})
         numbers: dict[int, bytes] = {}
         for count, size in enumerate((10, 11, 12, 9, 10)):
-            shown = json.loads(files.read("attributes.json") or b"")
-            files.write("attributes.json", json.dumps({**shown, "dimensions": [size]}).encode())
+            document = json.loads(files.read("attributes.json") or b"")
+            files.write("attributes.json", json.dumps({**document, "dimensions": [size]}).encode())
             assert told == [{b"0", b"1", b"2"}] * count
             present = files.tree.resolve("2")
             assert present.number not in numbers
@@ -62,8 +62,8 @@ def test_a_path_has_the_present_chunk_and_files_that_are_open_keep_their_bytes(t
                 assert files.tree.attributes(number).size == len(former)
                 assert bytes(files.tree.read(number, 0, 100)) == former
         files.write("2", header((2,)) + bytes([0, 7, 0, 8]))
-        shown = json.loads(files.read("attributes.json") or b"")
-        files.write("attributes.json", json.dumps({**shown, "dimensions": [11]}).encode())
+        document = json.loads(files.read("attributes.json") or b"")
+        files.write("attributes.json", json.dumps({**document, "dimensions": [11]}).encode())
         assert files.read("2") == header((3,)) + bytes([0, 7, 0, 8, 0, 5])
         assert files.tree.resolve("2").size == 14
 
@@ -78,16 +78,16 @@ def test_a_change_of_a_chunk_while_its_array_grows_is_kept(
     array = zarr.create_array(store, shape=(10,), chunks=(4,), shards=(8,), dtype="<u2", fill_value=5, compressors=None)
     array[:] = 3
     with mounted(store, tmp_path / "journal", "n5") as files:
-        shown = json.loads(files.read("attributes.json") or b"")
+        document = json.loads(files.read("attributes.json") or b"")
         contents = files.tree._descriptions._contents
         name, wanted = ("load", "_read_whole")[moment == "before"], header((3,)) + bytes([0, 3, 0, 3, 0, 7])
         original = getattr(contents, name)
 
         def raced(file: WritableFile) -> Any:
-            found = original(file)
+            content = original(file)
             monkeypatch.undo()
-            files.write("attributes.json", json.dumps({**shown, "dimensions": [11]}).encode())
-            return found
+            files.write("attributes.json", json.dumps({**document, "dimensions": [11]}).encode())
+            return content
 
         number = files.tree.resolve("2").number
         handle = files.tree.open(number, os.O_RDWR)
@@ -114,12 +114,12 @@ def test_blocks_of_n5_that_a_former_edge_has_cut_are_padded(case: Case, data: st
     elements[tuple(map(slice, old.shape))] = case.data
     former, grown = replace(case, array=old), replace(case, array=new, data=elements)
     for cell in former.cells():
-        stored, coords = former.stored(cell), coords_of(old, cell)
+        block, coords = former.stored(cell), coords_of(old, cell)
         wanted = elements[grown.box(cell)] if case.shown.clipped else grown.padded(cell, fill)
-        shown = bytes(transform.show(coords, stored))
-        assert alike(taken_in(shown, case.shown, wanted.shape), wanted)
-        size = transform.sizes(np.array([coords], np.uint64), np.array([len(stored)], np.int64))[0]
-        assert size in (-1, len(shown))
+        unsharded = bytes(transform.show(coords, block))
+        assert alike(taken_in(unsharded, case.shown, wanted.shape), wanted)
+        size = transform.sizes(np.array([coords], np.uint64), np.array([len(block)], np.int64))[0]
+        assert size in (-1, len(unsharded))
 
 
 def test_an_n5_dataset_grows_in_another_layout(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_an_n5_dataset_grows_in_another_layout(tmp_path: Path) -> None:
     with mounted(store, tmp_path / "journal", "zarr2") as files:
         number = files.tree.resolve("1").number
         for size in (7, 8, 100):
-            shown = json.loads(files.read(".zarray") or b"")
-            files.write(".zarray", json.dumps({**shown, "shape": [size]}).encode())
+            document = json.loads(files.read(".zarray") or b"")
+            files.write(".zarray", json.dumps({**document, "shape": [size]}).encode())
             chunk = files.read("1") or b""
             assert gzip.decompress(chunk) == bytes([0, 3, 0, 4, 0, 0, 0, 0])
             assert files.tree.attributes(number).size == files.tree.resolve("1").size == len(chunk)
@@ -279,13 +279,13 @@ def test_filled_chunks_follow_shape_and_fill_value(layout: str, tmp_path: Path) 
 def test_chunks_of_bcolz_say_how_many_rows_they_have(rows: int) -> None:
     """The last chunk is written before the length of the array, and may be too short or too long until then."""
     plain, blosc = ChunkEncoding("<u2", (0,)), (Codec("blosc", {"cname": "lz4", "clevel": 5, "shuffle": 1}),)
-    shown = ChunkEncoding("<u2", (0,), clipped=True, codecs=blosc, frame="bcolz")
+    view = ChunkEncoding("<u2", (0,), clipped=True, codecs=blosc, frame="bcolz")
     elements = np.arange(1, 1 + rows, dtype="<u2")
     chunk = BLP + compressed(elements.tobytes(), 2)
     padded = np.concatenate([elements, np.full(4 - rows, 9, "<u2")]).tobytes()
-    assert Transcoder(Array((10,), (4,), "<u2", plain, (0,), 9), shown).store((2,), chunk) == padded
-    assert Transcoder(Array((12,), (4,), "<u2", shown, (0,), 9), plain).show((2,), chunk) == padded
-    clipped = Transcoder(Array((10,), (4,), "<u2", replace(plain, clipped=True), (0,), 9), shown)
+    assert Transcoder(Array((10,), (4,), "<u2", plain, (0,), 9), view).store((2,), chunk) == padded
+    assert Transcoder(Array((12,), (4,), "<u2", view, (0,), 9), plain).show((2,), chunk) == padded
+    clipped = Transcoder(Array((10,), (4,), "<u2", replace(plain, clipped=True), (0,), 9), view)
     if rows == 3:
         with pytest.raises(ValueError, match="3 rows is too large: the array has 2 there"):
             clipped.store((2,), chunk)

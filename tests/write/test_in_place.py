@@ -142,7 +142,7 @@ def test_rounds_of_changes(index: str, meshes: bool, tmp_path: Path) -> None:
         puts = some(chance, turn, meshes=meshes)
         drops = {key for key in chance.sample(IDS, 3) if key not in puts}
         drops |= {(key, 1) for key in drops} if meshes else set()
-        known = dict(wanted)
+        expected = dict(wanted)
         number = place.path.stat().st_ino if before else None
         stat = place.update(place.make(puts, drops))
         wanted = {key: data for key, data in {**wanted, **puts}.items() if key not in drops}
@@ -153,7 +153,7 @@ def test_rounds_of_changes(index: str, meshes: bool, tmp_path: Path) -> None:
             assert place.path.stat().st_ino == number
             assert len(shard) > len(before)
             assert shard[HEADER : len(before)] == before[HEADER:]
-            assert chunks_in(before[:HEADER] + shard[HEADER:], deflated=index == "gzip", meshes=meshes) == known
+            assert chunks_in(before[:HEADER] + shard[HEADER:], deflated=index == "gzip", meshes=meshes) == expected
         before = shard
     assert place.names() == ["0.shard"]
     if not meshes:
@@ -244,12 +244,12 @@ def prepared(place: Place) -> Callable[[Blob | None], Plan | None]:
 
 def is_mixed(place: Place) -> bool:
     """Whether each chunk is the old or the new one, and those of a minishard, and files of a mesh, go together."""
-    old, new, found = place.old, place.new, place.found
+    old, new, present = place.old, place.new, place.found
 
     def minishard(chunks: Chunks, page: int) -> Chunks:
         return {k: v for k, v in chunks.items() if (k[0] if isinstance(k, tuple) else k) % (1 << BITS) == page}
 
-    return all(minishard(found, page) in (minishard(old, page), minishard(new, page)) for page in range(1 << BITS))
+    return all(minishard(present, page) in (minishard(old, page), minishard(new, page)) for page in range(1 << BITS))
 
 
 def calls(place: Place) -> list[str]:
@@ -282,9 +282,9 @@ def test_killed_at_every_call(behind: bool, meshes: bool, tmp_path: Path) -> Non
             assert place.identity == before, at
         place.update(make)
         assert place.found == place.new, at
-        done = place.identity
+        inode = place.identity
         place.update(make)
-        assert place.identity == done, at
+        assert place.identity == inode, at
         assert place.names() == ["0.shard"], at
     assert len(states) == 4  # three entries, one after the other
 
@@ -437,10 +437,10 @@ def test_verify_looks_again_at_what_changes_meanwhile(place: Place) -> None:
     counted: list[int] = []
     verifier = ShardVerifier(chunks, on_chunks=lambda coords, _: counted.append(len(coords)))
     source = chunks.chunks.layer.source
-    stored, turns = source.stored, list[int]()
+    stored_chunk, turns = source.stored, list[int]()
 
     def opened(shard: int) -> Blob:
-        blob = stored(shard)
+        blob = stored_chunk(shard)
         if not turns:
             place.update(make)
         turns.append(shard)
@@ -499,8 +499,8 @@ def test_what_a_publish_writes(tmp_path: Path) -> None:
         assert (shard.stat().st_ino == number) == (inplace == "uint64")
         assert fs.close(60) == []
         store = {"driver": "file", "path": str(source)}
-        found = ts.open({"driver": "neuroglancer_precomputed", "kvstore": store}).result().read().result()
-        assert np.array_equal(np.asarray(found), data)
+        values = ts.open({"driver": "neuroglancer_precomputed", "kvstore": store}).result().read().result()
+        assert np.array_equal(np.asarray(values), data)
     index = 24 * 64
     assert counted["uint64"] == 1024 + index + 16
     assert counted["never"] > 1024 * 1024

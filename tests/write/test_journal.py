@@ -36,18 +36,18 @@ def no_hook_left() -> Iterator[None]:
 
 def fail(name: str, number: int, times: int = 1 << 30, after: int = 0) -> Callable[[], int]:
     """Calls of that name fail with that errno, `times` times, after so many good ones. How many failed is told."""
-    seen = [0, 0]
+    counts = [0, 0]
 
     def hook(called: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if called == name:
-            seen[0] += 1
-            if after < seen[0] <= after + times:
-                seen[1] += 1
+            counts[0] += 1
+            if after < counts[0] <= after + times:
+                counts[1] += 1
                 raise OSError(number, os.strerror(number))
         return function(*args)
 
     syscalls.hook = hook
-    return lambda: seen[1]
+    return lambda: counts[1]
 
 
 def files(directory: Path, ending: str = ".wal") -> list[str]:
@@ -148,24 +148,24 @@ def test_a_power_failure_while_it_is_removed_brings_nothing_back(tmp_path: Path)
     syscalls.hook = None
     last = [call for call in calls if call.endswith(".wal")][-1]
     assert calls[calls.index(last) - 1] == "fsync_directory"
-    rest = [call for call in calls[calls.index(last) + 1 :] if call != "close"]
-    assert rest == ["unlink lock", "rmdir j"]
+    later_calls = [call for call in calls[calls.index(last) + 1 :] if call != "close"]
+    assert later_calls == ["unlink lock", "rmdir j"]
 
 
 @pytest.mark.parametrize(
-    "kept", ["lost+scratch/1-a.partial", "0000000000000001.torn", "discarded-1/x", "of the user's"]
+    "file_name", ["lost+scratch/1-a.partial", "0000000000000001.torn", "discarded-1/x", "of the user's"]
 )
-def test_what_is_kept_aside_keeps_the_journal_and_numbers_go_on(kept: str, tmp_path: Path) -> None:
+def test_what_is_kept_aside_keeps_the_journal_and_numbers_go_on(file_name: str, tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j")
-    (tmp_path / "j" / kept).parent.mkdir(exist_ok=True)
-    (tmp_path / "j" / kept).write_bytes(b"kept")
+    (tmp_path / "j" / file_name).parent.mkdir(exist_ok=True)
+    (tmp_path / "j" / file_name).write_bytes(b"kept")
     first = put(journal, "c/0", bytes(MiB))
     journal.release([first.lsn])
     assert journal.nbytes == 0
     journal.close(clean=True)
     (name,) = files(tmp_path / "j")
     assert (tmp_path / "j" / name).stat().st_size < 8192
-    assert (tmp_path / "j" / kept).read_bytes() == b"kept"
+    assert (tmp_path / "j" / file_name).read_bytes() == b"kept"
     journal = open_journal(tmp_path / "j")
     assert [r.kind for r in journal.recovered] == [RecordKind.CLEAN]
     Backlog(journal)
@@ -211,8 +211,8 @@ def test_any_sequence_of_records_crashes_and_releases_recovers_what_was_acknowle
         journal.release(pending.apply(record))
 
     def check() -> None:
-        found = {p: v.data and journal.read(v.data) for p, v in pending.versions.items()}
-        assert found == model
+        contents = {p: v.data and journal.read(v.data) for p, v in pending.versions.items()}
+        assert contents == model
 
     for _ in range(data.draw(st.integers(1, 30))):
         step = data.draw(st.sampled_from(("put", "put", "put", "del", "move", "done", "sync", "tidy", "hard", "kill")))
@@ -277,16 +277,16 @@ def test_a_torn_tail_costs_only_what_was_not_on_disk(
         if data.draw(st.booleans()):
             file.truncate(MiB)
     journal = open_journal(directory)
-    found = [path for _, _, path, _ in content(journal)]
+    paths = [path for _, _, path, _ in content(journal)]
     whole = sum(end - 64 < at for end in ends)  # a record ends up to 63 bytes before the next one begins
-    assert synced <= len(found)
-    assert found == [str(i) for i in range(len(found))]
-    assert whole - 1 <= len(found) <= whole
+    assert synced <= len(paths)
+    assert paths == [str(i) for i in range(len(paths))]
+    assert whole - 1 <= len(paths) <= whole
     assert journal.damaged_paths == []
     kill(journal)
     journal = open_journal(directory)  # a second recovery finds nothing to do
     assert journal.problems == []
-    assert [path for _, _, path, _ in content(journal)] == found
+    assert [path for _, _, path, _ in content(journal)] == paths
     journal.close(clean=False)
 
 
@@ -398,17 +398,17 @@ def test_a_disk_that_stays_broken_makes_the_journal_read_only(tmp_path: Path) ->
 @pytest.mark.parametrize("times", [1, 1 << 30])
 def test_whatever_fails_in_append_nothing_acknowledged_is_lost(tmp_path: Path, call: str, times: int) -> None:
     journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
-    known = [put(journal, "a", bytes(60000)).lsn]
+    record_numbers = [put(journal, "a", bytes(60000)).lsn]
     failed = fail(call, errno.EINTR, times)
     for i in range(4):
         with suppress(InterruptedError):
-            known.append(put(journal, str(i), bytes(60000)).lsn)
+            record_numbers.append(put(journal, str(i), bytes(60000)).lsn)
     assert failed()
     syscalls.hook = None
-    known.append(put(journal, "z").lsn)
+    record_numbers.append(put(journal, "z").lsn)
     kill(journal)
     journal = open_journal(tmp_path / "j")
-    assert [r.lsn for r in journal.recovered] == known
+    assert [r.lsn for r in journal.recovered] == record_numbers
     assert journal.problems == []
     journal.close(clean=False)
 
@@ -468,17 +468,17 @@ def test_a_failed_sync_keeps_the_segments(tmp_path: Path) -> None:
 
 def test_one_old_record_does_not_keep_the_whole_journal(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "j", limit_bytes=32 * MiB, segment_bytes=MiB)
-    kept = put(journal, "kept", b"k" * 5000)
+    old_record = put(journal, "kept", b"k" * 5000)
     for _ in range(20):
         records = [put(journal, "a", bytes(500_000)) for _ in range(8)]
         journal.release([r.lsn for r in records])
         journal.tidy()
         assert journal.nbytes < 8 * MiB
-    assert kept.data is not None
-    assert journal.read(kept.data) == b"k" * 5000
+    assert old_record.data is not None
+    assert journal.read(old_record.data) == b"k" * 5000
     kill(journal)
     journal = open_journal(tmp_path / "j")
-    assert content(journal)[0] == (kept.lsn, RecordKind.PUT, "kept", b"k" * 5000)
+    assert content(journal)[0] == (old_record.lsn, RecordKind.PUT, "kept", b"k" * 5000)
     assert journal.problems == []
     journal.close(clean=False)
 
@@ -486,7 +486,7 @@ def test_one_old_record_does_not_keep_the_whole_journal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["fallocate", "pwrite"])
 def test_room_that_cannot_be_made_costs_nothing(tmp_path: Path, call: str) -> None:
     journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
-    kept = [put(journal, str(i), bytes([i]) * 5000).lsn for i in range(5)]
+    record_numbers = [put(journal, str(i), bytes([i]) * 5000).lsn for i in range(5)]
     for _ in range(8):
         journal.release([put(journal, "x", bytes(50_000)).lsn])
     failed = fail(call, errno.ENOSPC, after=2 if call == "pwrite" else 0)
@@ -497,7 +497,7 @@ def test_room_that_cannot_be_made_costs_nothing(tmp_path: Path, call: str) -> No
     syscalls.hook = None
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
-        assert set(kept) <= {r.lsn for r in peek.recovered}
+        assert set(record_numbers) <= {r.lsn for r in peek.recovered}
         assert peek.problems == []
 
 
@@ -527,9 +527,9 @@ def test_at_the_limit_only_what_makes_room_goes_on(tmp_path: Path) -> None:
     assert journal.nbytes <= journal.limit_bytes == 6 * MiB
     with pytest.raises(OSError, match="limit"):
         journal.append(RecordKind.MOVE, {"from": "0", "to": "x", "lsn": 1}, bytes(200_000))
-    gone = journal.append(RecordKind.DEL, {"path": "0"}, reserve=True)
+    removal = journal.append(RecordKind.DEL, {"path": "0"}, reserve=True)
     journal.append(RecordKind.BEGIN, {"key": "s"}, reserve=True)
-    journal.append(RecordKind.DONE, {"key": "s", "lsns": [gone.lsn], "entries": {"0": None}}, reserve=True)
+    journal.append(RecordKind.DONE, {"key": "s", "lsns": [removal.lsn], "entries": {"0": None}}, reserve=True)
     journal.release([r.lsn for r in records[:20]])
     put(journal, "after", bytes(200_000))  # room is made at once
     kill(journal)
@@ -609,7 +609,7 @@ def test_many_threads_append_read_and_release(tmp_path: Path) -> None:
 
     def work(number: int) -> list[Record]:
         chance = random.Random(number)
-        left = []
+        records = []
         for i in range(100):
             data = chance.randbytes(chance.choice((10, 5000, 40000)))
             record = put(journal, f"{number}/{i}", data)
@@ -620,15 +620,15 @@ def test_many_threads_append_read_and_release(tmp_path: Path) -> None:
             if i % 20:
                 journal.release([record.lsn])
             else:
-                left.append(record)
-        return left
+                records.append(record)
+        return records
 
     with ThreadPoolExecutor(4) as threads:
-        left = [record for records in threads.map(work, range(4)) for record in records]
-    for record in left:
+        all_records = [record for records in threads.map(work, range(4)) for record in records]
+    for record in all_records:
         assert record.data is not None
         journal.read(record.data)
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
-        assert {r.lsn for r in left} <= {r.lsn for r in peek.recovered}
+        assert {r.lsn for r in all_records} <= {r.lsn for r in peek.recovered}
         assert peek.problems == []

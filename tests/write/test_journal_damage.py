@@ -96,13 +96,13 @@ def test_no_flipped_bit_is_taken_for_truth_or_costs_another_record(
         for at in places(len(data)):
             data[at] ^= 1 << at % 8
             path.write_bytes(data)
-            found, problems, damaged = peek(tmp_path / "j")
+            records, problems, damaged = peek(tmp_path / "j")
             data[at] ^= 1 << at % 8
-            assert set(found) <= set(right)
-            missing = [record for record in right if record not in found]
+            assert set(records) <= set(right)
+            missing = [record for record in right if record not in records]
             assert len(missing) <= 1
             assert problems or not (missing or at < HEADER_SIZE)
-            assert problems or found == right
+            assert problems or records == right
             assert set(damaged) <= {"", *"abc", *("aa", "bb")}
         path.write_bytes(data)
 
@@ -116,9 +116,9 @@ def test_what_is_cut_off_costs_only_itself(tmp_path: Path, make: Callable[[Path]
         ends = [i + 88 for i in range(0, len(data), ALIGN) if data[i : i + 8] == b"\x89sfsREC\n"]
         for size in places(len(data)):
             path.write_bytes(data[:size])
-            found, problems, _ = peek(tmp_path / "j")
-            missing = [record for record in right if record not in found]
-            assert found == [record for record in right if record not in missing]
+            records, problems, _ = peek(tmp_path / "j")
+            missing = [record for record in right if record not in records]
+            assert records == [record for record in right if record not in missing]
             assert len(missing) <= sum(end > size - 200 for end in ends)
             assert problems or not missing or path == wals(tmp_path / "j")[-1] or make is of_two_mounts
         path.write_bytes(data)
@@ -165,8 +165,8 @@ def test_a_damaged_head_concerns_nobody_knows_which_path(tmp_path: Path) -> None
     with open(path, "r+b") as file:
         file.seek(HEADER_SIZE + 20)
         file.write(b"xxxx")
-    found, problems, damaged = peek(tmp_path / "j")
-    assert [name for _, _, name, _ in found] == ["b"]
+    records, problems, damaged = peek(tmp_path / "j")
+    assert [name for _, _, name, _ in records] == ["b"]
     assert problems
     assert damaged == [""]
 
@@ -183,8 +183,8 @@ def test_what_a_power_failure_may_lose_is_told_but_no_damage(tmp_path: Path) -> 
     with open(wals(tmp_path / "j")[0], "r+b") as file:
         file.seek(lost.data.start)
         file.write(bytes(100))
-    found, problems, damaged = peek(tmp_path / "j")
-    assert [name for _, _, name, _ in found] == ["a", "c"]
+    records, problems, damaged = peek(tmp_path / "j")
+    assert [name for _, _, name, _ in records] == ["a", "c"]
     assert "not yet on disk" in problems[0]
     assert damaged == []
 
@@ -207,8 +207,8 @@ def test_a_copy_of_a_torn_tail_is_kept(tmp_path: Path) -> None:
 def test_a_missing_segment_is_told(tmp_path: Path) -> None:
     paths = segments(tmp_path / "j")
     paths[1].unlink()
-    found, problems, damaged = peek(tmp_path / "j")
-    assert [name for _, _, name, _ in found] == ["0", "2"]
+    records, problems, damaged = peek(tmp_path / "j")
+    assert [name for _, _, name, _ in records] == ["0", "2"]
     assert "is missing" in "".join(problems)
     assert damaged == [""]
 
@@ -226,8 +226,8 @@ def test_segments_may_be_swapped_or_doubled(tmp_path: Path) -> None:
     paths[1].rename(paths[0])
     (tmp_path / "j" / "x").rename(paths[1])
     shutil.copy(paths[2], tmp_path / "j" / "000000000000000f.wal")
-    found, problems, damaged = peek(tmp_path / "j")
-    assert found == right
+    records, problems, damaged = peek(tmp_path / "j")
+    assert records == right
     assert len(problems) == 3
     assert damaged == []
     journal = open_journal(tmp_path / "j", segment_bytes=64 << 10)
@@ -241,8 +241,8 @@ def test_a_segment_that_is_all_zeros_or_nothing_is_not_damage(tmp_path: Path) ->
     paths = segments(tmp_path / "j")
     for data in (b"", bytes(100_000)):
         (tmp_path / "j" / "0000000000000004.wal").write_bytes(data)
-        found, problems, _ = peek(tmp_path / "j")
-        assert len(found) == len(paths)
+        records, problems, _ = peek(tmp_path / "j")
+        assert len(records) == len(paths)
         assert problems == []
 
 
@@ -250,8 +250,8 @@ def test_a_segment_cut_exactly_between_records_is_told(tmp_path: Path) -> None:
     paths = segments(tmp_path / "j")
     with open(paths[0], "r+b") as file:
         file.truncate(HEADER_SIZE)
-    found, problems, damaged = peek(tmp_path / "j")
-    assert [name for _, _, name, _ in found] == ["1", "2"]
+    records, problems, damaged = peek(tmp_path / "j")
+    assert [name for _, _, name, _ in records] == ["1", "2"]
     assert problems
     assert damaged == [""]
 
@@ -306,8 +306,8 @@ def test_whatever_is_in_a_segment_only_declared_errors_come_of_it(
         )
         whole += bytes(data.draw(st.sampled_from((0, 24, 200))))
     (directory / "0000000000000001.wal").write_bytes(whole)
-    left = recover.read(directory)
-    for entry in left.entries:
+    journal_state = recover.read(directory)
+    for entry in journal_state.entries:
         assert entry.lsn >= 0
     recover.export(directory, directory / "out")
 
@@ -319,8 +319,8 @@ def test_journals_of_earlier_releases_can_be_read(tmp_path: Path, release: str) 
     told = json.loads((GOLDEN / release / "content.json").read_text())
     journal = open_journal(tmp_path / "j")
     assert journal.problems == []
-    found = [
+    records = [
         [r.lsn, r.kind.name, r.meta, None if r.data is None else journal.read(r.data).hex()] for r in journal.recovered
     ]
-    assert found == told
+    assert records == told
     journal.close(clean=False)

@@ -91,7 +91,7 @@ def test_after_kill_9_another_takes_over_at_once(tmp_path: Path, monkeypatch: py
 
 
 def test_of_many_who_want_a_fleeting_lock_one_has_it(tmp_path: Path) -> None:
-    path, holders, most, errors = str(tmp_path / "lock"), [0], [0], [0]
+    path, holders, highest, errors = str(tmp_path / "lock"), [0], [0], [0]
     guard = threading.Lock()
 
     def work() -> None:
@@ -103,7 +103,7 @@ def test_of_many_who_want_a_fleeting_lock_one_has_it(tmp_path: Path) -> None:
                 continue
             with guard:
                 holders[0] += 1
-                most[0] = max(most[0], holders[0])
+                highest[0] = max(highest[0], holders[0])
             with guard:
                 holders[0] -= 1
             lock.free()
@@ -113,7 +113,7 @@ def test_of_many_who_want_a_fleeting_lock_one_has_it(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert most == [1]
+    assert highest == [1]
     assert errors[0] < 800
     assert not os.path.exists(path)
 
@@ -131,12 +131,12 @@ def test_the_lock_file_of_the_next_owner_is_not_removed(tmp_path: Path) -> None:
 
 def test_of_many_who_open_a_journal_that_is_removed_one_has_it(tmp_path: Path) -> None:
     """One ends, and removes the directory, while others make and lock it."""
-    holders, most, errors = [0], [0], list[BaseException]()
+    holders, highest, errors = [0], [0], list[BaseException]()
     guard = threading.Lock()
 
     def work() -> None:
-        left = 20
-        while left:
+        rounds = 20
+        while rounds:
             try:
                 journal = open_journal(tmp_path / "j")
             except BusyError:
@@ -146,9 +146,9 @@ def test_of_many_who_open_a_journal_that_is_removed_one_has_it(tmp_path: Path) -
                 return
             with guard:
                 holders[0] += 1
-                most[0] = max(most[0], holders[0])
-            left -= 1
-            if left % 4 == 0:
+                highest[0] = max(highest[0], holders[0])
+            rounds -= 1
+            if rounds % 4 == 0:
                 journal.release([put(journal, "a").lsn])
             with guard:
                 holders[0] -= 1
@@ -160,7 +160,7 @@ def test_of_many_who_open_a_journal_that_is_removed_one_has_it(tmp_path: Path) -
     for thread in threads:
         thread.join(120)
     assert not any(thread.is_alive() for thread in threads)
-    assert (errors, most) == ([], [1])
+    assert (errors, highest) == ([], [1])
     assert os.listdir(tmp_path) == []
 
 

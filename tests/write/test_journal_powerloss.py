@@ -58,20 +58,20 @@ class History:
         """Write a record, or two, at random."""
         path = self.chance.choice(PATHS)
         version = self.pending.versions.get(path)
-        what = self.chance.choice(("put", "put", "put", "del", "move", "done", "tidy"))
-        if what == "put":
+        operation = self.chance.choice(("put", "put", "put", "del", "move", "done", "tidy"))
+        if operation == "put":
             data = self.chance.randbytes(self.chance.choice((0, 1, 700, 5000)))
             self.changes.append(Change(self.apply(RecordKind.PUT, {"path": path}, data), path, data))
-        elif what == "del":
+        elif operation == "del":
             self.changes.append(Change(self.apply(RecordKind.DEL, {"path": path}), path, None))
-        elif what == "tidy":
+        elif operation == "tidy":
             with suppress(OSError):  # the disk is broken
                 self.journal.tidy(hard=True)
-        elif version and what == "done":
+        elif version and operation == "done":
             self.apply(RecordKind.BEGIN, {"key": path, "lsns": [version.lsn]})
             lsn = self.apply(RecordKind.DONE, {"key": path, "lsns": [version.lsn], "entries": {path: None}})
             self.changes.append(Change(lsn, path, "published"))
-        elif version and version.data and what == "move":
+        elif version and version.data and operation == "move":
             value = next(c.value for c in reversed(self.changes) if c.path == path)
             lsn = self.apply(RecordKind.MOVE, {"from": path, "to": "e", "lsn": version.lsn})
             self.changes += [Change(lsn, "e", value), Change(lsn, path, "published")]
@@ -146,7 +146,7 @@ def test_power_goes_at_every_call(tmp_path: Path, seed: int, failing: float) -> 
     directory.mkdir(mode=0o700)
     for mount in range(2):
         recorder, changes = run(directory, 100 * seed + mount, failing)
-        kept = None
+        last_target = None
         every = 9 if times() == 1 else 1  # of the states
         for lines, state in islice(walk_states(recorder, more=2, seed=seed), seed % every, None, every):
             if not lines:
@@ -156,9 +156,9 @@ def test_power_goes_at_every_call(tmp_path: Path, seed: int, failing: float) -> 
             os.chmod(target, 0o700)
             check(target, changes, int(lines[-1].split()[1]))
             count += 1
-            if kept is None or chance.random() < 0.05:
-                kept = target
-        assert kept is not None
-        directory = kept
+            if last_target is None or chance.random() < 0.05:
+                last_target = target
+        assert last_target is not None
+        directory = last_target
     assert count > 5  # how many depends on what threads write together
     assert syscalls.hook is None

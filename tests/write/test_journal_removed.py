@@ -208,12 +208,12 @@ def test_killed_while_it_is_restored_the_loss_is_reported(remove: Remove, direct
         killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
         kill(journal)
         journal = open_journal(directory)
-        there = {path: data for _, kind, path, data in content(journal) if kind is RecordKind.PUT}
-        assert there.items() <= wanted.items()
-        assert there == wanted or journal.damaged_paths or not there, at
+        contents = {path: data for _, kind, path, data in content(journal) if kind is RecordKind.PUT}
+        assert contents.items() <= wanted.items()
+        assert contents == wanted or journal.damaged_paths or not contents, at
         kill(journal)
         if not killed:
-            assert there == wanted
+            assert contents == wanted
             return
     pytest.fail("it never ended")
 
@@ -232,8 +232,8 @@ def test_what_cannot_be_read_any_more_is_never_acknowledged_again(directory: Pat
     with suppress(OSError):
         journal.close(clean=False)
     journal = open_journal(directory)
-    there = {path: data for _, kind, path, data in content(journal) if kind is RecordKind.PUT}
-    assert there == {path: data for path, data in wanted.items() if path not in "01"}, "the rest is saved"
+    contents = {path: data for _, kind, path, data in content(journal) if kind is RecordKind.PUT}
+    assert contents == {path: data for path, data in wanted.items() if path not in "01"}, "the rest is saved"
     assert journal.damaged_paths
     journal.close(clean=False)
 

@@ -30,29 +30,29 @@ def test_it_is_what_an_object_becomes_by_assignment(document: dict[str, Any], ne
             wanted.pop(name, None)
         else:
             wanted[name] = value
-    found = json.loads(
+    parsed_document = json.loads(
         changed(
             raw, {(name,): value for name, value in new.items() if value is not REMOVED or name in wanted | document}
         )
     )
-    assert found == wanted
-    assert list(found) == list(wanted)
+    assert parsed_document == wanted
+    assert list(parsed_document) == list(wanted)
 
 
 def test_all_other_bytes_stay() -> None:
     raw = b'\n{ "a" :1.000,"b":[1E400, {"c":\t-0 , "d" : "\\u00e9"}],\n  "e":{}}\n\n'
-    made = changed(raw, {("b", 1, "c"): [2], ("e", "f"): None})
-    assert made == b'\n{ "a" :1.000,"b":[1E400, {"c":\t[\n  2\n] , "d" : "\\u00e9"}],\n  "e":{"f": null}}\n\n'
+    new_documents = changed(raw, {("b", 1, "c"): [2], ("e", "f"): None})
+    assert new_documents == b'\n{ "a" :1.000,"b":[1E400, {"c":\t[\n  2\n] , "d" : "\\u00e9"}],\n  "e":{"f": null}}\n\n'
     assert changed(raw, {}) == raw
 
 
 def test_it_looks_like_the_rest() -> None:
     raw = json.dumps({"a": {"b": 1, "c": 2}}, indent=4).encode()
-    made = changed(raw, {("a", "d"): [1], ("a", "b"): {"x": 0}})
-    assert [line.strip() for line in made.decode().splitlines()] == [
+    new_documents = changed(raw, {("a", "d"): [1], ("a", "b"): {"x": 0}})
+    assert [line.strip() for line in new_documents.decode().splitlines()] == [
         "{", '"a": {', '"b": {', '"x": 0', "},", '"c": 2,', '"d": [', "1", "]", "}", "}",
     ]  # fmt: skip
-    assert b'\n        "d": [\n          1\n        ]' in made
+    assert b'\n        "d": [\n          1\n        ]' in new_documents
 
 
 @pytest.mark.parametrize("path", [("z", "y"), ("a", 1), ("b", "c"), ("a", "x")])
@@ -73,8 +73,8 @@ SMALL = st.dictionaries(st.text("abcd", min_size=1, max_size=1), JSON, max_size=
 
 @given(SMALL, SMALL)
 def test_differences_turn_one_document_into_the_other(old: Any, new: Any) -> None:
-    made = changed(json.dumps(old).encode(), differences(old, new))
-    assert alike(json.loads(made), new)
+    new_documents = changed(json.dumps(old).encode(), differences(old, new))
+    assert alike(json.loads(new_documents), new)
 
 
 @pytest.mark.parametrize(

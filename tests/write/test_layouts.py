@@ -333,8 +333,8 @@ def test_padding_is_shown_as_it_will_be_in_the_shard(tmp_path: Path) -> None:
     handmade.write_json(store / "info", _volume("raw", "uint16"))
     write_tensorstore("neuroglancer_precomputed", store, data.T[..., None])
     chunk = np.full((1, 4, 4), 7, "<u2")
-    kept = np.zeros_like(chunk)
-    kept[:, :1, :2] = 7
+    padded = np.zeros_like(chunk)
+    padded[:, :1, :2] = 7
     with mounted(store, tmp_path / "journal", "zarr2") as files:
         dropped: list[int] = []
         files.tree.hooks.invalidate_content = dropped.append
@@ -345,12 +345,12 @@ def test_padding_is_shown_as_it_will_be_in_the_shard(tmp_path: Path) -> None:
         number = files.tree.resolve(path).number
         assert files.read(path) == chunk.tobytes()
         files.tree.flush(handle)
-        assert files.read(path) == kept.tobytes(), "as soon as it is closed, and not only when it is released"
+        assert files.read(path) == padded.tobytes(), "as soon as it is closed, and not only when it is released"
         assert dropped == [number]
         files.tree.release(handle)
-        assert files.read(path) == kept.tobytes()
+        assert files.read(path) == padded.tobytes()
         files.publish()
-        assert files.read(path) == kept.tobytes()
+        assert files.read(path) == padded.tobytes()
     data[:, 4:, 4:] = 7
     np.testing.assert_array_equal(read_tensorstore("neuroglancer_precomputed", store)[..., 0].T, data)
 
@@ -454,8 +454,8 @@ def test_a_hierarchy_of_the_draft_in_a_directory(tmp_path: Path) -> None:
             else:
                 files.die()
     native = open_tree(str(tmp_path / "store"))
-    found = [native.resolve(f"hierarchy/data/root/a/c{i}").number for i in range(4)]
-    assert [bytes(native.read(number, 0, 2)) for number in found] == [b"\0\1", b"\2\3", b"zz", b"\6\7"]
+    numbers = [native.resolve(f"hierarchy/data/root/a/c{i}").number for i in range(4)]
+    assert [bytes(native.read(number, 0, 2)) for number in numbers] == [b"\0\1", b"\2\3", b"zz", b"\6\7"]
 
 
 DRAFT_CALLS: dict[str, Callable[[TreeFiles, str], object]] = {

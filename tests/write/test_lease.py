@@ -67,29 +67,29 @@ def test_a_look_reports_another_mount_and_changes_nothing(
     Lease.rehearse(objects, "data/root", tmp_path / "none")
     assert not server.objects
     directory = journal("a")
-    held = take(server, directory)
+    lease = take(server, directory)
     before = server.objects[LOCK].data
     for other in (tmp_path / "none", journal("b")):
         with pytest.raises(BusyError, match="at /mnt/a since"):
             Lease.rehearse(objects, "data/root", other)
         with pytest.raises(BusyError, match="overlaps data/root"):
             Lease.rehearse(objects, "data/root/x", other)
-    held._ended.set()
+    lease._ended.set()
     Lease.rehearse(objects, "data/root", directory)
     assert server.objects[LOCK].data == before
     server.objects[LOCK].written -= 125
     Lease.rehearse(objects, "data/root", tmp_path / "none")
-    held.free()
+    lease.free()
 
 
 def test_doctor_reports_a_writable_mount_of_another_host(
     server: Server, journal: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    held = take(server, journal("a"))
+    lease = take(server, journal("a"))
     options = Options(rw=True, journal=str(tmp_path / "journals"))
     with pytest.raises(BusyError, match="at /mnt/a since"):
         require_writable(s3_store(server), "s3://data/root", options)
-    held.free()
+    lease.free()
     require_writable(s3_store(server), "s3://data/root", options)
     assert LOCK not in server.objects
 
@@ -146,10 +146,10 @@ def test_it_is_renewed_and_survives_faults(
 ) -> None:
     monkeypatch.setattr(lease_module, "RENEW_S", 0.05)
     server.fault = lambda number, name: {2: "lost", 4: "reset", 6: "busy"}.get(number, "")
-    held = take(server, journal("a"))
+    lease = take(server, journal("a"))
     wait_until(lambda: server.requests.count("put_object") >= 8)
-    assert not held.lost
-    held.free()
+    assert not lease.lost
+    lease.free()
     assert not server.objects
 
 
@@ -167,10 +167,10 @@ def test_a_renewal_whose_answer_is_lost_is_no_take_over(
 
     server.fault = fault
     store = s3_store(server, RetryPolicy(60, 1))
-    held = Lease.take(S3Objects(store), "data/root", journal("a"))
+    lease = Lease.take(S3Objects(store), "data/root", journal("a"))
     wait_until(lambda: server.requests.count("put_object") >= 8)
-    assert not held.lost
-    held.free()
+    assert not lease.lost
+    lease.free()
     assert "cannot be renewed" in caplog.text
     assert not server.objects
 
@@ -190,13 +190,13 @@ def test_a_journal_that_was_begun_anew_is_its_owner_s_as_well(
     """Its lock file is another one, so the lock in the store must name that for the next owner not to wait."""
     monkeypatch.setattr(lease_module, "RENEW_S", 0.05)
     directory = journal("a")
-    held = take(server, directory)
+    lease = take(server, directory)
     (directory / "lock").rename(directory / "lock.old")
     (directory / "lock").write_bytes((directory / "lock.old").read_bytes())
     number = (directory / "lock").stat().st_ino
     wait_until(lambda: json.loads(server.objects[LOCK].data)["journal"][1] == number)
-    held._ended.set()  # as kill -9 ends it
-    held._thread.join()
+    lease._ended.set()  # as kill -9 ends it
+    lease._thread.join()
     take(server, directory).free()
 
 
@@ -204,20 +204,20 @@ def test_a_former_owner_notices(
     server: Server, journal: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lease_module, "RENEW_S", 0.3)
-    first, taken = take(server, journal("a")), list[Lease]()
+    first, leases = take(server, journal("a")), list[Lease]()
 
     def takes_over() -> bool:
         server.objects[LOCK].written -= 500
         with suppress(BusyError):  # it may just have been renewed
-            taken.append(take(server, journal("b")))
-        return bool(taken)
+            leases.append(take(server, journal("b")))
+        return bool(leases)
 
     wait_until(takes_over)
     wait_until(lambda: first.lost)
     assert "another mount has taken over" in caplog.text
     first.free()
     assert LOCK in server.objects  # it is the other's
-    taken[0].free()
+    leases[0].free()
 
 
 def test_of_many_at_once_one_gets_it(server: Server, journal: Callable[[str], Path]) -> None:

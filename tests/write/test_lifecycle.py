@@ -67,8 +67,8 @@ def chunk(value: int) -> bytes:
 
 def write(path: Path, content: bytes) -> None:
     """Another process writes: it might hang."""
-    done = attempt(sys.executable, "-c", _WRITE, str(path), content.hex(), timeout=120)
-    assert done.returncode == 0, done.stderr
+    completed = attempt(sys.executable, "-c", _WRITE, str(path), content.hex(), timeout=120)
+    assert completed.returncode == 0, completed.stderr
 
 
 _WRITE = "import sys; open(sys.argv[1], 'wb').write(bytes.fromhex(sys.argv[2]))"
@@ -116,16 +116,16 @@ def files(source: Path) -> list[str]:
 def test_umount_publishes(mount: WritableMount, data: Dataset, source: Path) -> None:
     write(mount.path / "c/0/0", chunk(7))
     assert first(stored(data, source)) != {7}
-    done = mount.umount()
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = mount.umount()
+    assert (completed.returncode, completed.stderr) == (0, "")
     wanted = data.arrays[""].copy()
     wanted[:2, :3] = 7
     assert np.array_equal(stored(data, source), wanted)
     assert gone(mount.pid)
     assert files(source) == []
     assert list(mount.journal.iterdir()) == [], "the journal is not needed any more"
-    done = shardfs("status", "--wait", "-o", f"journal={mount.journal}", source)
-    assert (done.returncode, done.stdout) == (0, f"{source}: all data is published\n")
+    completed = shardfs("status", "--wait", "-o", f"journal={mount.journal}", source)
+    assert (completed.returncode, completed.stdout) == (0, f"{source}: all data is published\n")
     assert shardfs("status", mount.path).returncode == 5, "of a mountpoint it is still told that nothing is mounted"
 
 
@@ -146,10 +146,10 @@ def test_a_daemon_that_fails_after_it_was_ready_leaves_the_journal_alone(source:
     """The pipe to the first process is closed by then, and a segment of the journal may have its number."""
     with writable(source, tmp_path / "m", *LATER) as mount:
         options = (*LATER, "-o", f"journal={mount.journal}")
-        done = attempt(
+        completed = attempt(
             sys.executable, "-c", _FAILING_AT_THE_END, "mount", "--rw", *options, str(source), str(mount.path)
         )
-        assert done.returncode == 0, done.stderr
+        assert completed.returncode == 0, completed.stderr
         pid = daemon_pid(mount.path)
         assert synced(mount.path / "c/0/0.tmp", chunk(7)) == "ok"  # opens no file but the segment
         (segment,) = mount.journal.rglob("*.wal")
@@ -180,8 +180,8 @@ def test_a_journal_that_is_deleted_is_reported_and_begun_anew(unsynced: Writable
     mount.mount()
     assert (mount.path / "c/0/0").read_bytes() == chunk(7)
     assert [(mount.path / f"c/3/{n}").read_bytes() for n in (1, 2)] == [chunk(8)] * 2, "the daemon was killed"
-    done = mount.umount()
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = mount.umount()
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert list(mount.journal.iterdir()) == []
 
 
@@ -197,8 +197,8 @@ def test_what_a_journal_held_that_cannot_be_begun_anew_is_not_taken_for_publishe
     shutil.rmtree(mount.journal)
     mount.journal.symlink_to("/nonexistent")
     assert [synced(mount.path / "c/0/1", chunk(8)) for _ in range(2)] == ["EIO", "EIO"]
-    done = mount.umount()
-    assert (done.returncode, "another program has removed the journal " in done.stderr) == (3, True)
+    completed = mount.umount()
+    assert (completed.returncode, "another program has removed the journal " in completed.stderr) == (3, True)
 
 
 def test_flush_publishes_and_the_mount_stays(mount: WritableMount, data: Dataset, source: Path) -> None:
@@ -215,10 +215,10 @@ def test_flush_publishes_and_the_mount_stays(mount: WritableMount, data: Dataset
 
 def test_what_belongs_to_no_array_is_told_and_kept(mount: WritableMount) -> None:
     write(mount.path / "c/99", b"orphan")
-    done = mount.umount()
-    assert done.returncode == 3
-    assert done.stderr.startswith("shardfs: 1 file left unpublished in the journal ")
-    assert ":\n  c/99\nThe journal is kept for the next writable mount, and for shardfs recover /" in done.stderr
+    completed = mount.umount()
+    assert completed.returncode == 3
+    assert completed.stderr.startswith("shardfs: 1 file left unpublished in the journal ")
+    assert ":\n  c/99\nThe journal is kept for the next writable mount, and for shardfs recover /" in completed.stderr
     mount.mount()
     assert run("cat", mount.path / "c/99") == "orphan"
     run("rm", mount.path / "c/99")
@@ -233,8 +233,8 @@ def test_the_end_of_a_mount_of_which_the_source_was_moved_away(
     write(mount.path / "c/0/1", chunk(8))
     flushed = mount.flush()
     assert (flushed.returncode, "Stale file handle; shardfs status" in flushed.stderr) == (3, True)
-    done = mount.umount()
-    assert (done.returncode, done.stderr.count("  c/0/")) == (3, 2)
+    completed = mount.umount()
+    assert (completed.returncode, completed.stderr.count("  c/0/")) == (3, 2)
     assert gone(mount.pid)
     source.with_name("away").rename(source)
     mount.mount()
@@ -248,16 +248,16 @@ def test_what_is_damaged_in_the_journal_is_told_at_the_end(mount: WritableMount,
     data = bytearray(segment.read_bytes())
     data[data.index(chunk(7))] ^= 1
     segment.write_bytes(data)
-    done = mount.umount()
-    assert (done.returncode, "  problem: 0000000000000001.wal, bytes" in done.stderr) == (3, True)
+    completed = mount.umount()
+    assert (completed.returncode, "  problem: 0000000000000001.wal, bytes" in completed.stderr) == (3, True)
 
 
 def test_who_uses_the_mount_is_told(mount: WritableMount) -> None:
     write(mount.path / "c/0/0", chunk(7))
     with subprocess.Popen(["sleep", "60"], cwd=mount.path) as sleeper:
         try:
-            done = mount.umount()
-            assert (done.returncode, f"{sleeper.pid} (sleep)" in done.stderr) == (4, True)
+            completed = mount.umount()
+            assert (completed.returncode, f"{sleeper.pid} (sleep)" in completed.stderr) == (4, True)
             assert mount_entry(mount.path) is not None
         finally:
             sleeper.kill()
@@ -267,8 +267,8 @@ def test_who_uses_the_mount_is_told(mount: WritableMount) -> None:
 def test_waiting_has_an_end_and_the_daemon_goes_on(mount: WritableMount, data: Dataset, source: Path) -> None:
     write(mount.path / "c/0/0", chunk(7))
     with held(source / "c/0/0"):
-        done = shardfs("umount", "--timeout", "1", mount.path)
-        assert (done.returncode, "still publishes what was written" in done.stderr) == (5, True)
+        completed = shardfs("umount", "--timeout", "1", mount.path)
+        assert (completed.returncode, "still publishes what was written" in completed.stderr) == (5, True)
         assert mount_entry(mount.path) is None
         assert not gone(mount.pid)
     wait_until(lambda: gone(mount.pid))
@@ -277,8 +277,8 @@ def test_waiting_has_an_end_and_the_daemon_goes_on(mount: WritableMount, data: D
 
 def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source: Path) -> None:
     def told_of(*words: str) -> tuple[int, str]:
-        done = shardfs("status", "-o", f"journal={mount.journal}", *words, source)
-        return done.returncode, done.stdout
+        completed = shardfs("status", "-o", f"journal={mount.journal}", *words, source)
+        return completed.returncode, completed.stdout
 
     assert told_of() == (0, f"{source}: all data is published\n")
     write(mount.path / "c/0/0", chunk(7))
@@ -292,9 +292,9 @@ def test_of_a_source_it_is_told_what_waits_for_whom(mount: WritableMount, source
         [f"  no process publishes the data: mount with --rw, or use shardfs recover {source}", "  c/0/0"],
     )
     (mount.path.parent / "ro").mkdir()
-    done = shardfs("mount", "-o", f"journal={mount.journal}", source, mount.path.parent / "ro")
+    refusal = shardfs("mount", "-o", f"journal={mount.journal}", source, mount.path.parent / "ro")
     assert shardfs("umount", mount.path.parent / "ro").returncode == 0
-    assert (done.returncode, f"{source}: its journal has 1 unpublished file" in done.stderr) == (0, True)
+    assert (refusal.returncode, f"{source}: its journal has 1 unpublished file" in refusal.stderr) == (0, True)
     mount.mount()
     with held(source / "c/0/0"):
         run("fusermount3", "-u", mount.path)
@@ -328,9 +328,9 @@ def test_a_mount_that_root_may_not_ask_is_not_taken_for_done(mount: WritableMoun
         pytest.skip("only root can become another user")
     write(mount.path / "c/0/0", chunk(7))
     with held(source / "c/0/0"):
-        done = attempt(sys.executable, "-c", _AS_OTHER_ROOT, str(mount.path), cwd=ROOT)
-        assert (done.returncode, mount_entry(mount.path)) == (5, None), done
-        assert "does not say whether all is published: `shardfs recover` of the user root lists" in done.stderr
+        completed = attempt(sys.executable, "-c", _AS_OTHER_ROOT, str(mount.path), cwd=ROOT)
+        assert (completed.returncode, mount_entry(mount.path)) == (5, None), completed
+        assert "does not say whether all is published: `shardfs recover` of the user root lists" in completed.stderr
     wait_until(lambda: gone(mount.pid))
     assert first(stored(data, source)) == {7}
 
@@ -340,8 +340,8 @@ def test_a_read_only_mount_that_root_may_not_ask_has_nothing_to_publish(source: 
         pytest.skip("only root can become another user")
     (tmp_path / "ro").mkdir()
     assert shardfs("mount", source, tmp_path / "ro").returncode == 0
-    done = attempt(sys.executable, "-c", _AS_OTHER_ROOT, str(tmp_path / "ro"), cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = attempt(sys.executable, "-c", _AS_OTHER_ROOT, str(tmp_path / "ro"), cwd=ROOT)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 _AS_OTHER_ROOT = """\
@@ -429,10 +429,10 @@ def test_what_is_left_after_a_signal_is_an_exit_code(unmounted: WritableMount) -
 def test_after_a_signal_publishing_has_half_a_minute(unmounted: WritableMount, data: Dataset, source: Path) -> None:
     with held(source / "c/0/0"), foreground(unmounted) as process:
         write(unmounted.path / "c/0/0", chunk(7))
-        began = time.monotonic()
+        start = time.monotonic()
         process.terminate()
         assert process.wait(60) == 3
-        assert 28 < time.monotonic() - began < 45
+        assert 28 < time.monotonic() - start < 45
         assert "c/0/0" in process.stderr.read()  # type: ignore[union-attr]
     unmounted.mount()
     assert unmounted.umount().returncode == 0
@@ -464,10 +464,10 @@ def test_damage_of_the_journal_is_told_by_who_mounts(mount: WritableMount, sourc
     data = bytearray(segment.read_bytes())
     data[data.index(chunk(71))] ^= 255
     segment.write_bytes(data)
-    done = shardfs("mount", "--rw", "-o", f"journal={mount.journal}", source, mount.path)
-    assert done.returncode == 0
-    assert done.stderr.startswith("shardfs: warning: ")
-    assert status(mount.path).stdout.count(done.stderr.splitlines()[0].removeprefix("shardfs: warning: "))
+    completed = shardfs("mount", "--rw", "-o", f"journal={mount.journal}", source, mount.path)
+    assert completed.returncode == 0
+    assert completed.stderr.startswith("shardfs: warning: ")
+    assert status(mount.path).stdout.count(completed.stderr.splitlines()[0].removeprefix("shardfs: warning: "))
     assert bytes.fromhex(run("xxd", "-p", mount.path / "c/0/2").strip()) == chunk(72)
     assert mount.umount().returncode in (0, 3)
 
@@ -494,14 +494,14 @@ def test_a_mount_waits_for_one_that_still_publishes(mount: WritableMount, source
     before = mount.pid
     with held(source / "c/0/0"):
         run("fusermount3", "-u", mount.path)
-        began = time.monotonic()
+        start_s = time.monotonic()
         again = threading.Thread(target=mount.mount)
         again.start()
         again.join(2)
         assert again.is_alive()
     again.join(30)
     assert mount.pid not in (0, before)
-    assert time.monotonic() - began > 2
+    assert time.monotonic() - start_s > 2
     assert first(stored(data, source)) == {7}
     assert mount.umount().returncode == 0
 
@@ -545,8 +545,8 @@ def test_a_command_is_told_of_errors(source: Path, tmp_path: Path) -> None:
         write(mount.path / "c/0/0", chunk(7))
         change = "import sys, zarr; zarr.open_array(sys.argv[1], mode='r+')[:2, :3] = 0"
         run(sys.executable, "-W", "ignore", "-c", change, source)
-        done = mount.flush()
-        assert (done.returncode, "Stale file handle" in done.stderr) == (3, True)
+        completed = mount.flush()
+        assert (completed.returncode, "Stale file handle" in completed.stderr) == (3, True)
         wait_until(told.exists)
         assert told.read_text().startswith("c/0/0: ")
         assert bytes.fromhex(run("xxd", "-p", mount.path / "c/0/0").strip()) == chunk(7)
@@ -562,8 +562,8 @@ def test_the_source_of_a_mount_that_cannot_be_written_says_why(dataset: Get, tmp
         (f"journal={source}/j", 3, "cannot be inside the source"),
     ]:
         (tmp_path / "mnt").mkdir(exist_ok=True)
-        done = shardfs("mount", "--rw", "-o", words, source, tmp_path / "mnt")
-        assert (done.returncode, why in done.stderr) == (code, True), done.stderr
+        completed = shardfs("mount", "--rw", "-o", words, source, tmp_path / "mnt")
+        assert (completed.returncode, why in completed.stderr) == (code, True), completed.stderr
     assert not (source / "j").exists()
 
 
@@ -585,11 +585,11 @@ def test_new_arrays_are_stored_sharded_where_a_rule_says_so(
         run(sys.executable, "-W", "ignore", "-c", READ, mount.path / "new/a")
         assert (mount.path / "new/a/c/3/3").exists()
         assert mount.umount().returncode == 0
-    found = {name: json.loads((source / "new" / name / "zarr.json").read_text()) for name in ("a", "b")}
+    documents = {name: json.loads((source / "new" / name / "zarr.json").read_text()) for name in ("a", "b")}
     sharded = inside == "group"
-    assert found["a"]["chunk_grid"]["configuration"]["chunk_shape"] == ([4, 4] if sharded else [2, 2])
-    assert found["a"]["codecs"][0]["name"] == ("sharding_indexed" if sharded else "bytes")
-    assert found["b"]["codecs"][0]["name"] == "bytes"
+    assert documents["a"]["chunk_grid"]["configuration"]["chunk_shape"] == ([4, 4] if sharded else [2, 2])
+    assert documents["a"]["codecs"][0]["name"] == ("sharding_indexed" if sharded else "bytes")
+    assert documents["b"]["codecs"][0]["name"] == "bytes"
     assert sorted(os.listdir(source / "new/a/c")) == ["0", "1", "2", "3"][: 2 if sharded else 4]
     for name in ("a", "b"):
         run(sys.executable, "-W", "ignore", "-c", READ, source / "new" / name)
@@ -609,12 +609,12 @@ def test_for_the_length_of_a_block(
 
 def test_metrics(mount: WritableMount) -> None:
     write(mount.path / "c/0/0", chunk(7))
-    found = parsed(run("cat", mount.path / ".shardfs/metrics"))
-    assert (found["shardfs_dirty_chunks"], found["shardfs_written_bytes_total"]) == (1, 12)
+    metrics = parsed(run("cat", mount.path / ".shardfs/metrics"))
+    assert (metrics["shardfs_dirty_chunks"], metrics["shardfs_written_bytes_total"]) == (1, 12)
     assert mount.flush().returncode == 0
-    found = parsed(run("cat", mount.path / ".shardfs/metrics"))
-    assert (found["shardfs_dirty_chunks"], found["shardfs_published_shards_total"]) == (0, 1)
-    assert (found["shardfs_read_only"], found["shardfs_orphans"]) == (0, 0)
+    metrics = parsed(run("cat", mount.path / ".shardfs/metrics"))
+    assert (metrics["shardfs_dirty_chunks"], metrics["shardfs_published_shards_total"]) == (0, 1)
+    assert (metrics["shardfs_read_only"], metrics["shardfs_orphans"]) == (0, 0)
     assert mount.umount().returncode == 0
 
 
@@ -626,10 +626,10 @@ def test_a_source_that_can_only_be_read_is_refused(source: Path, tmp_path: Path)
     bind = 'mount --bind "$0" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
     command = [sys.executable, "-m", "shardfs", "mount", "--rw", "-o", f"journal={tmp_path / 'j'}"]
     words: list[str | Path] = [source, tmp_path / "ro", *command, tmp_path / "ro", tmp_path / "mnt"]
-    done = attempt(*alone(), "sh", "-c", bind, *words, cwd=ROOT)
-    if "unshare" in done.stderr or "permission denied" in done.stderr:
+    completed = attempt(*alone(), "sh", "-c", bind, *words, cwd=ROOT)
+    if "unshare" in completed.stderr or "permission denied" in completed.stderr:
         pytest.skip("no namespace can be made here")
-    assert (done.returncode, done.stderr) == (3, f"shardfs: {tmp_path / 'ro'}: Read-only file system\n")
+    assert (completed.returncode, completed.stderr) == (3, f"shardfs: {tmp_path / 'ro'}: Read-only file system\n")
 
 
 # ----------------------------------------------------------------------------------------------------- many times

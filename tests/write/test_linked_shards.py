@@ -214,11 +214,13 @@ def _annexed(top: Path, *, inside: bool, directory: bool = False) -> Path:
 
 @contextmanager
 def _opened(source: Path, *, replace: bool = False, follow: bool = False) -> Iterator[TreeFiles]:
-    held = Journal.open(source.parent / "journal", str(source), limit_bytes=2 << 20, reserve_bytes=1 << 18, commit_s=0)
+    journal = Journal.open(
+        source.parent / "journal", str(source), limit_bytes=2 << 20, reserve_bytes=1 << 18, commit_s=0
+    )
     base = open_tree(str(source), follow_symlinks=follow)
-    tree = open_write_tree(base, held, publishing=Publishing(idle_s=NEVER, age_s=NEVER), replace_links=replace)
+    tree = open_write_tree(base, journal, publishing=Publishing(idle_s=NEVER, age_s=NEVER), replace_links=replace)
     try:
-        yield TreeFiles(tree, held)
+        yield TreeFiles(tree, journal)
     finally:
         tree.pending.close(5)
 
@@ -266,8 +268,8 @@ def test_a_shard_that_is_a_link_is_replaced_if_asked_for(inside: bool, follow: b
         files.publish()
     assert not (source / "c/0/0").is_symlink()
     assert (key.read_bytes(), key.stat().st_mode & 0o777) == (before, 0o444)
-    shown = walk(open_tree(str(source)))
-    assert {n: shown[n] for n in (*_SHOWN, "c/1/1")} == {**_SHOWN, "c/0/0": b"new!", "c/1/1": b"too"}
+    tree_files = walk(open_tree(str(source)))
+    assert {n: tree_files[n] for n in (*_SHOWN, "c/1/1")} == {**_SHOWN, "c/0/0": b"new!", "c/1/1": b"too"}
 
 
 def test_a_directory_of_shards_that_is_a_link(tmp_path: Path) -> None:
@@ -339,7 +341,7 @@ def test_through_a_mount(options: list[str], tmp_path: Path) -> None:
     refused = 0 if options else errno.EROFS
     assert run.stdout.split() == [str(refused), str(refused), "0"]
     assert (source / "c/0/0").is_symlink() == (not options)
-    shown = walk(open_tree(str(source)))
-    assert shown["c/2/1"] == b"new!"
-    assert shown.get("c/1/1") == (b"new!" if options else None)
-    assert shown["c/0/0"] == (b"new!" if options else b"one ")
+    tree_files = walk(open_tree(str(source)))
+    assert tree_files["c/2/1"] == b"new!"
+    assert tree_files.get("c/1/1") == (b"new!" if options else None)
+    assert tree_files["c/0/0"] == (b"new!" if options else b"one ")

@@ -75,17 +75,17 @@ def names(tmp_path: Path) -> list[str]:
 
 
 def test_an_object_is_made_of_all_kinds_of_pieces(writer: LocalWriter, tmp_path: Path) -> None:
-    old, seen = os.urandom(300_000), list[bytes]()
+    old, contents = os.urandom(300_000), list[bytes]()
     (tmp_path / KEY).write_bytes(old)
     (tmp_path / "journal").write_bytes(bytes(5000) + b"from the journal")
     with open(tmp_path / "journal", "rb") as journal:
         part = FilePart(journal.fileno(), 5000, 16)
         plan: Plan = [ByteRange(0, 300_000), b"one", memoryview(b"two"), part, ByteRange(7, 9), b"", b"end"]
-        stat = writer.update(KEY, Steps(lambda _: plan, check=lambda new: seen.append(new.read([Suffix(3)])[0])))
+        stat = writer.update(KEY, Steps(lambda _: plan, check=lambda new: contents.append(new.read([Suffix(3)])[0])))
     wanted = old + b"onetwofrom the journal" + old[7:9] + b"end"
     assert (tmp_path / KEY).read_bytes() == wanted
     assert stat == LocalStore(str(tmp_path)).entry(KEY).stat
-    assert seen == [b"end"]
+    assert contents == [b"end"]
 
 
 def test_many_bytes_in_memory_are_written_in_turn(writer: LocalWriter, tmp_path: Path) -> None:
@@ -117,18 +117,18 @@ def test_a_source_that_was_moved_away_has_not_lost_its_objects(tmp_path: Path, i
     source, away = tmp_path / "source", tmp_path / "away"
     (source / "a").mkdir(parents=True)
     (source / KEY).write_bytes(b"old")
-    writer, seen = LocalWriter(LocalStore(str(source))), list[Blob | None]()
+    writer, blobs = LocalWriter(LocalStore(str(source))), list[Blob | None]()
     source.rename(away)
     if instead:
         (source / "a").mkdir(parents=True)
 
     def make(old: Blob | None) -> Plan:
-        seen.append(old)
+        blobs.append(old)
         return [b"new"]
 
     with pytest.raises(OSError, match="the source was moved") as raised:
         writer.update(KEY, Steps(make))
-    assert (raised.value.errno, seen, list(tmp_path.rglob("shard"))) == (errno.ESTALE, [], [away / KEY])
+    assert (raised.value.errno, blobs, list(tmp_path.rglob("shard"))) == (errno.ESTALE, [], [away / KEY])
     if instead:
         (source / "a").rmdir()
     away.rename(source)
@@ -237,9 +237,9 @@ def test_who_removes_it_meanwhile_is_heard(writer: LocalWriter, tmp_path: Path) 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_removal_spares_what_is_new(how: str, writer: LocalWriter, tmp_path: Path) -> None:
     def remove_if_alone(old: Blob | None) -> Plan | None:
-        found = content(old)
-        found.pop("first", None)
-        return [json.dumps(found).encode()] if found else None
+        raw = content(old)
+        raw.pop("first", None)
+        return [json.dumps(raw).encode()] if raw else None
 
     def prepare() -> None:
         (tmp_path / KEY).unlink(missing_ok=True)
@@ -341,9 +341,9 @@ def test_two_others_at_once_lose_nothing_on_the_disk(
     with hooked(hook):
         writer.update(KEY, Steps(with_member("ours")))
     assert read(tmp_path) == {"theirs 2": 1, "ours": 1}
-    kept = [name for name in names(tmp_path) if name != "shard"]
-    assert [json.loads((tmp_path / "a" / name).read_bytes()) for name in kept] == [{"theirs 1": 1}]
-    assert kept[0] in caplog.text
+    extra_names = [name for name in names(tmp_path) if name != "shard"]
+    assert [json.loads((tmp_path / "a" / name).read_bytes()) for name in extra_names] == [{"theirs 1": 1}]
+    assert extra_names[0] in caplog.text
 
 
 @pytest.mark.parametrize("existing", [True, False])
@@ -398,12 +398,12 @@ def test_killed_at_every_call(scenario: str, behind: bool, writer: LocalWriter, 
 
         assert in_child(job) == 9, at
         assert read(tmp_path) in (before, wanted), at
-        found = read(tmp_path)
+        contents = read(tmp_path)
         for _ in range(2):  # a second time it does nothing
             if log.exists():
                 writer.recover(Begun(*json.loads(log.read_text())))
             writer.temporary_files.sweep("a")
-            assert read(tmp_path) == found, at
+            assert read(tmp_path) == contents, at
             assert set(names(tmp_path)) <= {"shard", "shard.__lock"}, at
         writer.update(KEY, Steps(make))
         assert read(tmp_path) == wanted
@@ -551,13 +551,13 @@ def test_many_processes_and_threads_count_exactly(writer: LocalWriter, tmp_path:
         for _ in range(25):
             writer.update(KEY, Steps(count))
 
-    others = [subprocess.Popen([sys.executable, "-c", COUNT, str(tmp_path), "50"]) for _ in range(2)]
+    processes = [subprocess.Popen([sys.executable, "-c", COUNT, str(tmp_path), "50"]) for _ in range(2)]
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [other.wait(60) for other in others] == [0, 0]
+    assert [other.wait(60) for other in processes] == [0, 0]
     assert read(tmp_path) == {"n": 150}
     assert names(tmp_path) == ["shard"]
 

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.fuse, pytest.mark.interop, pytest.mark.slow]
 
 
-def made(target: Target, root: Path, held: dict[int, int]) -> Path:
+def made(target: Target, root: Path, tokens: dict[int, int]) -> Path:
     """The array, natively; z5py wants a group around it."""
     root.mkdir(parents=True)
     (root / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     array = root / "array"
     array.mkdir()
     target.create(array)
-    if held:
-        target.fill(array, target.array(held))
+    if tokens:
+        target.fill(array, target.array(tokens))
     return array
 
 
@@ -67,11 +67,11 @@ def test_no_chunk_is_lost_between_writers_of_one_shard(tool: str, tmp_path: Path
                 stack.enter_context(client("write_tokens", *arguments, writer, writers, 2)) for writer in range(writers)
             ]
             succeeded(processes, 200)
-            done = mount.umount()
-            assert done.returncode == 0, done.stderr
+            completed = mount.umount()
+            assert completed.returncode == 0, completed.stderr
         assert oracle.wrong(target, array, log, {}, "closed", list(target.readers)) == []
-        left = sorted(str(p.relative_to(array)) for p in array.rglob("*") if p.is_file())
-        assert left == ["c/0/0", "zarr.json"]
+        file_names = sorted(str(p.relative_to(array)) for p in array.rglob("*") if p.is_file())
+        assert file_names == ["c/0/0", "zarr.json"]
 
 
 @pytest.mark.timeout(360)
@@ -86,8 +86,8 @@ def test_no_chunk_is_lost_between_tools_that_write_one_shard_through_a_layout(tm
             [stack.enter_context(client("write_tokens", t, *arguments, i, len(tools), 2)) for i, t in enumerate(tools)],
             200,
         )
-        done = mount.umount()
-        assert done.returncode == 0, done.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
     assert oracle.wrong(target, array, log, {}, "closed", list(target.readers)) == []
 
 
@@ -98,8 +98,8 @@ def test_no_chunk_is_lost_between_tools_that_write_one_shard_through_a_layout(tm
 @pytest.mark.parametrize("name", ["zarr_end", "precomputed_gzip"])
 def test_what_close_acknowledged_survives_the_death_of_the_daemon(name: str, tmp_path: Path, oracle: Oracle) -> None:
     target, chance = TARGETS[name], random.Random(name)
-    held = {number: 100 + number for number in range(0, len(target.chunks), 2)}
-    array, log = made(target, tmp_path / "store", held), tmp_path / "log"
+    tokens = {number: 100 + number for number in range(0, len(target.chunks), 2)}
+    array, log = made(target, tmp_path / "store", tokens), tmp_path / "log"
     log.touch()
     with (
         writable(tmp_path / "store", tmp_path, "-o", "idle=0.01,age=0.1") as mount,
@@ -112,15 +112,15 @@ def test_what_close_acknowledged_survives_the_death_of_the_daemon(name: str, tmp
             errors = _hammered(hammer, mount, chance.uniform(0.02, 0.4))
             assert not set(errors) - {"ENOTCONN", "ECONNABORTED", "EIO"}, errors
             mount.clear()
-            assert oracle.wrong(target, array, log, held, None) == [], f"natively, after kill {cycle}"
+            assert oracle.wrong(target, array, log, tokens, None) == [], f"natively, after kill {cycle}"
             if cycle % 3 == 1:
                 mount.mount()
-                done = mount.umount()
-                assert done.returncode == 0, done.stderr
-                assert oracle.wrong(target, array, log, held, "closed") == [], f"after kill {cycle}"
+                completed = mount.umount()
+                assert completed.returncode == 0, completed.stderr
+                assert oracle.wrong(target, array, log, tokens, "closed") == [], f"after kill {cycle}"
         mount.mount()
         assert mount.umount().returncode == 0
-    assert oracle.wrong(target, array, log, held, "closed", [r for r in target.readers if r != "cloudvolume"]) == []
+    assert oracle.wrong(target, array, log, tokens, "closed", [r for r in target.readers if r != "cloudvolume"]) == []
     assert not [p for p in array.rglob("*") if ".tmp" in p.name]
 
 
@@ -170,8 +170,8 @@ def test_native_readers_see_whole_versions_during_publishes(
     name: str, tools: list[str], inplace: str, tmp_path: Path, oracle: Oracle
 ) -> None:
     target = TARGETS[name]
-    held = {number: 100 + number for number in range(len(target.chunks))}
-    array, log = made(target, tmp_path / "store", held), tmp_path / "log"
+    tokens = {number: 100 + number for number in range(len(target.chunks))}
+    array, log = made(target, tmp_path / "store", tokens), tmp_path / "log"
     before = {path: path.stat().st_ino for path in array.rglob("*.shard")}
     seconds = 1 if times() == 1 else 3 * times()
     options = f"idle=0,age=0.01,inplace={inplace}"
@@ -195,14 +195,14 @@ def test_native_readers_see_whole_versions_during_publishes(
             )
             for seed, tool in enumerate(tools)
         ]
-        found = succeeded(readers, seconds + 200)
+        reports = succeeded(readers, seconds + 200)
         assert writer.poll() is None, writer.communicate()[1]
         wait_until(lambda: acknowledged(log) > 10, 60)
         writer.terminate()  # not in the middle of a chunk, which would be left empty, and never be published
         assert writer.wait(60) == 0
         assert mount.umount().returncode == 0
-    assert [f["wrong"] for f in found] == [[] for _ in found]
-    assert oracle.wrong(target, array, log, held, "closed") == []
+    assert [f["wrong"] for f in reports] == [[] for _ in reports]
+    assert oracle.wrong(target, array, log, tokens, "closed") == []
     if inplace == "uint64":
         assert before == {path: path.stat().st_ino for path in array.rglob("*.shard")}
 

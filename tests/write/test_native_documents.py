@@ -153,11 +153,11 @@ class Source:
 
     @contextmanager
     def opened(self, **settings: Any) -> Iterator[Client]:
-        held = Journal.open(self.journal, str(self.root), limit_bytes=8 << 20, commit_s=0)
+        own_journal = Journal.open(self.journal, str(self.root), limit_bytes=8 << 20, commit_s=0)
         publishing = Publishing(idle_s=1e6, age_s=1e6, **settings)
-        tree = open_write_tree(open_tree(str(self.root)), held, publishing=publishing)
+        tree = open_write_tree(open_tree(str(self.root)), own_journal, publishing=publishing)
         try:
-            yield Client(self, TreeFiles(tree, held))
+            yield Client(self, TreeFiles(tree, own_journal))
         finally:
             tree.close(5)
 
@@ -361,8 +361,8 @@ def test_a_user_decides(source: Source, ours: bool) -> None:
     with source.opened() as client:
         assert client.tree.left() == []
         wanted = {"both": 2, "ours": 2} if ours else {"both": 1, "native": 1}
-        for found in (client.free(), source.members(source.native())):
-            assert {name: found[name] for name in ("both", "ours", "native") if name in found} == wanted
+        for present in (client.free(), source.members(source.native())):
+            assert {name: present[name] for name in ("both", "ours", "native") if name in present} == wanted
 
 
 @pytest.mark.parametrize("also_read", [False, True])
@@ -373,8 +373,8 @@ def test_ours_wins_if_asked(source: Source, also_read: bool, caplog: pytest.LogC
         if also_read:
             client.read()
         client.write(doc, both=2)
-        found = source.members(source.native())
-        assert (found["both"], "native" in found) == (2, False)
+        present = source.members(source.native())
+        assert (present["both"], "native" in present) == (2, False)
         assert "the document written here replaces it (conflict=ours)" in caplog.text
         assert client.tree.left() == []
 
@@ -654,11 +654,11 @@ def test_zarr_python_on_both_sides(tmp_path: Path) -> None:
             wanted = [[18, 8], {"ours": 5, "native": 6}, [*wanted[2], 2, 2]]
             assert ran(SHOW, mount.path) == wanted
             assert before("more 3") == str(errno.ESTALE)
-        done = mount.umount()
-        assert (done.returncode, "a/zarr.json" in done.stderr) == (3, True), done.stderr
+        completed = mount.umount()
+        assert (completed.returncode, "a/zarr.json" in completed.stderr) == (3, True), completed.stderr
         assert ran(SHOW, root) == wanted
-        done = shardfs("recover", root, "--theirs", "a/zarr.json", "-o", f"journal={mount.journal}")
-        assert done.returncode == 0, done.stderr
+        completed = shardfs("recover", root, "--theirs", "a/zarr.json", "-o", f"journal={mount.journal}")
+        assert completed.returncode == 0, completed.stderr
 
 
 APPEND = """
@@ -687,7 +687,7 @@ def test_xarray_appends_while_no_other_program_writes(tmp_path: Path) -> None:
         mount.mount()
         ran(APPEND, mount.path)
         assert ran(ROWS, mount.path) == [[12], list(range(12))]
-        done = mount.umount()
-        assert done.returncode == 0, done.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
     assert ran(ROWS, root) == [[12], list(range(12))]
     assert "sharding_indexed" in (root / "table/values/zarr.json").read_text()

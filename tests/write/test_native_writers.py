@@ -174,10 +174,10 @@ def test_tensorstore_writes_the_same_shard(
             data = np.full(ELEMENTS, -1 - mixed.rounds, "<i4").tobytes()
             mixed.note(writer.update("c/0", Steps(mixed.noted(with_chunk(2 * (mixed.rounds % 32) + 1, data)))))
         assert other.returncode == 0
-    found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}).result().read().result()
+    values = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}).result().read().result()
     theirs, ours = (last_rounds(count) for count in (rounds, mixed.rounds))
     wanted = [value for a, b in zip(theirs, ours, strict=True) for value in (a + 1, -1 - b)]
-    assert np.asarray(found).reshape(CHUNKS, ELEMENTS).tolist() == [[value] * ELEMENTS for value in wanted]
+    assert np.asarray(values).reshape(CHUNKS, ELEMENTS).tolist() == [[value] * ELEMENTS for value in wanted]
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["0"]
 
 
@@ -190,10 +190,10 @@ def test_tensorstore_counts_along(lock: str, rounds: int, pause: float, native: 
 
     writer, mixed, theirs = LocalWriter(LocalStore(str(tmp_path))), Mixed(pause), 0
     while mixed.foreign <= rounds // 10:
-        others = [native(COUNTER, f"{tmp_path}/", rounds // 2, lock) for _ in range(2)]
-        while None in [other.poll() for other in others] or mixed.rounds < rounds:
+        processes = [native(COUNTER, f"{tmp_path}/", rounds // 2, lock) for _ in range(2)]
+        while None in [other.poll() for other in processes] or mixed.rounds < rounds:
             mixed.note(writer.update("shard", Steps(mixed.noted(count))))
-        assert [other.returncode for other in others] == [0, 0]
+        assert [other.returncode for other in processes] == [0, 0]
         theirs += rounds // 2 * 2
     assert int((tmp_path / "shard").read_bytes()) == theirs + mixed.rounds
 
@@ -232,12 +232,12 @@ def test_who_renames_without_a_lock_loses_nothing_to_us(
 
 
 @pytest.mark.parametrize(
-    ("program", "lock", "most"),
+    ("program", "lock", "goal"),
     [(NATIVE, "os", 200), (NATIVE, "lockfile", 30), (ZARR, "", 200)],
     ids=["tensorstore-os", "tensorstore-lockfile", "zarr-python"],
 )
 def test_the_engine_loses_nothing_of_theirs(
-    program: str, lock: str, most: int, native: Native, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    program: str, lock: str, goal: int, native: Native, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Even chunks are theirs, odd ones go through the journal, published every time.
 
@@ -248,8 +248,8 @@ def test_the_engine_loses_nothing_of_theirs(
     sharded_array(root)
     settings = {"journal": str(tmp_path / "journals"), "conflict": "fail" if program == NATIVE else "ours"}
     fs = ShardFileSystem(source=str(root), rw=True, write_options=settings, skip_instance_cache=True)
-    other = native(program, root, most, lock)
-    while other.poll() is None or rounds < most:
+    other = native(program, root, goal, lock)
+    while other.poll() is None or rounds < goal:
         chunk = 2 * (rounds % 32) + 1
         fs.pipe_file(f"c/{chunk}", np.full(ELEMENTS, -1 - rounds, "<i4").tobytes())
         fs.publish(timeout=120)
@@ -258,12 +258,12 @@ def test_the_engine_loses_nothing_of_theirs(
             time.sleep(0.02)
     assert other.returncode == 0
     assert fs.close(30) == []
-    found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(root)}}).result().read().result()
-    chunks = np.asarray(found).reshape(CHUNKS, ELEMENTS).tolist()
-    theirs, ours = (last_rounds(count) for count in (most, rounds))
+    values = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(root)}}).result().read().result()
+    chunks = np.asarray(values).reshape(CHUNKS, ELEMENTS).tolist()
+    theirs, ours = (last_rounds(count) for count in (goal, rounds))
     assert chunks[::2] == [[n + 1] * ELEMENTS for n in theirs]
     if program == NATIVE:
         assert chunks[1::2] == [[-1 - n] * ELEMENTS for n in ours]
-    kept = set(re.findall(r"earlier version is in (\S+)", caplog.text))  # two of theirs came while we put one back
-    assert program == ZARR or not kept, "tensorstore waits for our lock"
-    assert {p.name for p in (root / "c").iterdir()} == {"0"} | kept
+    copies = set(re.findall(r"earlier version is in (\S+)", caplog.text))  # two of theirs came while we put one back
+    assert program == ZARR or not copies, "tensorstore waits for our lock"
+    assert {p.name for p in (root / "c").iterdir()} == {"0"} | copies

@@ -373,12 +373,12 @@ def test_large_objects_stay_where_they_are(server: Server) -> None:
     server.put("data/root/a/shard", old)
     server.requests.clear()
     bench.writer.update(KEY, Steps(lambda blob: [b"index", ByteRange(0, 100), b"chunk"]))
-    asked = list(server.requests)
+    request_list = list(server.requests)
     assert bench.get() == b"index" + old + b"chunk"
     parts = ["upload_part", "upload_part_copy", "upload_part_copy", "upload_part_copy", "upload_part"]
-    assert asked[:2] == ["get_object", "create_multipart_upload"]
-    assert sorted(asked[2:7]) == sorted(parts)
-    assert asked[7:] == ["complete_multipart_upload"]
+    assert request_list[:2] == ["get_object", "create_multipart_upload"]
+    assert sorted(request_list[2:7]) == sorted(parts)
+    assert request_list[7:] == ["complete_multipart_upload"]
     assert not server.uploads
 
 
@@ -526,11 +526,11 @@ def test_faults_of_gcs(fault: str, gcs_server: Server) -> None:
     gcs_server.fault = lambda number, name: ""
     assert bench.get() == b"0123x"
     assert gcs_server.applied.count("put_object") == 1
-    again, seen = iter([fault]), list[Blob | None]()
+    again, blobs = iter([fault]), list[Blob | None]()
     gcs_server.fault = lambda number, name: next(again, "") if name == "delete_object" else ""
-    bench.writer.update(KEY, Steps(seen.append))
+    bench.writer.update(KEY, Steps(blobs.append))
     gcs_server.fault = lambda number, name: ""
-    assert len(seen) == 1
+    assert len(blobs) == 1
     assert bench.get() is None
 
 
@@ -600,10 +600,10 @@ def test_a_store_that_hangs_is_given_up(name: str, server: Server) -> None:
     for retry in policies:
         retry.timeout_s = 2
     server.fault = lambda number, asked: "hang" if asked == name else ""
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(TimeoutError):
         bench.writer.put(KEY, b"new")
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - start < 50
     server.released.set()
     server.fault = lambda number, asked: ""
     for retry in policies:

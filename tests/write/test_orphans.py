@@ -97,10 +97,10 @@ def test_no_chunk_slips_past_its_document(tmp_path: Path, by_rename: bool) -> No
     finally:
         sys.setswitchinterval(before)
     for n in range(rounds):
-        found = files(tmp_path / "source" / f"a{n}")
-        assert set(found) == {"zarr.json", "c.0.0"}
-        assert found["c.0.0"] != b""
-        assert all(name.encode()[-4:] in found["c.0.0"] for name in NAMES)
+        tree_files = files(tmp_path / "source" / f"a{n}")
+        assert set(tree_files) == {"zarr.json", "c.0.0"}
+        assert tree_files["c.0.0"] != b""
+        assert all(name.encode()[-4:] in tree_files["c.0.0"] for name in NAMES)
 
 
 def test_what_is_no_chunk_goes_where_it_belongs(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_an_object_store_has_no_directories(tmp_path: Path) -> None:
             with pytest.raises(FileNotFoundError):
                 tree.lookup(volume, b"s")
             put(tree, tree.mkdir(volume, b"s", 0o755).number, "0-2_0-2_0-1", b"abcd")
-        found = tree.resolve("v/s/0-2_0-2_0-1").number
-        assert bytes(tree.read(found, 0, 9)) == b"abcd"
+        file_number = tree.resolve("v/s/0-2_0-2_0-1").number
+        assert bytes(tree.read(file_number, 0, 9)) == b"abcd"
         assert tree.close(20) == []
     assert store.find(tmp_path.name) == [f"/{tmp_path.name}/v/info", f"/{tmp_path.name}/v/s/0.shard"]
 
@@ -187,8 +187,8 @@ def test_a_directory_of_chunks_outlives_the_shape_of_its_array(length: int, tmp_
         array = tree.lookup(ROOT, b"a").number
         chunks = tree.mkdir(array, b"c", 0o755).number
         put(tree, chunks, "0", b"1234")
-        shown = json.loads(bytes(tree.read(tree.resolve("a/zarr.json").number, 0, 9999)))
-        put(tree, array, "zarr.json", json.dumps({**shown, "shape": [length]}).encode(), by_rename=True)
+        document = json.loads(bytes(tree.read(tree.resolve("a/zarr.json").number, 0, 9999)))
+        put(tree, array, "zarr.json", json.dumps({**document, "shape": [length]}).encode(), by_rename=True)
         tree.unlink(tree.lookup(array, b"c").number, b"0")
         tree.pending.flush()
         assert {entry.name for entry in entries(tree, array)} == {b"c", b"zarr.json"}  # type: ignore[arg-type]
@@ -203,14 +203,14 @@ def test_chunks_of_an_array_that_was_deleted_may_come_before_its_document(tmp_pa
     handmade.write_json(source / "a" / "zarr.json", handmade.zarr_metadata((8, 8), (4, 4), (2, 2)))
     with tree_of(tmp_path, "") as tree:
         array = tree.lookup(ROOT, b"a").number
-        shown = bytes(tree.read(tree.resolve("a/zarr.json").number, 0, 9999))
+        view = bytes(tree.read(tree.resolve("a/zarr.json").number, 0, 9999))
         tree.unlink(array, b"zarr.json")
         tree.rmdir(ROOT, b"a")
         array = tree.mkdir(ROOT, b"a", 0o755).number
         row = tree.mkdir(tree.mkdir(array, b"c", 0o755).number, b"0", 0o755).number
         put(tree, row, "1", b"1234", by_rename=True)
         assert files(source / "a") == {}
-        put(tree, array, "zarr.json", shown)
+        put(tree, array, "zarr.json", view)
         assert bytes(tree.read(tree.resolve("a/c/0/1").number, 0, 9)) == b"1234"
         tree.pending.flush()
         assert set(files(source / "a")) == {"zarr.json", "c/0/0"}
@@ -270,8 +270,8 @@ def test_compressed_chunks_may_come_before_their_document(tmp_path: Path, caplog
         for handle in handles:
             tree.flush(handle)
             tree.release(handle)
-        for box, shown in zip(BOXES, (b"closed..", b"opened..", b"again..."), strict=False):
-            assert bytes(tree.read(tree.resolve(f"v/s/{box}").number, 0, 9)) == shown
+        for box, content in zip(BOXES, (b"closed..", b"opened..", b"again..."), strict=False):
+            assert bytes(tree.read(tree.resolve(f"v/s/{box}").number, 0, 9)) == content
         assert {entry.name for entry in entries(tree, scale)} == {*map(str.encode, BOXES[:3]), bad}  # type: ignore[arg-type]
         tree.pending.flush()
         assert tree.left() == [f"v/s/{bad.decode()}"]
@@ -313,8 +313,8 @@ def test_an_array_that_has_chunks_in_the_source_is_not_sharded_by_a_rule(
     (directory / chunk).write_bytes(b"1234")
     with tree_of(tmp_path, "zarr3:chunks_per_shard=2x2") as tree:
         put(tree, tree.lookup(ROOT, b"a").number, "zarr.json", json.dumps(document).encode())
-        found = tree.resolve(f"a/{above}/{chunk}").number
-        assert bytes(tree.read(found, 0, 9)) == b"1234"
+        file_number = tree.resolve(f"a/{above}/{chunk}").number
+        assert bytes(tree.read(file_number, 0, 9)) == b"1234"
     assert json.loads((tmp_path / "source" / "a" / "zarr.json").read_bytes()) == document
 
 

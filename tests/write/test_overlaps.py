@@ -179,7 +179,7 @@ def test_a_mount_below_is_found_without_a_look_at_its_process(
 
 
 def test_names_end_at_a_slash(tmp_path: Path) -> None:
-    name, stored = names(f"file://{tmp_path}/x../")
+    name, stored_name = names(f"file://{tmp_path}/x../")
     assert name == f"{tmp_path}/x.."
-    assert stored.endswith("/x..")
-    assert attempt("findmnt", "-no", "MAJ:MIN", "-T", tmp_path).stdout.strip() == stored.partition(":/")[0]
+    assert stored_name.endswith("/x..")
+    assert attempt("findmnt", "-no", "MAJ:MIN", "-T", tmp_path).stdout.strip() == stored_name.partition(":/")[0]

@@ -47,9 +47,9 @@ def tree(source: Path, tmp_path: Path) -> Iterator[WriteTree]:
 
 
 def number(tree: WriteTree, path: str) -> int:
-    found = tree.resolve(path).number
-    tree.remember(found)
-    return found
+    file_number = tree.resolve(path).number
+    tree.remember(file_number)
+    return file_number
 
 
 def of_users(path: Path) -> dict[str, bytes]:
@@ -129,66 +129,66 @@ def test_a_chunk_that_is_closed_while_its_array_is_renamed(tree: WriteTree, sour
 def test_attributes_are_those_of_the_source(tree: WriteTree, source: Path, path: str) -> None:
     os.setxattr(source / path, "user.before", b"1")
     os.setxattr(source / path, "user.shardfs.shard", b"a lie")
-    there = number(tree, path)
-    tree.set_xattr(there, NOTE, b"text")
+    file_number = number(tree, path)
+    tree.set_xattr(file_number, NOTE, b"text")
     assert of_users(source / path) == {"user.before": b"1", NOTE: b"text", "user.shardfs.shard": b"a lie"}
-    told = tree.xattrs(there)
+    told = tree.xattrs(file_number)
     assert {**told, "user.before": b"1", NOTE: b"text"} == told
     assert "user.shardfs.shard" not in told
-    tree.remove_xattr(there, "user.before")
-    fails(errno.ENODATA, tree.remove_xattr, there, "user.before")
+    tree.remove_xattr(file_number, "user.before")
+    fails(errno.ENODATA, tree.remove_xattr, file_number, "user.before")
     assert of_users(source / path).keys() == {NOTE, "user.shardfs.shard"}
 
 
 def test_a_file_has_no_attributes_of_ours(tree: WriteTree, source: Path) -> None:
     """Who copies it with its attributes, as `rsync -X` does, could not set them on the copy."""
-    handle = tree.open(there := number(tree, "d/file"), os.O_RDWR)
+    handle = tree.open(file_number := number(tree, "d/file"), os.O_RDWR)
     tree.write(handle, 0, b"new")
-    assert tree.xattrs(there) == {}
+    assert tree.xattrs(file_number) == {}
     tree.release(handle)
 
 
 @pytest.mark.parametrize("path", ["a/c/0/0", "a/zarr.json", "a/c", "a/c/0", ""])
 def test_what_the_formats_have_no_room_for(tree: WriteTree, source: Path, path: str) -> None:
-    there = number(tree, path)
-    fails(errno.EOPNOTSUPP, tree.set_xattr, there, NOTE, b"1")
-    fails(errno.EOPNOTSUPP, tree.remove_xattr, there, NOTE)
-    assert NOTE not in tree.xattrs(there)
+    file_number = number(tree, path)
+    fails(errno.EOPNOTSUPP, tree.set_xattr, file_number, NOTE, b"1")
+    fails(errno.EOPNOTSUPP, tree.remove_xattr, file_number, NOTE)
+    assert NOTE not in tree.xattrs(file_number)
 
 
 @pytest.mark.parametrize("name", ["user.shardfs.state", "user.shardfs.new", "trusted.note", "security.note"])
 def test_names_that_are_not_for_programs(tree: WriteTree, source: Path, name: str) -> None:
-    there = number(tree, "d/file")
-    fails(errno.EOPNOTSUPP, tree.set_xattr, there, name, b"1")
-    fails(errno.EOPNOTSUPP, tree.remove_xattr, there, name)
+    file_number = number(tree, "d/file")
+    fails(errno.EOPNOTSUPP, tree.set_xattr, file_number, name, b"1")
+    fails(errno.EOPNOTSUPP, tree.remove_xattr, file_number, name)
     assert not any(n.startswith(("user.", "trusted.")) for n in os.listxattr(source / "d/file"))
 
 
 def test_an_open_file_has_them_whatever_its_name_is(tree: WriteTree, source: Path) -> None:
-    there = number(tree, "d/file")
-    handle = tree.open(there, os.O_RDONLY)
+    file_number = number(tree, "d/file")
+    handle = tree.open(file_number, os.O_RDONLY)
     tree.rename(number(tree, "d"), b"file", number(tree, ""), b"other", False)
     (source / "d/file").write_bytes(b"another one")
-    tree.set_xattr(there, NOTE, b"1")
+    tree.set_xattr(file_number, NOTE, b"1")
     tree.unlink(number(tree, ""), b"other")
-    assert tree.read(there, 0, 100) == b"content"
-    tree.set_xattr(there, NOTE, b"2")
-    assert tree.xattrs(there) == {NOTE: b"2"}
+    assert tree.read(file_number, 0, 100) == b"content"
+    tree.set_xattr(file_number, NOTE, b"2")
+    assert tree.xattrs(file_number) == {NOTE: b"2"}
     assert of_users(source / "d/file") == {}
     tree.release(handle)
 
 
 def test_nothing_is_set_outside_of_the_source(tree: WriteTree, source: Path, tmp_path: Path) -> None:
     """A directory is swapped for a link when its file is known already."""
-    there = number(tree, "d/file")
+    file_number = number(tree, "d/file")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/file").write_bytes(b"secret")
     os.setxattr(tmp_path / "outside/file", NOTE, b"secret")
     (source / "d").rename(source / "was")
     (source / "d").symlink_to(tmp_path / "outside")
-    fails(errno.EACCES, tree.set_xattr, there, NOTE, b"1")
-    fails(errno.EACCES, tree.remove_xattr, there, NOTE)
-    fails(errno.EACCES, tree.xattrs, there)
+    fails(errno.EACCES, tree.set_xattr, file_number, NOTE, b"1")
+    fails(errno.EACCES, tree.remove_xattr, file_number, NOTE)
+    fails(errno.EACCES, tree.xattrs, file_number)
     assert of_users(tmp_path / "outside/file") == {NOTE: b"secret"}
 
 
@@ -199,21 +199,21 @@ def test_a_link_is_a_copy_with_all_that_a_file_has(tree: WriteTree, source: Path
     os.setxattr(source / "d/file", NOTE, b"1")
     (source / "d/file").chmod(0o640)
     os.utime(source / "d/file", ns=(5, 1_234_567_890))
-    made = tree.link(number(tree, "d/file"), number(tree, "a"), b"linked")
-    found = (source / "a/linked").stat()
-    assert (made.mtime_ns, found.st_mtime_ns, found.st_mode & 0o7777) == (1_234_567_890, 1_234_567_890, 0o640)
+    new_files = tree.link(number(tree, "d/file"), number(tree, "a"), b"linked")
+    status = (source / "a/linked").stat()
+    assert (new_files.mtime_ns, status.st_mtime_ns, status.st_mode & 0o7777) == (1_234_567_890, 1_234_567_890, 0o640)
     assert ((source / "a/linked").read_bytes(), of_users(source / "a/linked")) == (b"content", {NOTE: b"1"})
     fails(errno.EEXIST, tree.link, number(tree, "d/file"), number(tree, "a"), b"linked")
-    tree.truncate(made.number, 3, None)
+    tree.truncate(new_files.number, 3, None)
     assert ((source / "a/linked").read_bytes(), (source / "d/file").read_bytes()) == (b"con", b"content")
     assert [name for name in os.listdir(source / "a") if name.startswith(".")] == []
 
 
 def test_a_link_to_an_open_file_without_a_name(tree: WriteTree, source: Path) -> None:
-    handle = tree.open(there := number(tree, "d/file"), os.O_RDWR)
+    handle = tree.open(file_number := number(tree, "d/file"), os.O_RDWR)
     tree.unlink(number(tree, "d"), b"file")
     tree.write(handle, 0, b"CON")
-    tree.link(there, number(tree, "d"), b"again")
+    tree.link(file_number, number(tree, "d"), b"again")
     tree.release(handle)
     assert (source / "d/again").read_bytes() == b"CONtent"
 
@@ -248,12 +248,12 @@ def test_a_link_does_not_take_the_place_of_what_came_meanwhile(tree: WriteTree, 
 
 
 def test_room_is_made_on_the_disk(tree: WriteTree, source: Path) -> None:
-    handle = tree.open(there := number(tree, "d/file"), os.O_RDWR)
+    handle = tree.open(file_number := number(tree, "d/file"), os.O_RDWR)
     tree.allocate(handle, 0, 1 << 20, 1)
-    found = (source / "d/file").stat()
-    assert (found.st_size, found.st_blocks >= 2048) == (7, True)
+    status = (source / "d/file").stat()
+    assert (status.st_size, status.st_blocks >= 2048) == (7, True)
     tree.allocate(handle, 0, 1000, 0)
-    assert tree.attributes(there).size == 1000
+    assert tree.attributes(file_number).size == 1000
     tree.release(handle)
     assert (source / "d/file").read_bytes() == b"content".ljust(1000, b"\0")
 
@@ -320,9 +320,9 @@ def test_nothing_is_removed_or_renamed_through_a_link_to_a_directory(tree: Write
 
 def test_mode_and_time_of_a_document_reach_the_source(tree: WriteTree, source: Path) -> None:
     """As of what is copied with them, by programs that set them in the end."""
-    there = number(tree, "a/zarr.json")
-    tree.set_mode(there, 0o640)
-    tree.set_times(there, 1_234_567_890)
+    file_number = number(tree, "a/zarr.json")
+    tree.set_mode(file_number, 0o640)
+    tree.set_times(file_number, 1_234_567_890)
     info = (source / "a/zarr.json").stat()
     assert (stat.S_IMODE(info.st_mode), info.st_mtime_ns) == (0o640, 1_234_567_890)
-    assert tree.attributes(there).mtime_ns == 1_234_567_890
+    assert tree.attributes(file_number).mtime_ns == 1_234_567_890

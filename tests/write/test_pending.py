@@ -47,8 +47,10 @@ def test_a_publish_of_other_chunks_of_the_shard_changes_only_the_version() -> No
     record, pending = recorder(), Pending()
     for path, base in (("c/0", Stored((1, 2))), ("c/1", Stored((1, 2), (DIGEST,))), ("c/2", Stored((9, 9)))):
         pending.apply(put(record, path, base=base.to_json()))
-    done = record(RecordKind.DONE, key="shard", entries={}, before=[1, 2], after=[3, 4], kept=["c/0", "c/1", "c/2"])
-    assert pending.apply(done) == []
+    done_record = record(
+        RecordKind.DONE, key="shard", entries={}, before=[1, 2], after=[3, 4], kept=["c/0", "c/1", "c/2"]
+    )
+    assert pending.apply(done_record) == []
     bases = {path: version.base for path, version in pending.versions.items()}
     assert bases == {"c/0": Stored((3, 4)), "c/1": Stored((3, 4), (DIGEST,)), "c/2": Stored((9, 9))}
     for path in ("c/0", "c/1"):
@@ -96,26 +98,26 @@ def test_versions_are_those_of_a_dictionary_and_every_record_is_freed_once(
         written.append(new)
         freed.extend(pending.apply(new))
 
-    for what, path, other in steps:
+    for step, path, other in steps:
         version = pending.versions.get(path)
-        if what == "put":
+        if step == "put":
             apply(put(record, path))
             model[path] = written[-1].lsn
-        elif what == "del":
+        elif step == "del":
             apply(record(RecordKind.DEL, path=path))
             model[path] = None
-        elif what == "done" and version:
+        elif step == "done" and version:
             apply(record(RecordKind.DONE, key="s", lsns=[version.lsn], entries={path: ABSENT}))
             del model[path]
-        elif what == "move" and version and version.data and path != other:
+        elif step == "move" and version and version.data and path != other:
             apply(record(RecordKind.MOVE, **{"from": path, "to": other, "lsn": version.lsn}))
             model[other] = model.pop(path)
-        found = {p: v.data and v.data.start // 4096 for p, v in pending.versions.items()}
-        assert found == model
+        starts = {p: v.data and v.data.start // 4096 for p, v in pending.versions.items()}
+        assert starts == model
     assert len(freed) == len(set(freed))
     # What is left says the same; and so does whatever was unlinked, oldest first, among what is freed.
-    left = [r for r in written if r.lsn not in freed]
+    unfreed = [r for r in written if r.lsn not in freed]
     for start in range(len(written)):
-        again = Pending(sorted({r.lsn: r for r in [*left, *written[start:]]}.values()))
+        again = Pending(sorted({r.lsn: r for r in [*unfreed, *written[start:]]}.values()))
         assert again.versions == pending.versions
         assert again.lost == {}

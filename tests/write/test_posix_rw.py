@@ -132,9 +132,9 @@ def test_files_that_are_passed_through(rw: WritableMount) -> None:
 
 
 def test_open_flags(rw: WritableMount, plain: Path) -> None:
-    found, wanted = (json.loads(program("opening", directory)) for directory in (rw.path / "plain", plain))
+    actual, wanted = (json.loads(program("opening", directory)) for directory in (rw.path / "plain", plain))
     assert len(wanted) == 144
-    assert found == wanted
+    assert actual == wanted
 
 
 def test_random_operations_hold_on_a_plain_directory(plain: Path) -> None:

@@ -52,9 +52,9 @@ def _found(tmp_path: Path, without: str) -> list[tuple[bool, bytes]]:
 
 
 def test_nothing_is_found_if_all_is_synced(tmp_path: Path) -> None:
-    found = _found(tmp_path, "")
-    assert len(found) > 5
-    assert all(data == NEW if done else data in (OLD, NEW) for done, data in found)
+    states = _found(tmp_path, "")
+    assert len(states) > 5
+    assert all(data == NEW if done else data in (OLD, NEW) for done, data in states)
 
 
 @pytest.mark.parametrize("without", ["fsync", "rename after fsync"])
@@ -63,9 +63,9 @@ def test_data_that_nobody_synced_may_be_missing(tmp_path: Path, without: str) ->
 
 
 def test_a_name_that_nobody_synced_may_be_missing(tmp_path: Path) -> None:
-    found = _found(tmp_path, "fsync_directory")
-    assert any(done and data == OLD for done, data in found)
-    assert all(data in (OLD, NEW) for _, data in found)
+    states = _found(tmp_path, "fsync_directory")
+    assert any(done and data == OLD for done, data in states)
+    assert all(data in (OLD, NEW) for _, data in states)
 
 
 def test_all_that_is_done_is_seen(tmp_path: Path) -> None:

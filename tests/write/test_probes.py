@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def tried(server: Server, retry: RetryPolicy | None = None) -> S3Objects:
-    found = S3Objects(s3_store(server, retry))
-    found.try_conditions()
-    return found
+    objects = S3Objects(s3_store(server, retry))
+    objects.try_conditions()
+    return objects
 
 
 @pytest.mark.parametrize("heeds", [ALL, ALL - {"delete"}, ALL - {"put"}], ids=["all", "no delete", "no put"])
@@ -43,9 +43,9 @@ def test_a_fault_at_any_request_of_the_probe_changes_nothing(fault: str, heeds: 
         server.reset()
         server.heeds = heeds
         server.fault = lambda number, name, at=at: fault if number == at else ""  # type: ignore[misc]
-        found = tried(server)
+        s3_objects = tried(server)
         assert len(server.requests) > at, "the fault was not reached"
-        assert (found.conditional, found.removes) == ("put" in heeds, "delete" in heeds), at
+        assert (s3_objects.conditional, s3_objects.removes) == ("put" in heeds, "delete" in heeds), at
         assert not server.objects
 
 
@@ -74,8 +74,8 @@ def test_a_condition_that_the_store_rejects_is_one_it_does_not_heed(
     kind: str, status: int, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.rejects = {kind: status}
-    found = tried(server)
-    assert (found.conditional, found.removes) == (kind != "put", kind != "delete")
+    s3_objects = tried(server)
+    assert (s3_objects.conditional, s3_objects.removes) == (kind != "put", kind != "delete")
     assert not server.objects
     if kind == "put":
         with pytest.raises(UnsupportedError, match=r"data/root: .*conditional writes"):
@@ -93,20 +93,20 @@ def test_a_new_object_that_is_always_refused_has_a_message(server: Server) -> No
 
 def test_a_delete_that_is_refused_for_the_right_version_is_not_conditional(server: Server) -> None:
     server.fault = lambda number, name: "refuse" if name == "delete_object" and number < 6 else ""
-    found = tried(server)
+    objects = tried(server)
     assert server.requests.count("delete_object") == 3
-    assert (found.conditional, found.removes) == (True, False)
+    assert (objects.conditional, objects.removes) == (True, False)
 
 
 def test_probes_of_earlier_mounts_are_removed(server: Server) -> None:
     """Only those that no mount can need any more, and nothing else."""
     old, new, other, deep = (f"data/root/{temporary_name()}" for _ in range(4))
-    kept = [new, f"{other}x", "data/root/.shardfs-notes.tmp", f"data/root/a/{deep.rpartition('/')[2]}"]
-    for path in (old, *kept):
+    other_objects = [new, f"{other}x", "data/root/.shardfs-notes.tmp", f"data/root/a/{deep.rpartition('/')[2]}"]
+    for path in (old, *other_objects):
         server.objects[path] = Object(b"1", {})
         server.objects[path].written -= 2 * ABANDONED_S if path != new else ABANDONED_S / 2
     open_writer(s3_store(server))
-    assert sorted(server.objects) == sorted(kept)
+    assert sorted(server.objects) == sorted(other_objects)
 
 
 def test_a_mount_without_the_right_to_list_probes_all_the_same(server: Server) -> None:

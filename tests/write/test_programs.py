@@ -36,8 +36,8 @@ def fio(directory: Path, engine: str, *options: str) -> None:
     for job in range(JOBS):
         files = [str(directory / TARGET.path(number)) for number in range(job * per_job, (job + 1) * per_job)]
         command += [f"--name=job{job}", f"--filename={':'.join(files)}"]
-    done = attempt(*command[:10], *options, *command[10:], timeout=60 + 60 * times(), cwd=directory.parent.parent)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    completed = attempt(*command[:10], *options, *command[10:], timeout=60 + 60 * times(), cwd=directory.parent.parent)
+    assert completed.returncode == 0, completed.stdout[-2000:] + completed.stderr[-2000:]
 
 
 @pytest.mark.parametrize("engine", ["psync", "mmap"])
@@ -50,8 +50,8 @@ def test_fio_finds_what_it_wrote(engine: str, tmp_path: Path) -> None:
         for row in range(4):
             (mount.path / f"c/{row}").mkdir(parents=True, exist_ok=True)
         fio(mount.path, engine)
-        done = mount.umount()
-        assert done.returncode == 0, done.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
         mount.mount()
         fio(mount.path, engine, "--verify_only")
         assert mount.umount().returncode == 0
@@ -76,7 +76,7 @@ def test_stress_beside_chunks_that_are_written(tmp_path: Path) -> None:
             )  # fmt: skip
             succeeded([writer], 60 + 10 * seconds)
         assert daemon_pid(mount.path) == mount.pid
-        done = mount.umount()
-        assert done.returncode == 0, done.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
         assert oracle.wrong(TARGET, store / "array", log, {}, "closed", list(TARGET.readers)) == []
         assert list((store / "notes").iterdir()) == []

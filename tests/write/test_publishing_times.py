@@ -128,12 +128,12 @@ def test_a_chunk_that_is_written_while_it_arrives_is_no_conflict(
     real = Job.done
 
     def done(*args: Any) -> Any:
-        found = real(*args)
+        outcome = real(*args)
         if not writers and b"abcd" in (x.source("c/1/1") or b""):  # not yet done
             writers.append(threading.Thread(target=x.put, args=("c/3/3", b"next")))
             writers[0].start()
             writers[0].join(0.3)
-        return found
+        return outcome
 
     monkeypatch.setattr(Job, "done", done)
     pending = pending_of(x)
@@ -154,12 +154,12 @@ def test_names_of_one_chunk_take_turns_while_it_is_published(opened: Callable[[s
         while not stop.is_set():
             before = written[0]
             try:
-                found = x.get(name)
+                content = x.get(name)
             except OSError as e:
                 wrong.append(str(e))
                 continue
-            if len(found) != 8 or found < before:
-                wrong.append(f"{found!r} after {before!r}")
+            if len(content) != 8 or content < before:
+                wrong.append(f"{content!r} after {before!r}")
 
     x.put(name, b"%08d" % 0)
     readers = [threading.Thread(target=read) for _ in range(2)]

@@ -37,24 +37,24 @@ def through(source: Path, top: Path, client: str, *arguments: str, create: str =
     with writable(source, top, "-o", "idle=0.2", *options) as mount:
         mount.mount()
         run_client(client, *arguments, mount.path, top / "expected.npz", python=python or sys.executable, timeout=250)
-        done = mount.umount()
-    assert (done.returncode, done.stderr) == (0, "")
+        completed = mount.umount()
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert [str(p) for p in source.rglob("*") if LEFT.fullmatch(p.name)] == []
     assert [f for report in verify(JobSource.of(str(source)), deep=True) for f in report.findings] == []
     with np.load(top / "expected.npz") as found:
         return dict(found)
 
 
-def same(found: Array, wanted: Array, what: str) -> None:
-    np.testing.assert_array_equal(found.reshape(wanted.shape), wanted, err_msg=what)
+def same(actual: Array, wanted: Array, label: str) -> None:
+    np.testing.assert_array_equal(actual.reshape(wanted.shape), wanted, err_msg=label)
 
 
-def read_zarr_natively(source: Path, expected: Mapping[str, Array], *, others: bool = True) -> None:
+def read_zarr_natively(source: Path, expected: Mapping[str, Array], *, with_tensorstore: bool = True) -> None:
     for path, wanted in expected.items():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             same(read_zarr3.read(str(source / path), ""), wanted, path)
-        if others and (source / path / "zarr.json").exists():
+        if with_tensorstore and (source / path / "zarr.json").exists():
             assert "sharding_indexed" in (source / path / "zarr.json").read_text()
             same(read_tensorstore.read("zarr3", str(source / path), None), wanted, path)
 
@@ -159,16 +159,16 @@ def read_n5_natively(source: Path, expected: Mapping[str, Array], top: Path, *, 
                 place = [a * n + i for a, n, i in zip(at, per, local, strict=True)]
                 handmade.write_files(plain, {data_n5.key(place): data})
         for client in ("tensorstore", "z5"):
-            found = read_n5.read(client, str(top / "plain"), path)
-            same(found if x_first else found.T, wanted, f"{client} {path}")
+            values = read_n5.read(client, str(top / "plain"), path)
+            same(values if x_first else values.T, wanted, f"{client} {path}")
 
 
-@pytest.mark.parametrize("what", ["volume_gz", pytest.param("volume", marks=torture)])
-def test_cloudvolume(what: str, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["volume_gz", pytest.param("volume", marks=torture)])
+def test_cloudvolume(kind: str, source: Path, tmp_path: Path) -> None:
     """Compressed chunks are written, read and deleted while they are published one after the other."""
     python = client_python("cv")
     create = "precomputed:shard_bits=1,minishard_bits=1,minishard_index_encoding=gzip"
-    expected = through(source, tmp_path, "through_cloudvolume", what, create=create, python=python)
+    expected = through(source, tmp_path, "through_cloudvolume", kind, create=create, python=python)
     read_volume_natively(source, expected, tmp_path)
     assert "nobody@example.org" in (source / "v/provenance").read_text()
 
@@ -208,8 +208,8 @@ def test_bcolz(source: Path, tmp_path: Path) -> None:
     for name in ("array-1d.blp", "array-2d.blp"):
         run_client("read_bloscpack", source / name, out, python=python)
         assert np.load(out).tobytes() == expected[name].tobytes()
-    found = b"".join(data_bcolz.decoded(source / f"super/data/__{i}__.bin") for i in range(1, 5))
-    assert found == expected["super"].tobytes()
+    decoded_bytes = b"".join(data_bcolz.decoded(source / f"super/data/__{i}__.bin") for i in range(1, 5))
+    assert decoded_bytes == expected["super"].tobytes()
 
 
 def test_blosc2(source: Path, tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_programs(name: str, source: Path, plain: Path, tmp_path: Path) -> None:
             warnings.simplefilter("ignore")
             run_client("read_zarr3", mount.path, tmp_path / "read.npy", "--member", "a")
         same(np.load(tmp_path / "read.npy"), change(DATA), "on the mount")
-        done = mount.umount()
-    assert (done.returncode, done.stderr) == (0, "")
+        completed = mount.umount()
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert [str(p) for p in source.rglob("*") if LEFT.fullmatch(p.name)] == []
     read_zarr_natively(source, {"a": change(DATA)})
     if name in ("sed", "vim"):
@@ -320,8 +320,8 @@ def test_rsync_moves_nothing_the_second_time(options: str, source: Path, plain: 
         shell("echo more >> notes/text; cp a/c/1/1 a/c/0/0; touch -d @1 a/c/0/0; rm -r a/c/7", plain, plain)
         assert len(shell(f"{command} --delete", mount.path, plain).splitlines()) > 3
         assert shell(f"{command} --delete", mount.path, plain) == ""
-        done = mount.umount()
-    assert (done.returncode, done.stderr) == (0, "")
+        completed = mount.umount()
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert [str(p) for p in source.rglob("*") if LEFT.fullmatch(p.name)] == []
     read_zarr_natively(source, {"a": _cut(_replaced(DATA))})
     assert (source / "notes/text").read_text() == "some text\nmore\n"

@@ -72,8 +72,8 @@ def test_export_never_leaves_its_directory(tmp_path: Path, path: str) -> None:
     journal = open_journal(tmp_path / "j")
     put(journal, path)
     kill(journal)
-    done = recover.export(tmp_path / "j", tmp_path / "out")
-    assert list(done.failed) == [path]
+    report = recover.export(tmp_path / "j", tmp_path / "out")
+    assert list(report.failed) == [path]
     assert list((tmp_path / "out").rglob("*")) in ([], [tmp_path / "out/a"])
 
 
@@ -82,8 +82,8 @@ def test_export_goes_on_where_one_path_is_below_another(tmp_path: Path) -> None:
     for path in ("a", "a/b", "c"):
         put(journal, path)
     kill(journal)
-    done = recover.export(tmp_path / "j", tmp_path / "out")
-    assert (done.files, list(done.failed)) == (2, ["a/b"])
+    report = recover.export(tmp_path / "j", tmp_path / "out")
+    assert (report.files, list(report.failed)) == (2, ["a/b"])
 
 
 def test_a_directory_stands_for_its_conflicts_and_nothing_is_decided_both_ways(directory: Path) -> None:
@@ -125,10 +125,10 @@ def test_unfinished_files_are_kept_apart(directory: Path) -> None:
     journal = open_journal(directory)
     assert recover.park_scratch(Backlog(journal)) == ["a/c/0/2.1234.partial"]
     kill(journal)
-    (kept,) = (directory / "lost+scratch").iterdir()
-    assert kept.name == "3-a%2fc%2f0%2f2.1234.partial"
-    assert kept.read_bytes() == b"half"
+    (scratch,) = (directory / "lost+scratch").iterdir()
+    assert scratch.name == "3-a%2fc%2f0%2f2.1234.partial"
+    assert scratch.read_bytes() == b"half"
     assert "a/c/0/2.1234.partial" not in versions(directory)
-    os.utime(kept, (0, 0))
+    os.utime(scratch, (0, 0))
     open_journal(directory).close(clean=False)
-    assert not kept.exists()
+    assert not scratch.exists()

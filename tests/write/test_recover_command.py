@@ -63,8 +63,8 @@ def test_it_is_listed(source: Path, state: Path) -> None:
 @pytest.mark.interop
 def test_it_is_published_without_a_mount(dataset: Get, source: Path, tmp_path: Path) -> None:
     data = dataset("zarr3", "default")
-    done = shardfs("recover", "--apply", source)
-    assert (done.returncode, done.stderr) == (3, "shardfs: c/99: is not published\n")
+    completed = shardfs("recover", "--apply", source)
+    assert (completed.returncode, completed.stderr) == (3, "shardfs: c/99: is not published\n")
     wanted = data.arrays[""].copy()
     wanted[:2, :3], wanted[6:, 9:] = 7, 0
     assert np.array_equal(read_with("tensorstore", data, source), wanted)
@@ -82,9 +82,9 @@ def test_it_says_why_a_file_is_not_published(dataset: Get, tmp_path: Path, state
     journal.append(RecordKind.PUT, {"path": "c/0/0", **meta}, b"")
     journal.append(RecordKind.PUT, {"path": "c/0/1", **meta, "conflict": "another program has changed it"}, CHUNK)
     journal.close(clean=False)
-    done = shardfs("recover", "--apply", path)
-    assert done.returncode == 3
-    assert done.stderr.splitlines() == [
+    completed = shardfs("recover", "--apply", path)
+    assert completed.returncode == 3
+    assert completed.stderr.splitlines() == [
         "shardfs: c/0/0: is not published: is an empty file, which readers take for damage: write or remove it",
         "shardfs: c/0/1: is not published: another program has changed it",
     ]
@@ -102,35 +102,38 @@ def test_a_copy_of_the_directory_will_do(dataset: Get, source: Path, state: Path
 
 def test_it_is_exported(source: Path, tmp_path: Path) -> None:
     shutil.rmtree(source)  # it is not needed
-    done = shardfs("recover", source, "--export", tmp_path / "out")
-    assert (done.returncode, done.stdout) == (0, f"2 files in {tmp_path / 'out'}; 1 deleted\n")
+    completed = shardfs("recover", source, "--export", tmp_path / "out")
+    assert (completed.returncode, completed.stdout) == (0, f"2 files in {tmp_path / 'out'}; 1 deleted\n")
     assert (tmp_path / "out/c/0/0").read_bytes() == CHUNK
     assert (tmp_path / "out/c/99").read_bytes() == b"orphan"
     assert shardfs("recover", source, "--export", tmp_path / "out").returncode == 3  # there is something already
 
 
 def test_it_is_given_up(source: Path, state: Path) -> None:
-    done = shardfs("recover", "--discard", source)
-    assert (done.returncode, "would give up 3 files" in done.stderr) == (2, True)
-    done = shardfs("recover", "--discard", "--yes", source)
-    assert (done.returncode, done.stdout.endswith(", for seven days\n")) == (0, True)
-    done = shardfs("recover", source)
-    assert (done.returncode, done.stdout) == (0, f"{source}: nothing to be published: there is no journal of it\n")
+    completed = shardfs("recover", "--discard", source)
+    assert (completed.returncode, "would give up 3 files" in completed.stderr) == (2, True)
+    completed = shardfs("recover", "--discard", "--yes", source)
+    assert (completed.returncode, completed.stdout.endswith(", for seven days\n")) == (0, True)
+    completed = shardfs("recover", source)
+    assert (completed.returncode, completed.stdout) == (
+        0,
+        f"{source}: nothing to be published: there is no journal of it\n",
+    )
 
 
 def test_only_what_needs_a_decision_is_listed(source: Path, state: Path) -> None:
     """What is not needed is removed; what a mount publishes is listed when asked for."""
     (directory,) = state.iterdir()
-    done = state / ("0" * 32)
-    left = state / ("1" * 32)
+    finished_journal = state / ("0" * 32)
+    open_journal = state / ("1" * 32)
     busy = state / ("2" * 32)
     other = state / "of the user's"
-    journal = Journal.open(done, None, limit_bytes=64 << 20, commit_s=0)
+    journal = Journal.open(finished_journal, None, limit_bytes=64 << 20, commit_s=0)
     meta = {"path": "c/0/0", "mtime_ns": 1, "mode": 0o644, "scratch": False, "base": ANYTHING.to_json()}
     lsn = journal.append(RecordKind.PUT, meta, CHUNK).lsn
     journal.append(RecordKind.DONE, {"key": "x", "lsns": [lsn], "entries": {"c/0/0": None}})
     journal.close(clean=False)  # as a kill leaves it
-    for path in (left, other):
+    for path in (open_journal, other):
         path.mkdir(mode=0o700)
         (path / "lock").touch()
     journal = Journal.open(busy, "memory://busy", limit_bytes=64 << 20, commit_s=0, mountpoint="/mnt/busy")
@@ -157,8 +160,8 @@ def test_when_all_is_published_or_given_up_the_journal_is_gone(source: Path, sta
     assert shardfs("recover", "--theirs", ".", source).returncode == 0
     assert list(state.iterdir()) == []
     for words in (["--apply"], ["--verify"], []):  # doing it twice changes nothing
-        done = shardfs("recover", *words, source)
-        assert (done.returncode, "nothing to be published" in done.stdout) == (0, True)
+        completed = shardfs("recover", *words, source)
+        assert (completed.returncode, "nothing to be published" in completed.stdout) == (0, True)
     assert shardfs("recover", "--theirs", ".", source).returncode == 3
     assert shardfs("status", source).stdout == f"{source}: all data is published\n"
 
@@ -186,11 +189,15 @@ def test_damage_is_told_and_put_aside_when_asked(source: Path, state: Path) -> N
     data[data.index(CHUNK)] ^= 1
     segment.write_bytes(data)
     for words in (["--verify"], []):
-        done = shardfs("recover", *words, source)
-        assert (done.returncode, "  problem: " in done.stdout, "  lost: c/0/0" in done.stdout) == (7, True, True)
+        completed = shardfs("recover", *words, source)
+        assert (completed.returncode, "  problem: " in completed.stdout, "  lost: c/0/0" in completed.stdout) == (
+            7,
+            True,
+            True,
+        )
     assert shardfs("recover", "--export", source.parent / "out", source).returncode == 7
-    done = shardfs("recover", "--salvage", source)
-    assert (done.returncode, "moved aside in " in done.stdout) == (0, True)
+    completed = shardfs("recover", "--salvage", source)
+    assert (completed.returncode, "moved aside in " in completed.stdout) == (0, True)
     assert shardfs("recover", "--verify", source).returncode == 0
 
 
@@ -210,8 +217,8 @@ def test_what_is_sound_is_published_beside_damage(synced: bool, dataset: Get, tm
     journal.close(clean=False)
     (segment,) = directory.glob("*.wal")
     segment.write_bytes(segment.read_bytes().replace(CHUNK, b"?" + CHUNK[1:]))
-    done = shardfs("recover", "--apply", path)
-    assert (done.returncode, "(c/0/0)" in done.stderr) == (7, True)
+    completed = shardfs("recover", "--apply", path)
+    assert (completed.returncode, "(c/0/0)" in completed.stderr) == (7, True)
     wanted = data.arrays[""].copy()
     wanted[6:, 9:] = 7 << 8
     assert np.array_equal(read_with("tensorstore", data, path), wanted)
@@ -223,8 +230,8 @@ def test_a_mount_has_it(source: Path) -> None:
     journal = Journal.open(journal_directory(str(source)), str(source), limit_bytes=64 << 20)
     try:
         for words in (["--apply"], ["--salvage"], ["--discard", "--yes"], ["--ours", "c/0/0"]):
-            done = shardfs("recover", source, *words)
-            assert (done.returncode, "already mounted rw by pid" in done.stderr) == (4, True), words
+            completed = shardfs("recover", source, *words)
+            assert (completed.returncode, "already mounted rw by pid" in completed.stderr) == (4, True), words
         assert shardfs("recover", source).returncode == 0
     finally:
         journal.close(clean=False)
@@ -236,13 +243,13 @@ def test_a_journal_that_cannot_be_read_does_not_hide_others(source: Path, state:
     journal = Journal.open(other, "memory://other", limit_bytes=64 << 20, commit_s=0)
     journal.append(RecordKind.DEL, {"path": "c/0", "base": ANYTHING.to_json()})
     journal.close(clean=False)
-    done = shardfs("recover")
-    assert (done.returncode, done.stdout) == (0, f"memory://other: 1 deleted\n  {other}\n")
-    assert "this journal cannot be read: " in done.stderr
+    completed = shardfs("recover")
+    assert (completed.returncode, completed.stdout) == (0, f"memory://other: 1 deleted\n  {other}\n")
+    assert "this journal cannot be read: " in completed.stderr
 
 
 def test_words_that_make_no_sense(tmp_path: Path) -> None:
     assert shardfs("recover").stdout == "no journals\n"
     assert shardfs("recover", "--apply").returncode == 2
-    done = shardfs("recover", tmp_path)
-    assert (done.returncode, "there is no journal" in done.stderr) == (3, True)
+    completed = shardfs("recover", tmp_path)
+    assert (completed.returncode, "there is no journal" in completed.stderr) == (3, True)

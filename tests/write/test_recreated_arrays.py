@@ -78,8 +78,8 @@ def create(path: Path, form: str, values: list[int] | None = None, chunk: int = 
 
 
 def natively(path: Path) -> list[int]:
-    found = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}).result()
-    values: list[int] = found.read().result().tolist()
+    array_values = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}).result()
+    values: list[int] = array_values.read().result().tolist()
     return values
 
 
@@ -105,13 +105,13 @@ def refused(files: TreeFiles) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "absent"])
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "absent"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_chunks_of_the_former_array_are_conflicts(change: str, layout: str, stored: bool, tmp_path: Path) -> None:
+def test_chunks_of_the_former_array_are_conflicts(change: str, layout: str, is_stored: bool, tmp_path: Path) -> None:
     """Their bytes are in the journal in the form of the former array."""
-    theirs = list(range(10, 18)) if stored else None
-    with place(tmp_path, layout, list(range(8)) if stored else None) as files:
+    theirs = list(range(10, 18)) if is_stored else None
+    with place(tmp_path, layout, list(range(8)) if is_stored else None) as files:
         for i in (0, 3):
             files.write("a/" + PATHS[layout].format(i), chunk(layout, 200, 201))
         create(tmp_path / "store/a", change, theirs)
@@ -279,14 +279,14 @@ def test_an_array_whose_document_this_mount_has_removed_keeps_its_form(layout: s
     """`cp` writes chunks before the document, and other programs remove the document before the chunks."""
     names = [PATHS[layout].format(i) for i in range(3)]
     with place(tmp_path, layout, list(range(8))) as files:
-        shown = files.read(f"a/{DOCUMENTS[layout]}")
-        assert shown is not None
+        view = files.read(f"a/{DOCUMENTS[layout]}")
+        assert view is not None
         files.write(f"a/{names[0]}", chunk(layout, 200, 201))
         files.unlink(f"a/{DOCUMENTS[layout]}")
         files.write(f"a/{names[1]}", chunk(layout, 202, 203))
         files.publish()
         files.write(f"a/{names[2]}", chunk(layout, 204, 205))
-        files.write(f"a/{DOCUMENTS[layout]}", shown)
+        files.write(f"a/{DOCUMENTS[layout]}", view)
         files.publish()
     assert natively(tmp_path / "store/a") == [*range(200, 206), 6, 7]
 
@@ -356,9 +356,9 @@ def test_a_tree_that_is_only_read_shows_the_new_chunks(change: str, layout: str,
     fresh = open_tree(str(tmp_path / "store"), layout=layout)
     for name in (f"a/{DOCUMENTS[layout]}", *names):
         wanted = fresh.resolve(name)
-        found = tree.resolve(name)
-        assert found.size == wanted.size
-        assert bytes(tree.read(found.number, 0, 999)) == bytes(fresh.read(wanted.number, 0, 999))
+        entry = tree.resolve(name)
+        assert entry.size == wanted.size
+        assert bytes(tree.read(entry.number, 0, 999)) == bytes(fresh.read(wanted.number, 0, 999))
 
 
 def test_a_tree_that_is_only_read_shows_an_array_with_other_chunks(tmp_path: Path) -> None:
@@ -421,8 +421,8 @@ def create_volume(path: Path, values: int, **sharding: Any) -> None:
 
 
 def volume(path: Path) -> set[int]:
-    found = ts.open({"driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": f"{path}/"}}).result()
-    return {*np.asarray(found.read().result()).ravel().tolist()}
+    values = ts.open({"driver": "neuroglancer_precomputed", "kvstore": {"driver": "file", "path": f"{path}/"}}).result()
+    return {*np.asarray(values.read().result()).ravel().tolist()}
 
 
 @pytest.mark.parametrize(
@@ -451,8 +451,8 @@ def test_a_volume_with_another_sharding(layout: str, document: str, change: dict
         reopen(files, document)
         with mounted_anew(tmp_path / "v", layout) as tree:
             for path in paths:
-                found = tree.resolve(path)
-                assert files.read(path) == bytes(tree.read(found.number, 0, found.size)) != data
+                entry = tree.resolve(path)
+                assert files.read(path) == bytes(tree.read(entry.number, 0, entry.size)) != data
 
 
 def every(files: TreeFiles, directory: str = "") -> list[str]:

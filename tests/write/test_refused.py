@@ -162,14 +162,14 @@ def test_the_end_of_a_mount_saves_all_files_but_those_of_damaged_shards(
 
 def test_memory_does_not_grow_with_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reported_errors, "MOST_REFUSED", 3)
-    found = Refused(reported_errors.Failures())
+    refused = Refused(reported_errors.Failures())
     for n in range(10):
-        found.record(f"a/{n}", OSError(errno.ENOSPC, "full"))
-    assert len(found) == 4
+        refused.record(f"a/{n}", OSError(errno.ENOSPC, "full"))
+    assert len(refused) == 4
     for n in range(10):
-        found.clear(f"a/{n}")
-    found.clear_below("")
-    assert found.first("a/9") is not None, "it is not known whether all were written again"
+        refused.clear(f"a/{n}")
+    refused.clear_below("")
+    assert refused.first("a/9") is not None, "it is not known whether all were written again"
 
 
 # ---- a real z5py on a mount
@@ -199,8 +199,8 @@ def test_z5py_succeeds_but_the_verbs_report_the_loss(close: str, tmp_path: Path)
 
     def write(mount: Path) -> None:
         command = [sys.executable, str(tmp_path / "write.py"), str(mount), "array"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-        assert done.returncode == 0, done.stderr  # also if all writes failed
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+        assert completed.returncode == 0, completed.stderr  # also if all writes failed
 
     with writable(tmp_path / "store", tmp_path, "-o", f"journal_limit=1K,stall=0.1,close={close}") as mount:
         mount.mount()

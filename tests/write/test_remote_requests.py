@@ -52,8 +52,8 @@ class Traffic:
     def nbytes(self, path: str) -> tuple[int, int]:
         """Sent to objects at these paths, and received from them."""
         listed = zip(self._server.bodies[self._begin :], self._server.paths[self._begin :], strict=True)
-        found = [body for body, p in listed if p.startswith(path)]
-        return sum(up for up, _ in found), sum(down for _, down in found)
+        matching = [body for body, p in listed if p.startswith(path)]
+        return sum(up for up, _ in matching), sum(down for _, down in matching)
 
 
 @contextmanager
@@ -103,47 +103,47 @@ def test_a_new_shard(server: Server, tmp_path: Path) -> None:
 def test_a_shard_of_which_all_chunks_are_replaced(server: Server, tmp_path: Path) -> None:
     """Only new bytes are sent, and of the old shard only its index is read."""
     target, traffic = TARGETS["zarr_end"], Traffic(server)
-    held = {number: 1 + number for number in range(len(target.chunks))}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in range(len(target.chunks))}
+    filled(target, server, tmp_path / "natively", tokens)
     key, numbers = numbers_of_a_shard(target)
     with mounted(server, tmp_path) as mount:
         traffic.begin()
         for number in numbers:
-            held[number] = 100 + number
-            store_as_tensorstore(mount.path / target.path(number), target.shown(held[number]))
+            tokens[number] = 100 + number
+            store_as_tensorstore(mount.path / target.path(number), target.shown(tokens[number]))
         assert mount.flush().returncode == 0
-        new = sum(len(target.shown(held[number])) for number in numbers)
+        new = sum(len(target.shown(tokens[number])) for number in numbers)
         up, down = traffic.nbytes(key)
         assert up == new + INDEX
         assert up <= 1.1 * new
         assert down <= 3 * INDEX
         assert traffic.names().count("list_objects") <= 1
         assert traffic.names(key).count("put_object") == 1
-        assert (mount.path / target.path(numbers[0])).read_bytes() == target.shown(held[numbers[0]])
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+        assert (mount.path / target.path(numbers[0])).read_bytes() == target.shown(tokens[numbers[0]])
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def test_many_shards_of_which_all_chunks_are_replaced(server: Server, tmp_path: Path) -> None:
     """The publish of one does not make the others' indices be read again."""
-    target, traffic, held = TARGETS["zarr_end"], Traffic(server), dict[int, int]()
+    target, traffic, tokens = TARGETS["zarr_end"], Traffic(server), dict[int, int]()
     filled(target, server, tmp_path / "natively", {number: 1 + number for number in range(len(target.chunks))})
     with opened(server, tmp_path) as fs:
         traffic.begin()
         for numbers in target.shards().values():
-            overwrite(fs, target, held, numbers)
+            overwrite(fs, target, tokens, numbers)
             fs.publish()
         assert all(len(traffic.names(f"{ROOT}/{key}")) <= 4 for key in target.shards())
         assert traffic.names().count("list_objects") <= 1
         assert sum(traffic.nbytes(f"{ROOT}/{key}")[0] for key in target.shards()) <= 1.1 * sum(
-            len(target.shown(token)) for token in held.values()
+            len(target.shown(token)) for token in tokens.values()
         )
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
-def overwrite(fs: ShardFileSystem, target: Target, held: dict[int, int], numbers: Sequence[int]) -> None:
+def overwrite(fs: ShardFileSystem, target: Target, tokens: dict[int, int], numbers: Sequence[int]) -> None:
     for number in numbers:
-        held[number] = 100 + number
-        fs.pipe_file(target.path(number), target.shown(held[number]))
+        tokens[number] = 100 + number
+        fs.pipe_file(target.path(number), target.shown(tokens[number]))
 
 
 @pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "precomputed_gzip"])
@@ -152,16 +152,16 @@ def test_a_sparse_shard_is_replaced_as_well(name: str, server: Server, tmp_path:
     target, traffic = TARGETS[name], Traffic(server)
     key, numbers = numbers_of_a_shard(target)
     present = numbers[:3]
-    held = {number: 1 + number for number in present}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in present}
+    filled(target, server, tmp_path / "natively", tokens)
     before = len(server.objects[key].data)
     with opened(server, tmp_path) as fs:
         traffic.begin()
-        overwrite(fs, target, held, present)
+        overwrite(fs, target, tokens, present)
         fs.publish()
         assert len(server.objects[key].data) <= 1.05 * before
         assert traffic.nbytes(key)[0] == len(server.objects[key].data)
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 @pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
@@ -170,14 +170,14 @@ def test_writing_over_a_chunk_does_not_read_it(name: str, server: Server, tmp_pa
     """Only the index of its shard is received, once. With a codec around the shard, that is the whole shard."""
     target, traffic = TARGETS[name], Traffic(server)
     filled(target, server, tmp_path / "natively", {number: 1 + number for number in range(len(target.chunks))})
-    key, (first, *others, _) = numbers_of_a_shard(target)
+    key, (first, *other_numbers, _) = numbers_of_a_shard(target)
     with opened(server, tmp_path) as fs:
         traffic.begin()
         fs.pipe_file(target.path(first), target.shown(100))
         gets = traffic.names(key).count("get_object")
         received = traffic.nbytes(key)[1]
         traffic.begin()
-        for number in others:
+        for number in other_numbers:
             fs.pipe_file(target.path(number), target.shown(100))
         if name == "precomputed_gzip":  # the shard index, and the indices of two minishards
             assert gets + traffic.names(key).count("get_object") <= 5
@@ -189,20 +189,20 @@ def test_writing_over_a_chunk_does_not_read_it(name: str, server: Server, tmp_pa
             assert traffic.names() == []
 
 
-@pytest.mark.parametrize(("kept", "options"), [(1, {}), (0, {"compact": "never"})])
+@pytest.mark.parametrize(("unchanged", "options"), [(1, {}), (0, {"compact": "never"})])
 def test_old_offsets_stay_valid_unless_all_chunks_are_replaced(
-    kept: int, options: dict[str, str], server: Server, tmp_path: Path
+    unchanged: int, options: dict[str, str], server: Server, tmp_path: Path
 ) -> None:
     target = TARGETS["zarr_end"]
     key, numbers = numbers_of_a_shard(target)
-    held = {number: 1 + number for number in numbers}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in numbers}
+    filled(target, server, tmp_path / "natively", tokens)
     before = server.objects[key].data
     with opened(server, tmp_path, **options) as fs:
-        overwrite(fs, target, held, numbers[kept:])
+        overwrite(fs, target, tokens, numbers[unchanged:])
         fs.publish()
     assert server.objects[key].data.startswith(before)
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -213,8 +213,8 @@ def test_a_shard_that_another_program_has_changed_is_not_replaced(late: bool, se
     """
     target = TARGETS["zarr_end"]
     _, numbers = numbers_of_a_shard(target)
-    held = {number: 1 + number for number in numbers[:3]}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in numbers[:3]}
+    filled(target, server, tmp_path / "natively", tokens)
     other, slipped = Other(server, target), list[int]()
 
     def slip_in(number: int = 0, name: str = "put_object") -> str:
@@ -225,35 +225,35 @@ def test_a_shard_that_another_program_has_changed_is_not_replaced(late: bool, se
         return ""
 
     with opened(server, tmp_path) as fs:
-        overwrite(fs, target, held, numbers[:3])
+        overwrite(fs, target, tokens, numbers[:3])
         if late:
             server.fault = slip_in
         else:
             slip_in()
         with pytest.raises(OSError, match=target.path(numbers[0])):
             fs.publish()
-        assert fs.cat_file(target.path(numbers[1])) == target.shown(held[numbers[1]])
+        assert fs.cat_file(target.path(numbers[1])) == target.shown(tokens[numbers[1]])
         server.fault = lambda number, name: ""
-    held = {numbers[0]: 500, numbers[1]: 1 + numbers[1], numbers[2]: 1 + numbers[2], numbers[3]: 600}
+    tokens = {numbers[0]: 500, numbers[1]: 1 + numbers[1], numbers[2]: 1 + numbers[2], numbers[3]: 600}
     assert slipped
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def test_chunks_outside_of_the_array_stay(server: Server, tmp_path: Path) -> None:
     """An array has shrunk. As many chunks of a shard are written as it has, but not the same."""
     target = TARGETS["zarr_end"]
-    held = {number: 1 + number for number, coords in enumerate(target.chunks) if coords[0] == 0}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number, coords in enumerate(target.chunks) if coords[0] == 0}
+    filled(target, server, tmp_path / "natively", tokens)
     document = server.objects[f"{ROOT}/{target.document}"].data
     small = json.loads(document)
     small["shape"][1] -= target.chunk[1]
     server.put(f"{ROOT}/{target.document}", json.dumps(small).encode())
     inside = [number for number, coords in enumerate(target.chunks) if coords[0] < 2 and coords[1] == 2]
     with opened(server, tmp_path) as fs:
-        overwrite(fs, target, held, inside)
+        overwrite(fs, target, tokens, inside)
         fs.publish()
     server.put(f"{ROOT}/{target.document}", document)
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def test_a_reader_with_the_old_index_gets_no_wrong_bytes(server: Server, tmp_path: Path) -> None:
@@ -261,19 +261,19 @@ def test_a_reader_with_the_old_index_gets_no_wrong_bytes(server: Server, tmp_pat
     target = TARGETS["zarr_end"]
     _, numbers = numbers_of_a_shard(target)
     filled(target, server, tmp_path / "natively", {})
-    other, held = Other(server, target), dict[int, int]()
+    other, tokens = Other(server, target), dict[int, int]()
     for number in reversed(numbers):  # so that each chunk is where another one will be
-        held[number] = 1 + number
-        other.write(number, held[number])
+        tokens[number] = 1 + number
+        other.write(number, tokens[number])
     reader = ShardFileSystem(source="s3://data/root", storage_options=server.options(), skip_instance_cache=True)
-    assert reader.cat_file(target.path(numbers[0])) == target.shown(held[numbers[0]])
+    assert reader.cat_file(target.path(numbers[0])) == target.shown(tokens[numbers[0]])
     with opened(server, tmp_path) as fs:
-        before = dict(held)
-        overwrite(fs, target, held, numbers)
+        before = dict(tokens)
+        overwrite(fs, target, tokens, numbers)
         fs.publish()
     for number in numbers:
         with suppress(OSError):
-            assert reader.cat_file(target.path(number)) in (target.shown(before[number]), target.shown(held[number]))
+            assert reader.cat_file(target.path(number)) in (target.shown(before[number]), target.shown(tokens[number]))
 
 
 def test_a_shard_that_another_program_has_created(server: Server, tmp_path: Path) -> None:
@@ -281,33 +281,33 @@ def test_a_shard_that_another_program_has_created(server: Server, tmp_path: Path
     target = TARGETS["zarr_end"]
     _, numbers = numbers_of_a_shard(target)
     filled(target, server, tmp_path / "natively", {})
-    held: dict[int, int] = {}
+    tokens: dict[int, int] = {}
     with opened(server, tmp_path) as fs:
-        overwrite(fs, target, held, numbers[:2])
+        overwrite(fs, target, tokens, numbers[:2])
         Other(server, target).write(numbers[3], 600)
         fs.publish()
-    held[numbers[3]] = 600
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    tokens[numbers[3]] = 600
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def test_what_is_stored_already_is_not_stored_again(server: Server, tmp_path: Path) -> None:
     """Chunks of the same size are compared with the stored ones. Of a shard in which all are equal, nothing is sent."""
     target, traffic = TARGETS["zarr_end"], Traffic(server)
     key, numbers = numbers_of_a_shard(target)
-    held = {number: 1 + number for number in numbers}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in numbers}
+    filled(target, server, tmp_path / "natively", tokens)
     before = len(server.objects[key].data)
     with opened(server, tmp_path) as fs:
-        fs.pipe_file(target.path(numbers[0]), target.shown(held[numbers[0]]))
+        fs.pipe_file(target.path(numbers[0]), target.shown(tokens[numbers[0]]))
         traffic.begin()
         fs.publish()
         assert traffic.names(key) == ["get_object"]
         assert traffic.names() == ["get_object"] * 2  # the array's document
-        overwrite(fs, target, held, numbers[:1])
-        fs.pipe_file(target.path(numbers[1]), target.shown(held[numbers[1]]))
+        overwrite(fs, target, tokens, numbers[:1])
+        fs.pipe_file(target.path(numbers[1]), target.shown(tokens[numbers[1]]))
         fs.publish()
         assert len(server.objects[key].data) == before + len(target.shown(1)) + INDEX
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 @pytest.mark.parametrize("held_before", [False, True])
@@ -316,17 +316,17 @@ def test_a_put_that_goes_wrong(fault: str, held_before: bool, server: Server, tm
     """Of a shard that is new, and of one that is replaced. Nothing is stored twice, and nobody reports a conflict."""
     target, faults = TARGETS["zarr_end"], [fault]
     key, numbers = numbers_of_a_shard(target)
-    held = {number: 1 + number for number in numbers} if held_before else {}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in numbers} if held_before else {}
+    filled(target, server, tmp_path / "natively", tokens)
     with opened(server, tmp_path) as fs:
         server.fault = lambda number, name: faults.pop() if faults and name == "put_object" else ""
-        overwrite(fs, target, held, numbers)
+        overwrite(fs, target, tokens, numbers)
         with suppress(OSError):
             fs.publish(timeout=120)
         fs.publish(timeout=120)
         assert not faults
-        assert len(server.objects[key].data) == sum(len(target.shown(held[number])) for number in numbers) + INDEX
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+        assert len(server.objects[key].data) == sum(len(target.shown(tokens[number])) for number in numbers) + INDEX
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 @pytest.mark.parametrize("held_before", [False, True])
@@ -336,19 +336,19 @@ def test_a_crash_after_the_put(
     """The journal does not know that the put has succeeded. The next mount finds the chunks in the shard."""
     target = TARGETS["zarr_end"]
     key, numbers = numbers_of_a_shard(target)
-    held = {number: 1 + number for number in numbers} if held_before else {}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in numbers} if held_before else {}
+    filled(target, server, tmp_path / "natively", tokens)
     with monkeypatch.context() as patch, opened(server, tmp_path) as fs:
         patch.setattr("shardfs.write.publisher.Publisher._arrived", raises)
-        overwrite(fs, target, held, numbers)
+        overwrite(fs, target, tokens, numbers)
         with pytest.raises(OSError, match="killed"):
             fs.publish(timeout=30)
-    stored = server.objects[key]
+    source_bytes = server.objects[key]
     with opened(server, tmp_path) as fs:
         fs.publish(timeout=120)
-        assert fs.cat_file(target.path(numbers[0])) == target.shown(held[numbers[0]])
-    assert server.objects[key] is stored
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+        assert fs.cat_file(target.path(numbers[0])) == target.shown(tokens[numbers[0]])
+    assert server.objects[key] is source_bytes
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def raises(*_: object) -> None:
@@ -403,31 +403,31 @@ def test_shards_are_uploaded_at_the_same_time(connections: int, server: Server, 
     wanted = min(connections, len(target.shards()))
     with opened(server, tmp_path, connections=str(connections)) as fs:
         server.fault = overlaps = Overlaps(server, wanted, 50)
-        held = filling(target, fs)
+        tokens = filling(target, fs)
         fs.publish()
         assert overlaps.most == wanted
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def test_a_shard_that_cannot_be_uploaded_does_not_harm_the_others(server: Server, tmp_path: Path) -> None:
     """They have arrived when the flush reports the error."""
     target = TARGETS["zarr_end"]
     filled(target, server, tmp_path / "natively", {})
-    bad, *others = target.shards()
+    bad, *other_shards = target.shards()
 
     def forbid(number: int, name: str) -> str:
         return "forbid" if name == "put_object" and server.paths[number] == f"{ROOT}/{bad}" else ""
 
     with opened(server, tmp_path) as fs:
         server.fault = forbid
-        held = filling(target, fs)
+        tokens = filling(target, fs)
         with pytest.raises(PermissionError, match=bad):
             fs.publish()
-        assert {f"{ROOT}/{key}" for key in others} <= server.objects.keys()
+        assert {f"{ROOT}/{key}" for key in other_shards} <= server.objects.keys()
         assert f"{ROOT}/{bad}" not in server.objects
         server.fault = lambda number, name: ""
         fs.publish()
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def test_uploads_share_a_limit_of_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

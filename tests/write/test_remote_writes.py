@@ -59,22 +59,22 @@ def upload(server: Server, root: Path) -> None:
             server.put(f"{ROOT}/{path.relative_to(root)}", path.read_bytes())
 
 
-def filled(target: Target, server: Server, root: Path, held: Mapping[int, int]) -> None:
+def filled(target: Target, server: Server, root: Path, tokens: Mapping[int, int]) -> None:
     """The store, with an array that its own library has written."""
     root.mkdir()
     target.create(root)
-    if held:
-        target.fill(root, target.array(held))
+    if tokens:
+        target.fill(root, target.array(tokens))
     upload(server, root)
 
 
 def arrived(target: Target, server: Server, root: Path) -> Array:
     """What the store has, as read by a library that is not shardfs."""
-    for key, found in server.objects.items():
+    for key, stored_object in server.objects.items():
         if not key.rpartition("/")[2].startswith(".shardfs"):
             path = root / key.removeprefix(f"{ROOT}/")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(found.data)
+            path.write_bytes(stored_object.data)
     return next(iter(target.readers.values()))(root)
 
 
@@ -119,26 +119,26 @@ def test_the_lock_in_the_store_is_gone_before_the_journal_that_it_names(
 @pytest.mark.parametrize("name", ["zarr_end", "zarr_start", "zarr_gzip_after", "precomputed_gzip", "n5"])
 def test_each_shard_is_put_once(name: str, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = TARGETS[name]
-    held = {number: 1 + number for number in range(0, len(target.chunks), 2)}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in range(0, len(target.chunks), 2)}
+    filled(target, server, tmp_path / "natively", tokens)
     with opened(server, tmp_path) as fs:
         server.requests.clear()
         for number in range(0, len(target.chunks), 3):
-            held[number] = 1000 + number
-            fs.pipe_file(target.path(number), target.shown(held[number]))
-        removed = next(iter(held))
+            tokens[number] = 1000 + number
+            fs.pipe_file(target.path(number), target.shown(tokens[number]))
+        removed = next(iter(tokens))
         fs.rm_file(target.path(removed))
-        del held[removed]
+        del tokens[removed]
         assert server.requests.count("put_object") == 0
         fs.publish()
         shards = {key for key, numbers in target.shards().items() if any(number % 3 == 0 for number in numbers)}
         assert server.requests.count("put_object") == len(shards)
         assert fs.cat_file(target.path(3)) == target.shown(1003)
-        held[4] = 2000
+        tokens[4] = 2000
         fs.pipe_file(target.path(4), target.shown(2000))  # on top of what we have put ourselves
         fs.publish()
     assert "another writer" not in caplog.text
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
     assert not any("shardfs" in key for key in server.objects)
 
 
@@ -146,8 +146,8 @@ def test_each_shard_is_put_once(name: str, server: Server, tmp_path: Path, caplo
 def test_on_a_bad_day_all_arrives_once(seed: int, server: Server, tmp_path: Path) -> None:
     """One request in four goes wrong, each in its own way."""
     target, chance = TARGETS["zarr_end"], random.Random(seed)
-    held, told = dict[int, int](), set[int | None]()
-    filled(target, server, tmp_path / "natively", held)
+    tokens, told = dict[int, int](), set[int | None]()
+    filled(target, server, tmp_path / "natively", tokens)
 
     def fault(number: int, name: str) -> str:
         return chance.choice(["lost", "reset", "busy", "cut"]) if chance.random() < 0.25 else ""
@@ -156,8 +156,8 @@ def test_on_a_bad_day_all_arrives_once(seed: int, server: Server, tmp_path: Path
         server.fault = fault
         for turn in range(3):
             for number in chance.sample(range(len(target.chunks)), 8):
-                held[number] = 1 + 100 * turn + number
-                fs.pipe_file(target.path(number), target.shown(held[number]))
+                tokens[number] = 1 + 100 * turn + number
+                fs.pipe_file(target.path(number), target.shown(tokens[number]))
             for _ in range(20):
                 try:
                     fs.publish(timeout=120)
@@ -167,7 +167,7 @@ def test_on_a_bad_day_all_arrives_once(seed: int, server: Server, tmp_path: Path
         server.fault = lambda number, name: ""
         fs.publish(timeout=120)
     assert errno.ESTALE not in told
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 class Other:
@@ -178,8 +178,8 @@ class Other:
         self._target = target
         self._writer = ObjectWriter(store, S3Objects(store))
         documents = {target.document: server.objects[f"{ROOT}/{target.document}"].data}
-        found = [f.open("", documents) for f in formats() if target.document in f.documents]
-        self._collection: Collection = next(d.collections[0] for d in found if d is not None and d.collections)
+        datasets = [f.open("", documents) for f in formats() if target.document in f.documents]
+        self._collection: Collection = next(d.collections[0] for d in datasets if d is not None and d.collections)
 
     def chunks_by_shard(self) -> dict[object, list[int]]:
         """Return the numbers of the target's chunks, by their shard."""
@@ -203,27 +203,27 @@ def test_two_programs_lose_nothing_of_each_other(server: Server, tmp_path: Path)
     """50 rounds, in which the other program changes other chunks of the same shard in the middle of each publish."""
     target = TARGETS["zarr_end"]
     filled(target, server, tmp_path / "natively", {})
-    other, held, chance = Other(server, target), dict[int, int](), random.Random(0)
+    other, tokens, chance = Other(server, target), dict[int, int](), random.Random(0)
     chunks_by_shard = list(other.chunks_by_shard().values())
     theirs: list[int] = []
 
     def fault(count: int, name: str) -> str:
         if name == "put_object" and server.paths[count].startswith(f"{ROOT}/c/") and theirs:
             number = theirs.pop()
-            other.write(number, held[number])
+            other.write(number, tokens[number])
         return ""
 
     with opened(server, tmp_path) as fs:
         server.fault = fault
         for turn in range(1, 51):
             shard = chance.choice(chunks_by_shard)
-            held |= {number: turn * 100 + number for number in shard}
+            tokens |= {number: turn * 100 + number for number in shard}
             for number in shard[::2]:
-                fs.pipe_file(target.path(number), target.shown(held[number]))
+                fs.pipe_file(target.path(number), target.shown(tokens[number]))
             theirs[:] = shard[1::2]
             fs.publish(timeout=60)
             assert not theirs
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 def pending_of(fs: ShardFileSystem) -> WriteBuffer:
@@ -249,7 +249,7 @@ def test_an_entry_that_leaves_the_object_is_damage_of_a_published_chunk(server: 
 @pytest.mark.parametrize("was_there", [True, False])
 @pytest.mark.parametrize("kind", ["memory", "gs"])
 def test_another_writer_is_noticed_in_other_stores(kind: str, was_there: bool, tmp_path: Path) -> None:
-    target, held = TARGETS["zarr_start"], {0: 1, 1: 2} if was_there else {1: 2}
+    target, expected_tokens = TARGETS["zarr_start"], {0: 1, 1: 2} if was_there else {1: 2}
     with gcs_store() as gcs:
         options = gcs_options(gcs) if kind == "gs" else {"skip_instance_cache": True}
         store = fsspec.filesystem(kind, **options)
@@ -263,7 +263,7 @@ def test_another_writer_is_noticed_in_other_stores(kind: str, was_there: bool, t
 
         (tmp_path / "natively").mkdir()
         target.create(tmp_path / "natively")
-        natively(held)
+        natively(expected_tokens)
         words = {"journal": str(tmp_path / "journals"), "idle": "3600", "age": "3600"}
         fs = ShardFileSystem(
             source=f"{kind}://{root}", storage_options=options, rw=True, write_options=words, skip_instance_cache=True
@@ -271,7 +271,7 @@ def test_another_writer_is_noticed_in_other_stores(kind: str, was_there: bool, t
         try:
             fs.pipe_file(target.path(0), target.shown(100))
             fs.pipe_file(target.path(2), target.shown(102))
-            natively(held | {0: 200})
+            natively(expected_tokens | {0: 200})
             with pytest.raises(OSError, match="the stored chunk") as caught:
                 fs.publish(timeout=30)
             assert caught.value.errno == errno.ESTALE
@@ -281,7 +281,7 @@ def test_another_writer_is_noticed_in_other_stores(kind: str, was_there: bool, t
             with suppress(FileNotFoundError):
                 (tmp_path / "natively" / key).write_bytes(store.cat_file(f"{root}/{key}"))
         read = next(iter(target.readers.values()))
-        assert (read(tmp_path / "natively") == target.array(held | {0: 200, 2: 102})).all()
+        assert (read(tmp_path / "natively") == target.array(expected_tokens | {0: 200, 2: 102})).all()
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -293,17 +293,17 @@ def test_chunks_that_wait_for_a_later_publish_are_unchanged(
     """A publish of other chunks gives the shard another version, and may move them."""
     target = TARGETS[name]
     other, ours, *_ = next(iter(target.shards().values()))
-    held = {number: 1 + number for number in range(len(target.chunks))}
-    filled(target, server, tmp_path / "natively", held)
+    tokens = {number: 1 + number for number in range(len(target.chunks))}
+    filled(target, server, tmp_path / "natively", tokens)
     with opened(server, tmp_path, compact=compact) as fs:
         pending = pending_of(fs)
         for turn in range(3):  # so that more than half of the shard is dead bytes
-            held[other] = 1000 + turn
-            fs.pipe_file(target.path(other), target.shown(held[other]))
+            tokens[other] = 1000 + turn
+            fs.pipe_file(target.path(other), target.shown(tokens[other]))
             fs.publish(timeout=120)
-        held[ours], held[other] = 2000, 2001
-        fs.pipe_file(target.path(ours), target.shown(held[ours]))
-        fs.pipe_file(target.path(other), target.shown(held[other]))
+        tokens[ours], tokens[other] = 2000, 2001
+        fs.pipe_file(target.path(ours), target.shown(tokens[ours]))
+        fs.pipe_file(target.path(other), target.shown(tokens[other]))
         with monkeypatch.context() as patch:
             patch.setattr(pending.shards, "is_held", lambda path: path == target.path(ours))
             if crash:
@@ -316,13 +316,13 @@ def test_chunks_that_wait_for_a_later_publish_are_unchanged(
             fs.publish(timeout=120)
     with opened(server, tmp_path) as fs:
         fs.publish(timeout=120)
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 @pytest.mark.parametrize("name", ["zarr_end", "precomputed_gzip", "n5"])
 def test_damaged_bytes_of_the_journal_are_not_published(name: str, server: Server, tmp_path: Path) -> None:
-    target, held = TARGETS[name], {0: 1, 1: 2}
-    filled(target, server, tmp_path / "natively", held)
+    target, tokens = TARGETS[name], {0: 1, 1: 2}
+    filled(target, server, tmp_path / "natively", tokens)
     with opened(server, tmp_path) as fs:
         fs.pipe_file(target.path(0), target.shown(100))
         before = dict(server.objects)
@@ -335,7 +335,7 @@ def test_damaged_bytes_of_the_journal_are_not_published(name: str, server: Serve
         with pytest.raises(OSError, match=target.path(0)):
             fs.publish(timeout=30)
         assert server.objects == before
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 # ------------------------------------------------------------------------------------------------ T19: through a mount
@@ -370,8 +370,8 @@ def probe(kind: str, path: Path) -> float:
 def test_a_mount_answers_while_the_store_does_not(fault: str, server: Server, tmp_path: Path) -> None:
     """A hung store, one that is busy, one that hangs up. What is here is shown, and safe, as ever; then it is put."""
     need_fuse()
-    target, held = TARGETS["zarr_end"], {0: 1, 1: 2, 5: 6}
-    filled(target, server, tmp_path / "natively", held)
+    target, tokens = TARGETS["zarr_end"], {0: 1, 1: 2, 5: 6}
+    filled(target, server, tmp_path / "natively", tokens)
     words = [*in_words({k: v for k, v in server.options().items() if k in ("key", "secret", "client_kwargs")})]
     words += ["-o", f"store_timeout={STORE_S},store_retries=1,idle=0.1"]
     with writable("s3://data/root", tmp_path, *words) as mount:  # type: ignore[arg-type]
@@ -380,8 +380,8 @@ def test_a_mount_answers_while_the_store_does_not(fault: str, server: Server, tm
         assert chunk[0].read_bytes() == target.shown(1)
         server.fault = lambda number, name: fault
         for turn in range(3):
-            held[1] = 100 + turn
-            chunk[1].write_bytes(target.shown(held[1]))
+            tokens[1] = 100 + turn
+            chunk[1].write_bytes(target.shown(tokens[1]))
             times = {
                 "root": probe("list", mount.path),
                 "dirty": probe("read", chunk[1]),
@@ -389,16 +389,16 @@ def test_a_mount_answers_while_the_store_does_not(fault: str, server: Server, tm
                 "fsync": probe("fsync", mount.path / target.path(1)),
             }
             assert max(times.values()) < PROBE_S, times
-            chunk[1].write_bytes(target.shown(held[1]))
+            chunk[1].write_bytes(target.shown(tokens[1]))
             time.sleep(0.3)
-        began = time.monotonic()
+        start = time.monotonic()
         lazy = subprocess.run(["fusermount3", "-uz", str(mount.path)], timeout=250, check=False)
         assert lazy.returncode == 0
-        assert time.monotonic() - began < PROBE_S
+        assert time.monotonic() - start < PROBE_S
         server.fault = lambda number, name: ""
         server.released.set()
         wait_until(lambda: _start_time(mount.pid) is None, 60)  # the daemon ends once all is published
-    assert (arrived(target, server, tmp_path / "after") == target.array(held)).all()
+    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 @pytest.mark.fuse
@@ -420,21 +420,21 @@ def test_what_did_not_arrive_arrives_at_the_next_mount(server: Server, tmp_path:
         server.released.set()
         mount.mount()  # the lock object of the one that was killed is no obstacle: the journal is the same
         assert (mount.path / target.path(3)).read_bytes() == target.shown(4)
-        done = mount.umount()
-        assert done.returncode == 0, done.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
     assert (arrived(target, server, tmp_path / "after") == target.array({0: 1, 3: 4})).all()
     assert not any("shardfs" in key for key in server.objects)
 
 
-@pytest.mark.parametrize("stored", [True, False])
-def test_chunks_of_an_array_that_is_created_anew_are_conflicts(server: Server, tmp_path: Path, stored: bool) -> None:
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_chunks_of_an_array_that_is_created_anew_are_conflicts(server: Server, tmp_path: Path, is_stored: bool) -> None:
     """With other codecs: the bytes in the journal do not fit into its shards."""
-    create(tmp_path / "a", "former", list(range(8)) if stored else None)
+    create(tmp_path / "a", "former", list(range(8)) if is_stored else None)
     upload(server, tmp_path / "a")
     with opened(server, tmp_path) as fs:
         fs.pipe_file("c/0", b"\1\0\2\0")
         fs.pipe_file("c/3", b"\1\0\2\0")
-        create(tmp_path / "a", "codecs", list(range(10, 18)) if stored else None)
+        create(tmp_path / "a", "codecs", list(range(10, 18)) if is_stored else None)
         for key in [key for key in server.objects if key.startswith(f"{ROOT}/c/")]:
             del server.objects[key]
         upload(server, tmp_path / "a")

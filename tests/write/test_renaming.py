@@ -256,20 +256,20 @@ def test_it_survives_a_kill_with_its_new_name(
         assert files.read(LOCK) is None
 
 
-@pytest.mark.parametrize("there", [None, "", ".gz"])
-def test_it_becomes_a_compressed_chunk(there: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("present", [None, "", ".gz"])
+def test_it_becomes_a_compressed_chunk(present: str | None, tmp_path: Path) -> None:
     """In place of none, of a stored one, or of another one; each is still open."""
     target = TARGETS["precomputed"]
     (tmp_path / "source").mkdir()
     target.create(tmp_path / "source")
     chunk, data = target.path(0), gzip.compress(target.shown(2), mtime=0)
     with Whole().open(target, tmp_path / "source", tmp_path / "journal") as files:
-        if there is not None:
-            unsaved(files, chunk + there, b"replaced")
+        if present is not None:
+            unsaved(files, chunk + present, b"replaced")
         handle = unsaved(files, f"{chunk}.gz.__lock", data)
         files.rename(f"{chunk}.gz.__lock", f"{chunk}.gz")
         assert files.read(f"{chunk}.gz") is None
-        if there != "":  # a program that writes the chunk itself sees its own bytes
+        if present != "":  # a program that writes the chunk itself sees its own bytes
             assert files.read(chunk) == target.shown(2)
         with pytest.raises(OSError, match="Stale"):
             files.tree.write(handle, 0, b"more")
@@ -385,36 +385,36 @@ def replace(files: TreeFiles, _handle: int) -> bytes:
 def while_renaming(files: TreeFiles, call: str, do: Callable[[], bytes], monkeypatch: pytest.MonkeyPatch) -> bytes:
     """Rename the lock to the chunk, and do something else right before a call that is made with no lock held; what
     that returns."""
-    called, done = getattr(files.tree.pending, call), list[bytes]()
+    called, values = getattr(files.tree.pending, call), list[bytes]()
 
     def calling(*arguments: Any) -> Any:
-        if not done:
-            done.append(b"")
-            done[0] = do()
+        if not values:
+            values.append(b"")
+            values[0] = do()
         return called(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(files.tree.pending, call, calling)
         files.rename(LOCK, CHUNK)
-    (found,) = done
-    return found
+    (value,) = values
+    return value
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("call", "spill"), [("make_room", buffers.SPILL), ("look", 10)])
-@pytest.mark.parametrize("there", ["pending", "stored", "open"])
+@pytest.mark.parametrize("former", ["pending", "stored", "open"])
 @pytest.mark.parametrize("do", [flush, sync, release, write, flush_and_write, cut, publish, unlink, replace])
 def test_between(
-    do: Callable[[TreeFiles, int], bytes], there: str, call: str, spill: int, tmp_path: Path, source: Path,
+    do: Callable[[TreeFiles, int], bytes], former: str, call: str, spill: int, tmp_path: Path, source: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The chunk that is replaced is pending, or stored, or written to as well."""
     monkeypatch.setattr(buffers, "SPILL", spill)
     with Whole().open(TARGET, source, tmp_path / "journal") as files:
         files.write(CHUNK, OLD)
-        if there == "stored":
+        if former == "stored":
             files.publish()
-        other = unsaved(files, CHUNK, NEWER) if there == "open" else None
+        other = unsaved(files, CHUNK, NEWER) if former == "open" else None
         handle = unsaved(files, LOCK, NEW)
         wanted = while_renaming(files, call, partial(do, files, handle), monkeypatch)
         assert (files.read(CHUNK), files.read(LOCK)) == (wanted, None)

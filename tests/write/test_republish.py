@@ -105,8 +105,8 @@ def test_n5(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(data_n5.golden()))
 def test_n5_as_java_wrote_it(name: str, tmp_path: Path) -> None:
-    stored, _ = data_n5.golden()[name]
-    handmade.write_files(tmp_path / "source", stored)
+    stored_files, _ = data_n5.golden()[name]
+    handmade.write_files(tmp_path / "source", stored_files)
     _published(tmp_path / "source", tmp_path / "published")
 
 

@@ -73,22 +73,22 @@ class MemoryTree:
     # ---- looking
 
     def _inode(self, number: int) -> Inode:
-        found = self._inodes.get(number)
-        if found is None:
+        inode = self._inodes.get(number)
+        if inode is None:
             raise error(errno.ESTALE)
-        return found
+        return inode
 
     def _directory(self, number: int) -> Inode:
-        found = self._inode(number)
-        if not found.directory:
+        inode = self._inode(number)
+        if not inode.directory:
             raise error(errno.ENOTDIR)
-        return found
+        return inode
 
     def _child(self, parent: int, name: bytes) -> Inode:
-        found = self._directory(parent).names.get(name)
-        if found is None:
+        child = self._directory(parent).names.get(name)
+        if child is None:
             raise error(errno.ENOENT, name)
-        return found[0]
+        return child[0]
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
         with self._lock:
@@ -133,13 +133,13 @@ class MemoryTree:
     def shown_path(self, number: int) -> str:
         return str(number)
 
-    def small_listing(self, number: int, most: int) -> list[EntryRow] | None:
+    def small_listing(self, number: int, limit: int) -> list[EntryRow] | None:
         return None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
         with self._lock:
-            found = [(name, inode, at) for name, (inode, at) in self._directory(number).names.items() if at > cookie]
-        return self._batches(sorted(found, key=lambda entry: entry[2]))
+            rows = [(name, inode, at) for name, (inode, at) in self._directory(number).names.items() if at > cookie]
+        return self._batches(sorted(rows, key=lambda entry: entry[2]))
 
     def _batches(self, entries: list[tuple[bytes, Inode, int]]) -> Iterator[Batch]:
         for start in range(0, len(entries), BATCH):
@@ -174,14 +174,14 @@ class MemoryTree:
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         with self._lock:
             around = self._directory(parent)
-            found = around.names.get(name)
-            if found is None:
+            present = around.names.get(name)
+            if present is None:
                 inode = Inode(next(self._numbers), False, mode)
                 self._add(around, name, inode)
             elif flags & os.O_EXCL:
                 raise error(errno.EEXIST, name)
             else:
-                inode = found[0]
+                inode = present[0]
             handle = self.open(inode.number, flags)
             return inode.attributes(), handle
 
@@ -272,12 +272,12 @@ class Writer:
         head = struct.pack("=QQIIQII", handle, offset, len(data), 0, 0, 0, 0)
         return self.ask(protocol.WRITE, number, head + data)
 
-    def setattr(self, number: int, what: int, **values: int) -> Reply:
+    def setattr(self, number: int, valid: int, **values: int) -> Reply:
         fields = dict.fromkeys(("handle", "size", "lock", "atime", "mtime", "ctime"), 0)
         small = dict.fromkeys(("atime_ns", "mtime_ns", "ctime_ns", "mode", "unused", "uid", "gid", "padding"), 0)
         fields |= {name: value for name, value in values.items() if name in fields}
         small |= {name: value for name, value in values.items() if name in small}
-        body = struct.pack("=II6Q8I", what, 0, *fields.values(), *small.values())
+        body = struct.pack("=II6Q8I", valid, 0, *fields.values(), *small.values())
         return self.ask(protocol.SETATTR, number, body)
 
     def opendir(self, number: int = ROOT) -> int:
@@ -406,12 +406,12 @@ def test_publishing_is_asked_for(writer: Writer) -> None:
 
 
 def test_the_mount_itself_cannot_be_changed(writer: Writer) -> None:
-    own, inside = control.NAME + b"\0", control.DIRECTORY
+    control_name, inside = control.NAME + b"\0", control.DIRECTORY
     for opcode, node, body in (
-        (protocol.CREATE, ROOT, bytes(16) + own),
-        (protocol.MKDIR, ROOT, bytes(8) + own),
-        (protocol.UNLINK, ROOT, own),
-        (protocol.RMDIR, ROOT, own),
+        (protocol.CREATE, ROOT, bytes(16) + control_name),
+        (protocol.MKDIR, ROOT, bytes(8) + control_name),
+        (protocol.UNLINK, ROOT, control_name),
+        (protocol.RMDIR, ROOT, control_name),
         (protocol.RENAME2, ROOT, _names(b"a", control.NAME, 0)),
         (protocol.CREATE, inside, bytes(16) + b"x\0"),
         (protocol.UNLINK, inside, b"status.json\0"),
@@ -466,20 +466,20 @@ def test_attributes_that_were_asked_for_before_a_change_are_not_kept_after_it(
 ) -> None:
     """A look-up waits for the store while another thread answers a write."""
     number, handle = two_versions
-    asked, go = threading.Event(), threading.Event()
+    is_asked, go = threading.Event(), threading.Event()
     lookup = writer.tree.lookup
 
     def slow(parent: int, name: bytes) -> Attributes:
         found: Attributes = lookup(parent, name)
-        if not asked.is_set():
-            asked.set()
+        if not is_asked.is_set():
+            is_asked.set()
             writer.kernel.waiting()
             go.wait(60)
         return found
 
     writer.tree.__dict__["lookup"] = slow
     unique = writer.kernel.send(protocol.LOOKUP, ROOT, b"f\0")
-    assert asked.wait(60)
+    assert is_asked.wait(60)
     writer.write(number, handle, 0, b"NEW")
     go.set()
     assert writer.kernel.receive().unique == unique
@@ -499,13 +499,13 @@ def test_a_listing_tells_attributes_until_something_changes(writer: Writer) -> N
     first = writer.readdir(handle, 0, 4096)
     assert all(entry.node for entry in first[2:])
     writer.create(b"another")
-    rest, position = [], first[-1].position
+    tail, position = [], first[-1].position
     while page := writer.readdir(handle, position, 4096):
-        rest += page
+        tail += page
         position = page[-1].position
-    assert [entry.name for entry in first[2:] + rest] == names
-    assert not any(entry.node for entry in rest)
-    assert all(entry.ino for entry in rest)
+    assert [entry.name for entry in first[2:] + tail] == names
+    assert not any(entry.node for entry in tail)
+    assert all(entry.ino for entry in tail)
     # From the beginning again, the kernel is told all.
     again = writer.readdir(handle, 0, 1 << 20)
     assert all(entry.node for entry in again[2:])
@@ -519,8 +519,8 @@ def test_a_listing_goes_on_at_any_position(writer: Writer, plus: bool) -> None:
     whole = writer.readdir(handle, 0, 1 << 20, plus=plus)
     assert [entry.name for entry in whole] == [b".", b"..", *names]
     for at in (0, 1, 2, 50, 99, 3, 100):
-        rest = writer.readdir(handle, whole[at].position, 1 << 20, plus=plus)
-        assert [entry.name for entry in rest] == [entry.name for entry in whole[at + 1 :]]
+        tail = writer.readdir(handle, whole[at].position, 1 << 20, plus=plus)
+        assert [entry.name for entry in tail] == [entry.name for entry in whole[at + 1 :]]
     assert writer.readdir(handle, whole[-1].position, 4096, plus=plus) == []
     writer.ask(protocol.RELEASEDIR, ROOT, struct.pack("=QIIQ", handle, 0, 0, 0))
 
@@ -558,10 +558,10 @@ def test_a_request_that_was_postponed_is_done_once() -> None:
     tree.fsync = fsync
     with serving(tree, rw=True, file_mode=0o644, dir_mode=0o755) as kernel:
         number, handle = Writer(kernel).create(b"f")
-        asked = [kernel.send(protocol.FSYNC, number, struct.pack("=QIIQ", handle, 0, 0, 0)) for _ in gates]
+        requests = [kernel.send(protocol.FSYNC, number, struct.pack("=QIIQ", handle, 0, 0, 0)) for _ in gates]
         kernel.send(protocol.GETATTR, ROOT, bytes(16))
         assert kernel.receive().error == 0  # someone answers
         for gate in gates:
             gate.set()
-        assert sorted(kernel.receive().unique for _ in asked) == sorted(asked)
+        assert sorted(kernel.receive().unique for _ in requests) == sorted(requests)
         assert next(turns, None) is None

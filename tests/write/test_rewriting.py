@@ -245,10 +245,10 @@ def test_shards_in_shards_do_not_grow_inside() -> None:
 def test_what_lies_beyond_the_array_stays_and_keeps_the_shard() -> None:
     collection = zarr((2, 4), (4, 4), (2, 2))
     old = handmade.zarr_shard([b"one", b"two", b"beyond", None])
-    left = published(collection, old, {}, {(0, 0), (0, 1)})
-    assert left is not None
-    assert stored_chunk(collection, left, (1, 0)) == b"beyond"
-    assert published(collection, left, {}, {(1, 0)}) is None
+    shard = published(collection, old, {}, {(0, 0), (0, 1)})
+    assert shard is not None
+    assert stored_chunk(collection, shard, (1, 0)) == b"beyond"
+    assert published(collection, shard, {}, {(1, 0)}) is None
     assert published(collection, None, {}, {(0, 0)}) is None
 
 
@@ -259,9 +259,9 @@ _THREE, _FIVE = handmade_ids.manifest([[3]]), handmade_ids.manifest([[2], [3]])
 
 
 def _mesh() -> bytes:
-    found = published(_MESH, None, {(4, 0): _THREE, (4, 1): b"abc", (5, 0): _FIVE, (5, 1): b"12345"})
-    assert found is not None
-    return found
+    shard = published(_MESH, None, {(4, 0): _THREE, (4, 1): b"abc", (5, 0): _FIVE, (5, 1): b"12345"})
+    assert shard is not None
+    return shard
 
 
 def _meshes(shard: bytes) -> dict[int, bytes]:
@@ -454,14 +454,14 @@ def test_blocks_without_header_are_stored_whole(swap: int, checksum: bool) -> No
     data = np.arange(6, dtype=">u2").reshape(3, 2)
     header = data_n5.header((2, 3))
     transform = PlainBlocks(checksum, header, 12, swap)
-    kept = transform.store((0, 0), header + data.tobytes())
-    assert transform.show((0, 0), kept) == header + data.tobytes()
-    assert len(kept) == 12 + 4 * checksum
-    assert kept[:12] == (data.astype("<u2") if swap == 2 else data).tobytes()
+    block = transform.store((0, 0), header + data.tobytes())
+    assert transform.show((0, 0), block) == header + data.tobytes()
+    assert len(block) == 12 + 4 * checksum
+    assert block[:12] == (data.astype("<u2") if swap == 2 else data).tobytes()
     cut = np.zeros((3, 2), ">u2")
     cut[:2, :1] = data[:2, :1]
-    kept = transform.store((0, 0), data_n5.header((1, 2)) + data[:2, :1].tobytes())
-    assert transform.show((0, 0), kept) == header + cut.tobytes()
+    block = transform.store((0, 0), data_n5.header((1, 2)) + data[:2, :1].tobytes())
+    assert transform.show((0, 0), block) == header + cut.tobytes()
     for wrong in (
         b"",
         header,

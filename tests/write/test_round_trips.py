@@ -41,12 +41,12 @@ def test_no_stored_chunk_is_read_while_all_names_are_locked(
     TARGET.create(tmp_path / "store")
     TARGET.fill(tmp_path / "store", TARGET.array({0: 100, 1: 101}))
     with Whole().open(TARGET, tmp_path / "store", tmp_path / "journal") as files:
-        asked = list[str]()
+        requests = list[str]()
 
         def digest(chunk: Blob | None) -> str:
             with ThreadPoolExecutor(1) as other:
-                found = other.submit(files.tree.resolve, TARGET.path(1))
-                asked.append("waits" if wait([found], 60).not_done else "answered")
+                lookup = other.submit(files.tree.resolve, TARGET.path(1))
+                requests.append("waits" if wait([lookup], 60).not_done else "answered")
             return digest_of(chunk)
 
         monkeypatch.setattr(stored_module, "digest_of", digest)
@@ -54,7 +54,7 @@ def test_no_stored_chunk_is_read_while_all_names_are_locked(
             files.unlink(TARGET.path(0))
         else:
             getattr(files, call)(TARGET.path(0), TARGET.shown(7))
-        assert asked == ["answered"]
+        assert requests == ["answered"]
 
 
 def in_place(path: Path, data: bytes) -> None:
@@ -75,13 +75,13 @@ def told(mount: WritableMount) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("write", "most"),
+    ("write", "limits"),
     [
         (in_place, {"lookup": 2, "create": 1, "write": 1, "flush": 1, "release": 1}),
         (by_rename, {"lookup": 3, "create": 1, "write": 1, "flush": 1, "release": 1, "rename": 1}),
     ],
 )
-def test_requests_for_each_chunk(write: Callable[[Path, bytes], None], most: dict[str, int], tmp_path: Path) -> None:
+def test_requests_for_each_chunk(write: Callable[[Path, bytes], None], limits: dict[str, int], tmp_path: Path) -> None:
     """And a shard that is written as a whole is published once, and no byte of it twice."""
     (tmp_path / "store").mkdir()
     TARGET.create(tmp_path / "store")
@@ -93,14 +93,14 @@ def test_requests_for_each_chunk(write: Callable[[Path, bytes], None], most: dic
         before = Counter(told(mount)["requests"])
         for number, path in enumerate(chunks):
             write(mount.path / path, TARGET.shown(100 + number))
-        asked = Counter(told(mount)["requests"]) - before
-        per_chunk = {name: -(-(n - 8) // len(chunks)) for name, n in asked.items() if name in ASKED and n > 8}
-        assert all(n <= most.get(name, 0) for name, n in per_chunk.items()), per_chunk
+        requests = Counter(told(mount)["requests"]) - before
+        per_chunk = {name: -(-(n - 8) // len(chunks)) for name, n in requests.items() if name in ASKED and n > 8}
+        assert all(n <= limits.get(name, 0) for name, n in per_chunk.items()), per_chunk
         assert mount.flush().returncode == 0
         writing = told(mount)["writing"]
         assert writing["published_shards"] == 1
-        stored = sum(p.stat().st_size for p in (tmp_path / "store/c").rglob("*") if p.is_file())
-        assert writing["published_bytes"] == stored
+        stored_nbytes = sum(p.stat().st_size for p in (tmp_path / "store/c").rglob("*") if p.is_file())
+        assert writing["published_bytes"] == stored_nbytes
         assert mount.umount().returncode == 0
 
 

@@ -23,68 +23,68 @@ OLD, NEW = encoded(shape=[8], a=1), encoded(shape=[16], a=1, native=1)
 
 
 def test_values_that_programs_outside_have_replaced_are_kept() -> None:
-    known = Seen()
-    known.read("a", OLD)
-    assert known.taken_back("a", OLD, NEW) == []
-    known.read("a", NEW)
-    assert known.taken_back("a", NEW, NEW) == []
-    assert known.taken_back("a", NEW, OLD) == ["native", "shape.0"]
-    assert known.taken_back("a", NEW, encoded(shape=[12], a=2, native=2)) == ["shape.0"]
-    assert known.taken_back("a", NEW, encoded(shape=[4], a=2, native=2)) == []
-    assert known.taken_back("a", NEW, b"no document") == ["native"]
+    versions = Seen()
+    versions.read("a", OLD)
+    assert versions.taken_back("a", OLD, NEW) == []
+    versions.read("a", NEW)
+    assert versions.taken_back("a", NEW, NEW) == []
+    assert versions.taken_back("a", NEW, OLD) == ["native", "shape.0"]
+    assert versions.taken_back("a", NEW, encoded(shape=[12], a=2, native=2)) == ["shape.0"]
+    assert versions.taken_back("a", NEW, encoded(shape=[4], a=2, native=2)) == []
+    assert versions.taken_back("a", NEW, b"no document") == ["native"]
     later = encoded(shape=[20], a=1, native=1)
-    known.wrote("a", later)
-    assert known.taken_back("a", later, encoded(shape=[18], a=1, native=1)) == []
-    assert known.taken_back("a", later, OLD) == ["native", "shape.0"]
+    versions.wrote("a", later)
+    assert versions.taken_back("a", later, encoded(shape=[18], a=1, native=1)) == []
+    assert versions.taken_back("a", later, OLD) == ["native", "shape.0"]
     for other in ("b", "a/b"):
-        assert known.taken_back(other, NEW, OLD) == []
+        assert versions.taken_back(other, NEW, OLD) == []
 
 
 def test_a_document_that_was_away_is_another_version() -> None:
-    known = Seen()
-    known.read("a", OLD)
-    known.read("a", None)
-    known.read("a", NEW)
-    assert known.taken_back("a", NEW, OLD) == ["native", "shape.0"]
-    known.wrote("a", None)
-    known.read("a", NEW)
-    assert known.taken_back("a", NEW, OLD) == []
+    versions = Seen()
+    versions.read("a", OLD)
+    versions.read("a", None)
+    versions.read("a", NEW)
+    assert versions.taken_back("a", NEW, OLD) == ["native", "shape.0"]
+    versions.wrote("a", None)
+    versions.read("a", NEW)
+    assert versions.taken_back("a", NEW, OLD) == []
 
 
 def test_a_change_of_another_document_is_noted_if_the_version_before_is_known() -> None:
-    known = Seen()
-    known.changed("a", OLD, NEW)
-    assert "a" not in known
-    known.read("a", OLD)
-    known.changed("a", json.dumps(json.loads(OLD), indent=1).encode(), NEW)
-    assert (known.latest("a"), known.taken_back("a", NEW, OLD)) == (NEW, [])
-    known.changed("a", OLD, b"later")
-    assert known.latest("a") == NEW
+    versions = Seen()
+    versions.changed("a", OLD, NEW)
+    assert "a" not in versions
+    versions.read("a", OLD)
+    versions.changed("a", json.dumps(json.loads(OLD), indent=1).encode(), NEW)
+    assert (versions.latest("a"), versions.taken_back("a", NEW, OLD)) == (NEW, [])
+    versions.changed("a", OLD, b"later")
+    assert versions.latest("a") == NEW
 
 
 @pytest.mark.parametrize("call", [Seen.read, Seen.wrote])
 def test_a_change_is_kept_at_every_moment_of_another_call(call: Callable[[Seen, str, bytes], None]) -> None:
-    known, theirs = Seen(), encoded(shape=[8], a=2)
+    versions, theirs = Seen(), encoded(shape=[8], a=2)
 
     def prepare() -> None:
-        known.discard_below("a")
-        known.read("a", OLD)
+        versions.discard_below("a")
+        versions.read("a", OLD)
 
-    calls = (lambda: call(known, "a", NEW), lambda: known.read("a", theirs))
+    calls = (lambda: call(versions, "a", NEW), lambda: versions.read("a", theirs))
     for _ in interleaved(*calls, "write/seen_documents", prepare=prepare):
-        assert "a" in known.taken_back("a", theirs, OLD)
+        assert "a" in versions.taken_back("a", theirs, OLD)
 
 
 def test_memory_is_bounded() -> None:
-    known = Seen()
+    versions = Seen()
     large = bytes(seen_documents.MAX_BYTES // 4)
     for n in range(8):
-        known.read(f"{n}", large)
-        known.read("0", large)
-    assert [n for n in range(8) if f"{n}" in known] == [0, 6, 7]
-    known.read("0", encoded(text="x" * (seen_documents.MAX_BYTES // 3)))
-    known.read("0", encoded(text="y" * (seen_documents.MAX_BYTES // 3)))  # the text that was replaced counts, too
-    assert [n for n in range(8) if f"{n}" in known] == [0]
+        versions.read(f"{n}", large)
+        versions.read("0", large)
+    assert [n for n in range(8) if f"{n}" in versions] == [0, 6, 7]
+    versions.read("0", encoded(text="x" * (seen_documents.MAX_BYTES // 3)))
+    versions.read("0", encoded(text="y" * (seen_documents.MAX_BYTES // 3)))  # the text that was replaced counts, too
+    assert [n for n in range(8) if f"{n}" in versions] == [0]
 
 
 def test_documents_are_compared_by_what_they_say() -> None:

@@ -55,9 +55,9 @@ class Sample(NamedTuple):
 def sampled(pid: int, seconds: float) -> list[Sample]:
     """One per second; fewer only if the daemon died."""
     out: list[Sample] = []
-    begun = time.monotonic()
+    start = time.monotonic()
     process = Path(f"/proc/{pid}")
-    while (at := time.monotonic() - begun) < seconds:
+    while (at := time.monotonic() - start) < seconds:
         lines = (line.partition(":") for line in (process / "status").read_text().splitlines())
         told = {key: value.split()[0] for key, _, value in lines if key in ("VmRSS", "Threads")}
         files = len(list((process / "fd").iterdir()))
@@ -75,15 +75,15 @@ def grown(samples: list[Sample]) -> list[str]:
     """What grows that should not. The first third is for warming up."""
     late = samples[len(samples) // 3 :]
     out = []
-    if (most := max(s.memory for s in samples)) > MOST_MEMORY:
-        out.append(f"{most / MIB:.0f} MiB of memory")
+    if (peak := max(s.memory for s in samples)) > MOST_MEMORY:
+        out.append(f"{peak / MIB:.0f} MiB of memory")
     if late[-1].at - late[0].at >= SHORT and (slope := per_ten_minutes(late)) * MIB > GROWTH * 600:
         out.append(f"{slope:.2f} MiB more every ten minutes")
     quarter = len(late) // 4
-    for what in ("descriptors", "threads"):
-        before, after = (median(getattr(s, what) for s in part) for part in (late[:quarter], late[-quarter:]))
+    for resource in ("descriptors", "threads"):
+        before, after = (median(getattr(s, resource) for s in part) for part in (late[:quarter], late[-quarter:]))
         if after > before + 2:
-            out.append(f"{before:g}, later {after:g} {what}")
+            out.append(f"{before:g}, later {after:g} {resource}")
     return out
 
 
@@ -106,11 +106,11 @@ class Array(NamedTuple):
 
 
 def array(top: Path, name: str, target: str) -> Array:
-    found = TARGETS[target]
-    held = {number: 100 + number for number in range(len(found.chunks))}
+    target_ = TARGETS[target]
+    tokens = {number: 100 + number for number in range(len(target_.chunks))}
     log = top / f"{name}.log"
     log.touch()
-    return Array(found, made(found, top / "store" / name, held), held, log)
+    return Array(target_, made(target_, top / "store" / name, tokens), tokens, log)
 
 
 @pytest.mark.timeout(60 * MINUTES + 300)
@@ -126,8 +126,8 @@ def test_a_long_time_under_load(tmp_path: Path, oracle: Oracle) -> None:
         mount.mount()
         assert mount.flush().returncode == 0
         assert _journaled(mount) == 0
-        done = mount.umount()
-        assert done.returncode == 0, done.stderr
+        completed = mount.umount()
+        assert completed.returncode == 0, completed.stderr
     for written in (rough, busy):
         assert written.wrong(oracle, "closed", list(written.target.readers)) == []
     assert not [p for p in (tmp_path / "store").rglob("*") if ".tmp" in p.name]
@@ -135,8 +135,8 @@ def test_a_long_time_under_load(tmp_path: Path, oracle: Oracle) -> None:
 
 def _journaled(mount: WritableMount) -> int:
     """Bytes in the journal."""
-    done = _run([sys.executable, "-m", "shardfs", "status", "--json", mount.path], 30, cwd=ROOT)
-    told: int = json.loads(done.stdout)["writing"]["journal_bytes"]
+    completed = _run([sys.executable, "-m", "shardfs", "status", "--json", mount.path], 30, cwd=ROOT)
+    told: int = json.loads(completed.stdout)["writing"]["journal_bytes"]
     return told
 
 
@@ -150,8 +150,8 @@ def _killed_often(mount: WritableMount, rough: Array, oracle: Oracle, seconds: f
             assert rough.wrong(oracle, None) == [], f"natively, after kill {cycle}"
             if cycle % 4 == 0:
                 mount.mount()
-                done = mount.umount()
-                assert done.returncode == 0, done.stderr
+                completed = mount.umount()
+                assert completed.returncode == 0, completed.stderr
                 assert rough.wrong(oracle, "closed") == [], f"after kill {cycle}"
             cycle += 1
 
@@ -177,7 +177,7 @@ def _busy(mount: WritableMount, rough: Array, busy: Array, seconds: float) -> li
         hammer.stdin.write("go\n")
         hammer.stdin.flush()
         samples = sampled(mount.pid, seconds)
-        found = succeeded(readers, 60)
+        reports = succeeded(readers, 60)
         assert [writer.poll() for writer in writers] == [None, None]
         mount.kill()
         said, _ = hammer.communicate(timeout=250)
@@ -185,8 +185,8 @@ def _busy(mount: WritableMount, rough: Array, busy: Array, seconds: float) -> li
             writer.communicate(timeout=250)
         mount.clear()  # when nobody writes any more: below it is a directory like any other
         assert not set(json.loads(said)) - {"ENOTCONN", "ECONNABORTED", "EIO"}, said
-    assert [f["wrong"] for f in found] == [[] for _ in found]
-    assert min(f["reads"] for f in found) > seconds
+    assert [f["wrong"] for f in reports] == [[] for _ in reports]
+    assert min(f["reads"] for f in reports) > seconds
     return samples
 
 

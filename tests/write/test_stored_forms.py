@@ -156,9 +156,9 @@ def source(kind: str, form: str, tmp_path: Path, server: Server) -> Source:
         url, options = f"memory://{re.sub(r'[^a-z0-9]', '', str(tmp_path))}", {"skip_instance_cache": True}
     if kind == "s3":
         url, options = "s3://data/root", server.options()
-    made = Source(url, options, tmp_path, FORMS[form], kind == "local")
-    made.put(1, 2)
-    return made
+    new_files = Source(url, options, tmp_path, FORMS[form], kind == "local")
+    new_files.put(1, 2)
+    return new_files
 
 
 def _refused(fs: ShardFileSystem) -> str:

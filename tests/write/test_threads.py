@@ -107,16 +107,16 @@ class Worker:
         if token is None:
             return
         tree, path = self.files.tree, self.target.path(number)
-        found = tree.resolve(path).number
-        tree.remember(found)
-        handle = tree.open(found, os.O_RDONLY)
+        file_number = tree.resolve(path).number
+        tree.remember(file_number)
+        handle = tree.open(file_number, os.O_RDONLY)
         self.beside_this(number)
         time.sleep(self.chance.random() * 0.01)
         wanted = self.target.shown(token)
-        assert bytes(tree.read(found, 0, len(wanted) + 1)) == wanted, f"open file of chunk {number}"
+        assert bytes(tree.read(file_number, 0, len(wanted) + 1)) == wanted, f"open file of chunk {number}"
         tree.flush(handle)
         tree.release(handle)
-        tree.forget(found, 1)
+        tree.forget(file_number, 1)
 
     def beside_this(self, number: int) -> None:
         path, token = self.target.path(number), self.new()
@@ -128,8 +128,8 @@ class Worker:
 
     def look(self, number: int) -> None:
         token = self.tokens[number]
-        found = self.files.read(self.target.path(number))
-        assert found == (None if token is None else self.target.shown(token)), f"chunk {number}, token {token}"
+        values = self.files.read(self.target.path(number))
+        assert values == (None if token is None else self.target.shown(token)), f"chunk {number}, token {token}"
 
     def list(self) -> None:
         number = self.chance.choice(self.numbers)
@@ -248,7 +248,7 @@ def test_a_close_meets_another_call_at_each_of_its_steps(call: str, tmp_path: Pa
         for step in interleaved(lambda: close(handles[0]), calls[call], *STEPS, prepare=prepare):
             if call != "close":
                 close(handles[1])
-            left = {
+            unmatched = {
                 "close": (target.shown(token), target.shown(1)),
                 "rename": (None, target.shown(token)),
                 "replace": (target.shown(1), None),
@@ -257,8 +257,8 @@ def test_a_close_meets_another_call_at_each_of_its_steps(call: str, tmp_path: Pa
             }[call]
             versions = tree.pending.backlog.versions
             data = [version and version.data for version in map(versions.get, (path, other))]
-            assert (files.read(path), files.read(other)) == left, f"step {step}"
-            assert tuple(part and tree.pending.journal.read(part, 0, part.size) for part in data) == left, (
+            assert (files.read(path), files.read(other)) == unmatched, f"step {step}"
+            assert tuple(part and tree.pending.journal.read(part, 0, part.size) for part in data) == unmatched, (
                 f"step {step}"
             )
         assert step > 100
@@ -309,7 +309,7 @@ def test_each_thread_finds_what_it_wrote(target: Target, files: TreeFiles, tmp_p
     for worker in workers:
         for number in worker.numbers:
             worker.look(number)
-    found, torn = found_by(target, "tensorstore", tmp_path / "store")
+    present, torn = found_by(target, "tensorstore", tmp_path / "store")
     assert torn == []
     wanted = {number: token for worker in workers for number, token in worker.tokens.items()}
-    assert {number: found[number] for number in wanted} == wanted
+    assert {number: present[number] for number in wanted} == wanted

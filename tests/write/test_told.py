@@ -87,8 +87,8 @@ for new in (b'abcdefgh', b'ABCDEFGH'):
     pathlib.Path('v/{STORED}.gz').write_bytes(gzip.compress(new))
     print(path.read_bytes(), path.stat().st_ino == before.st_ino, path.stat().st_mtime_ns > before.st_mtime_ns)
 """
-    shown = "b'{}' True True"
-    assert on(mount, replace) == "\n".join([str(bytes(8)), shown.format("abcdefgh"), shown.format("ABCDEFGH")])
+    view = "b'{}' True True"
+    assert on(mount, replace) == "\n".join([str(bytes(8)), view.format("abcdefgh"), view.format("ABCDEFGH")])
 
 
 def test_directories_that_an_array_gets_when_it_grows(mount: WritableMount) -> None:
@@ -131,5 +131,5 @@ def test_compressed_chunks_after_a_crash(mount: WritableMount, name: str) -> Non
     assert name[2:] not in on(mount, look)
     assert mount.flush().returncode == 0
     assert name[2:] not in on(mount, look)
-    done = mount.umount()
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = mount.umount()
+    assert (completed.returncode, completed.stderr) == (0, "")

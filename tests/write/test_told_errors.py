@@ -121,10 +121,10 @@ def test_the_end_does_not_wait_for_what_only_somebody_can_mend(files: TreeFiles,
     files.write(TARGET.path(0), TARGET.shown(1000))
     shutil.rmtree(tmp_path / "store/c")
     (tmp_path / "store/c").touch()
-    began = time.monotonic()
+    start = time.monotonic()
     files.dead = True  # nobody closes it once more
     assert files.tree.close(60) == [TARGET.path(0)]
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - start < 50
 
 
 def test_no_close_succeeds_while_another_one_may_still_fail_to_save_the_document(
@@ -185,8 +185,8 @@ def test_chunks_that_a_wrong_plan_exchanges_are_not_published(
     target.fill(tmp_path / "store", before)
     plan, (one, other, *_) = StoredShard.plan, next(iter(target.shards().values()))
 
-    def wrong(stored: StoredShard, puts: dict[Any, Put], *args: Any, **options: Any) -> Any:
-        return plan(stored, dict(zip(puts, reversed(puts.values()), strict=True)), *args, **options)
+    def wrong(stored_shard: StoredShard, puts: dict[Any, Put], *args: Any, **options: Any) -> Any:
+        return plan(stored_shard, dict(zip(puts, reversed(puts.values()), strict=True)), *args, **options)
 
     with Whole().open(target, tmp_path / "store", tmp_path / "journal") as files:
         files.write(target.path(one), target.shown(1000))
@@ -197,5 +197,5 @@ def test_chunks_that_a_wrong_plan_exchanges_are_not_published(
                 files.publish()
             assert (target.readers["tensorstore"](tmp_path / "store") == before).all()
         files.publish()
-    held = {number: 100 + number for number in range(len(target.chunks))} | {one: 1000, other: 1001}
-    assert (target.readers["tensorstore"](tmp_path / "store") == target.array(held)).all()
+    tokens = {number: 100 + number for number in range(len(target.chunks))} | {one: 1000, other: 1001}
+    assert (target.readers["tensorstore"](tmp_path / "store") == target.array(tokens)).all()

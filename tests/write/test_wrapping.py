@@ -70,8 +70,8 @@ def natively(path: Path, spec: Any, shard: bytes, keys: Iterable[int]) -> dict[i
     (path / "0.shard").write_bytes(shard)
     base = {"driver": "file", "path": f"{path}/"}
     store = ts.KvStore.open({"driver": "neuroglancer_uint64_sharded", "base": base, "metadata": spec}).result()
-    found = {key: store.read(key.to_bytes(8, "big")).result() for key in keys}
-    return {key: bytes(result.value) for key, result in found.items() if result.state == "value"}
+    values = {key: store.read(key.to_bytes(8, "big")).result() for key in keys}
+    return {key: bytes(result.value) for key, result in values.items() if result.state == "value"}
 
 
 @pytest.mark.parametrize("hash_", ["identity", "murmurhash3_x86_128"])
@@ -127,7 +127,9 @@ def test_meshes_go_with_their_fragments(data: str) -> None:
         for key, fragments in wanted.items():
             entry = entry_of(collection, shard, (key, 0))
             assert entry is not None
-            stored = shard[entry[0] : sum(entry)]
-            assert (gzip.decompress(stored) if data == "gzip" else stored) == handmade_ids.manifest([[len(fragments)]])
+            source_bytes = shard[entry[0] : sum(entry)]
+            assert (gzip.decompress(source_bytes) if data == "gzip" else source_bytes) == handmade_ids.manifest(
+                [[len(fragments)]]
+            )
             assert shard[entry[0] - len(fragments) : entry[0]] == fragments
     assert wrapped > 10

@@ -59,9 +59,9 @@ class Hierarchy(ZarrHierarchyStateMachine):
         self._publish()
         for path in sorted(self.all_arrays):
             wanted = zarr.open_array(self.model, path=path, mode="r")
-            found = zarr.open_array(self._source / path, mode="r")
-            assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), path
-            np.testing.assert_equal(found[...], wanted[...])
+            array = zarr.open_array(self._source / path, mode="r")
+            assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype), path
+            np.testing.assert_equal(array[...], wanted[...])
         for path in sorted(self.all_groups):
             zarr.open_group(self._source / path, mode="r")
 
@@ -71,9 +71,9 @@ class Hierarchy(ZarrHierarchyStateMachine):
         """Directories outlive what was in them, as on any disk: zarr-python leaves `LocalStore` out."""
         path = self.draw_directory(data).rstrip("/")
         wanted = sorted(self._sync_iter(self.model.list_dir(path)))
-        found = self._sync_iter(self.store.list_dir(path))
+        names = self._sync_iter(self.store.list_dir(path))
         keys = self._sync_iter(self.store.list_prefix(""))
-        assert sorted(name for name in found if any(f"{k}/".startswith(f"{path}/{name}/") for k in keys)) == wanted
+        assert sorted(name for name in names if any(f"{k}/".startswith(f"{path}/{name}/") for k in keys)) == wanted
 
     @precondition(lambda self: bool(self.all_arrays) or bool(self.all_groups))
     @rule(data=st.data())
@@ -83,9 +83,9 @@ class Hierarchy(ZarrHierarchyStateMachine):
         note(f"delete_dir with {path=!r}")
         self._sync(self.model.delete_dir(path))
         self._sync(self.store.delete_dir(path))
-        gone = {node for node in self.all_groups | self.all_arrays if f"{node}/".startswith(f"{path.rstrip('/')}/")}
-        self.all_groups -= gone
-        self.all_arrays -= gone
+        removed = {node for node in self.all_groups | self.all_arrays if f"{node}/".startswith(f"{path.rstrip('/')}/")}
+        self.all_groups -= removed
+        self.all_arrays -= removed
 
 
 GRID = [f"array/c/{i}/{j}" for i in range(2) for j in range(3)]
@@ -184,17 +184,17 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--examples", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
     def publish() -> None:
-        subprocess.run([sys.executable, "-m", "shardfs", "flush", given.mountpoint], check=True, timeout=250)
+        subprocess.run([sys.executable, "-m", "shardfs", "flush", options.mountpoint], check=True, timeout=250)
 
     def make(number: int) -> Any:
-        root = given.mountpoint / str(number)
+        root = options.mountpoint / str(number)
         root.mkdir()
-        return MACHINES[given.machine](LocalStore(root), publish, given.source / str(number))
+        return MACHINES[options.machine](LocalStore(root), publish, options.source / str(number))
 
-    run(make, given.examples, given.steps)
+    run(make, options.examples, options.steps)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,9 @@ def _names(numbers: Sequence[int]) -> str:
     return " or ".join(errno.errorcode[n] for n in numbers)
 
 
-def same(found: object, wanted: object) -> None:
-    if found != wanted:
-        raise AssertionError(f"{found!r}, not {wanted!r}")
+def same(actual: object, wanted: object) -> None:
+    if actual != wanted:
+        raise AssertionError(f"{actual!r}, not {wanted!r}")
 
 
 def opened(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o644) -> None:
@@ -62,15 +62,15 @@ def file(path: Path, data: bytes = b"content") -> Path:
     return path
 
 
-def changes(what: Path, action: Callable[[], object], *, is_changed: bool = True, ctime: bool = True) -> None:
+def changes(path: Path, action: Callable[[], object], *, is_changed: bool = True, ctime: bool = True) -> None:
     """Whether the action moves the times of something."""
-    before = os.lstat(what)
+    before = os.lstat(path)
     time.sleep(TICK_S)
     action()
-    after = os.lstat(what)
+    after = os.lstat(path)
     moved = after.st_mtime_ns != before.st_mtime_ns or (ctime and after.st_ctime_ns != before.st_ctime_ns)
     if moved != is_changed:
-        raise AssertionError(f"the times of {what.name} have {'' if moved else 'not '}changed")
+        raise AssertionError(f"the times of {path.name} have {'' if moved else 'not '}changed")
 
 
 def names_too_long(make: Callable[[Path], object], where: Path) -> None:

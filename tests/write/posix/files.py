@@ -285,18 +285,18 @@ def _(d: Path) -> None:
 
 @case("stat/inode numbers stay while a file is changed, and are not used again")
 def _(d: Path) -> None:
-    seen, kept = set(), []
+    numbers, names = set(), []
     for _ in range(20):
         number = os.stat(file(d / "f", b"1")).st_ino
         os.truncate(d / "f", 0)
         file(d / "f", b"22")
         same(os.stat(d / "f").st_ino, number)
-        seen.add(number)
-        kept.append(os.open(d / "f", os.O_RDONLY))  # a plain file system may use a number again when nobody has it
+        numbers.add(number)
+        names.append(os.open(d / "f", os.O_RDONLY))  # a plain file system may use a number again when nobody has it
         os.unlink(d / "f")
-    for fd in kept:
+    for fd in names:
         os.close(fd)
-    same(len(seen), 20)
+    same(len(numbers), 20)
 
 
 @case("xattr/user attributes")

@@ -30,22 +30,22 @@ class Entry(NamedTuple):
 def getdents(fd: int, size: int = 32_768) -> list[Entry]:
     """What one call gives."""
     buffer = ctypes.create_string_buffer(size)
-    done = _LIBC.syscall(_GETDENTS64, fd, buffer, size)
-    if done < 0:
+    nbytes = _LIBC.syscall(_GETDENTS64, fd, buffer, size)
+    if nbytes < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    found, at = [], 0
-    while at < done:
+    entries, at = [], 0
+    while at < nbytes:
         number, position, length, kind = struct.unpack_from("=QqHB", buffer.raw, at)
         name = buffer.raw[at + 19 : at + length].split(b"\0", 1)[0]
-        found.append(Entry(number, position, kind, os.fsdecode(name)))
+        entries.append(Entry(number, position, kind, os.fsdecode(name)))
         at += length
-    return found
+    return entries
 
 
 def stream(fd: int, size: int = 32_768) -> Iterator[Entry]:
-    while found := getdents(fd, size):
-        yield from found
+    while entries := getdents(fd, size):
+        yield from entries
 
 
 def names(fd: int, size: int = 32_768) -> list[str]:
@@ -53,16 +53,16 @@ def names(fd: int, size: int = 32_768) -> list[str]:
 
 
 def filled(d: Path, count: int = 300) -> list[str]:
-    made = [f"file{i}" for i in range(count)]
-    for name in made:
+    names = [f"file{i}" for i in range(count)]
+    for name in names:
         os.close(os.open(d / name, os.O_CREAT | os.O_WRONLY))
-    return sorted(made)
+    return sorted(names)
 
 
 @case("readdir/each name once, with . and ..")
 def _(d: Path) -> None:
-    made, fd = filled(d), os.open(d, os.O_RDONLY)
-    same(sorted(entry.name for entry in stream(fd)), sorted([*made, ".", ".."]))
+    file_names, fd = filled(d), os.open(d, os.O_RDONLY)
+    same(sorted(entry.name for entry in stream(fd)), sorted([*file_names, ".", ".."]))
     os.close(fd)
 
 
@@ -72,31 +72,31 @@ def _(d: Path) -> None:
     (d / "x").mkdir()
     fd = os.open(d, os.O_RDONLY)
     for entry in stream(fd):
-        found = os.stat(d / entry.name)
+        entries = os.stat(d / entry.name)
         if entry.name != "..":
-            same(entry.number, found.st_ino)
-        same((entry.kind, entry.number != 0), (found.st_mode >> 12, True))
+            same(entry.number, entries.st_ino)
+        same((entry.kind, entry.number != 0), (entries.st_mode >> 12, True))
     os.close(fd)
 
 
 @case("readdir/small buffers")
 def _(d: Path) -> None:
-    made = filled(d)
+    file_names = filled(d)
     for size in (48, 100, 280, 1000, 2048, 4096, 5000):
         fd = os.open(d, os.O_RDONLY)
-        same(sorted(names(fd, size)), made)
+        same(sorted(names(fd, size)), file_names)
         os.close(fd)
 
 
 @case("readdir/from the beginning again: what is there now")
 def _(d: Path) -> None:
-    made, fd = filled(d, 10), os.open(d, os.O_RDONLY)
-    same(sorted(names(fd)), made)
+    file_names, fd = filled(d, 10), os.open(d, os.O_RDONLY)
+    same(sorted(names(fd)), file_names)
     same(names(fd), [])
     file(d / "new")
     os.unlink(d / "file3")
     os.lseek(fd, 0, os.SEEK_SET)
-    same(sorted(names(fd)), sorted({*made, "new"} - {"file3"}))
+    same(sorted(names(fd)), sorted({*file_names, "new"} - {"file3"}))
     os.close(fd)
 
 
@@ -104,59 +104,62 @@ def _(d: Path) -> None:
 def _(d: Path) -> None:
     filled(d)
     fd = os.open(d, os.O_RDONLY)
-    found = list(stream(fd, 600))
-    for i in (0, 1, 2, 3, 17, 150, len(found) - 2, len(found) - 1):
-        os.lseek(fd, found[i].position, os.SEEK_SET)
-        same([entry.name for entry in stream(fd)], [entry.name for entry in found[i + 1 :]])
+    entries = list(stream(fd, 600))
+    for i in (0, 1, 2, 3, 17, 150, len(entries) - 2, len(entries) - 1):
+        os.lseek(fd, entries[i].position, os.SEEK_SET)
+        same([entry.name for entry in stream(fd)], [entry.name for entry in entries[i + 1 :]])
     os.close(fd)
 
 
 @case("readdir/what is removed meanwhile, from a stream that goes on")
 def _(d: Path) -> None:
-    made, fd = filled(d, 2000), os.open(d, os.O_RDONLY)
-    seen: list[str] = []
-    while found := [e.name for e in getdents(fd, 1000)]:
-        for name in found:
+    file_names, fd = filled(d, 2000), os.open(d, os.O_RDONLY)
+    entry_list: list[str] = []
+    while entries := [e.name for e in getdents(fd, 1000)]:
+        for name in entries:
             if name not in (".", ".."):
-                seen.append(name)
+                entry_list.append(name)
                 os.unlink(d / name)
     os.close(fd)
-    same((sorted(seen), os.listdir(d)), (made, []))
+    same((sorted(entry_list), os.listdir(d)), (file_names, []))
 
 
 @case("readdir/removed names do not come back")
 def _(d: Path) -> None:
-    made, fd = filled(d, 2000), os.open(d, os.O_RDONLY)
+    file_names, fd = filled(d, 2000), os.open(d, os.O_RDONLY)
     getdents(fd, 1000)
-    for name in made:
+    for name in file_names:
         os.unlink(d / name)
     list(stream(fd))
-    for name in made:
+    for name in file_names:
         same((name, os.path.lexists(d / name)), (name, False))
     os.close(fd)
 
 
 @case("readdir/sizes are those of now, for who looks after listing")
 def _(d: Path) -> None:
-    made, fd = filled(d, 500), os.open(d, os.O_RDONLY)
+    file_names, fd = filled(d, 500), os.open(d, os.O_RDONLY)
     getdents(fd, 1000)
-    for name in made:
+    for name in file_names:
         (d / name).write_bytes(b"12345")
     list(stream(fd))
-    same({os.stat(d / name).st_size for name in made}, {5})
+    same({os.stat(d / name).st_size for name in file_names}, {5})
     os.close(fd)
 
 
 @case("readdir/what is added meanwhile makes nothing come twice")
 def _(d: Path) -> None:
-    made, fd = filled(d, 500), os.open(d, os.O_RDONLY)
-    seen: list[str] = []
+    file_names, fd = filled(d, 500), os.open(d, os.O_RDONLY)
+    entry_list: list[str] = []
     for i, entry in enumerate(stream(fd, 400)):
-        seen.append(entry.name)
+        entry_list.append(entry.name)
         if i < 200:
             file(d / f"added{i}")
     os.close(fd)
-    same((sorted(name for name in seen if name.startswith("file")), len(set(seen))), (made, len(seen)))
+    same(
+        (sorted(name for name in entry_list if name.startswith("file")), len(set(entry_list))),
+        (file_names, len(entry_list)),
+    )
 
 
 @case("readdir/of a directory that was removed: ENOENT")
@@ -171,15 +174,15 @@ def _(d: Path) -> None:
 
 @case("readdir/two streams do not mix")
 def _(d: Path) -> None:
-    made = filled(d)
+    file_names = filled(d)
     a, b = (os.open(d, os.O_RDONLY) for _ in range(2))
-    found: tuple[list[str], list[str]] = [], []
+    entries: tuple[list[str], list[str]] = [], []
     for _ in range(100):
-        for fd, seen in ((a, found[0]), (b, found[1])):
-            seen += [e.name for e in getdents(fd, 300) if e.name not in (".", "..")]
+        for fd, entry_list in ((a, entries[0]), (b, entries[1])):
+            entry_list += [e.name for e in getdents(fd, 300) if e.name not in (".", "..")]
     os.close(a)
     os.close(b)
-    same((sorted(found[0]), sorted(found[1])), (made, made))
+    same((sorted(entries[0]), sorted(entries[1])), (file_names, file_names))
 
 
 @case("readdir/a large tree is removed as a whole")

@@ -136,10 +136,10 @@ class InProcess:
         *above, name = path.split("/")
         number = ROOT
         for part in above:
-            found = self.tree.lookup(number, os.fsencode(part))
-            if not found.directory:
+            entry = self.tree.lookup(number, os.fsencode(part))
+            if not entry.directory:
                 raise _failed(errno.ENOTDIR, path)
-            number = found.number
+            number = entry.number
         return number, os.fsencode(name)
 
     def _find(self, path: str) -> Attributes:
@@ -166,20 +166,20 @@ class InProcess:
     def _open_once(self, path: str, flags: int, mode: int) -> int:
         parent, name = self._at(path)
         try:
-            found = self.tree.lookup(parent, name)
+            entry = self.tree.lookup(parent, name)
         except FileNotFoundError:
             if not flags & os.O_CREAT:
                 raise
-            found, handle = self.tree.create(parent, name, flags, mode)
+            entry, handle = self.tree.create(parent, name, flags, mode)
         else:
             if flags & os.O_CREAT and flags & os.O_EXCL:
                 raise _failed(errno.EEXIST, path)
-            if found.directory:
+            if entry.directory:
                 raise _failed(errno.EISDIR, path)
-            handle = self.tree.open(found.number, flags)
-        self.tree.remember(found.number)
+            handle = self.tree.open(entry.number, flags)
+        self.tree.remember(entry.number)
         fd = next(self._descriptors)
-        self._open[fd] = _Open(found.number, handle, flags)
+        self._open[fd] = _Open(entry.number, handle, flags)
         return fd
 
     def close(self, fd: int) -> None:
@@ -206,9 +206,9 @@ class InProcess:
         opened = self._writing(fd)
         if opened.flags & os.O_APPEND:
             opened.offset = self.tree.attributes(opened.number).size
-        done = self.pwrite(fd, data, opened.offset)
-        opened.offset += done
-        return done
+        nbytes = self.pwrite(fd, data, opened.offset)
+        opened.offset += nbytes
+        return nbytes
 
     def ftruncate(self, fd: int, size: int) -> None:
         if self._open[fd].flags & os.O_ACCMODE == os.O_RDONLY:
@@ -216,20 +216,20 @@ class InProcess:
         self.tree.truncate(self._open[fd].number, size, self._open[fd].handle)
 
     def truncate(self, path: str, size: int) -> None:
-        found = self._find(path)
-        if found.directory:
+        attributes = self._find(path)
+        if attributes.directory:
             raise _failed(errno.EISDIR, path)
-        self.tree.truncate(found.number, size, None)
+        self.tree.truncate(attributes.number, size, None)
 
     def fsync(self, fd: int) -> None:
         self.tree.fsync(self._open[fd].handle)
 
-    def _told(self, found: Attributes, links: int = 1) -> os.stat_result:
-        kind = stat.S_IFDIR if found.directory else stat.S_IFREG
-        mode = kind | (found.mode & 0o7777 or (0o755 if found.directory else 0o644))
-        seconds = found.mtime_ns / 1e9
-        plain = (mode, found.number, 0, links, os.getuid(), os.getgid(), found.size, 0, seconds, seconds)
-        return os.stat_result(plain, {"st_mtime_ns": found.mtime_ns})
+    def _told(self, attributes: Attributes, links: int = 1) -> os.stat_result:
+        kind = stat.S_IFDIR if attributes.directory else stat.S_IFREG
+        mode = kind | (attributes.mode & 0o7777 or (0o755 if attributes.directory else 0o644))
+        seconds = attributes.mtime_ns / 1e9
+        plain = (mode, attributes.number, 0, links, os.getuid(), os.getgid(), attributes.size, 0, seconds, seconds)
+        return os.stat_result(plain, {"st_mtime_ns": attributes.mtime_ns})
 
     def stat(self, path: str) -> os.stat_result:
         return self._told(self._find(path))
@@ -239,10 +239,10 @@ class InProcess:
         return self._told(self.tree.attributes(number), links=0 if self.tree.is_unlinked(number) else 1)
 
     def listdir(self, path: str) -> list[str]:
-        found = self._find(path)
-        if not found.directory:
+        attributes = self._find(path)
+        if not attributes.directory:
             raise _failed(errno.ENOTDIR, path)
-        return [os.fsdecode(name) for batch in self.tree.scan(found.number) for name in batch.names.tolist()]
+        return [os.fsdecode(name) for batch in self.tree.scan(attributes.number) for name in batch.names.tolist()]
 
     def rename(self, old: str, new: str) -> None:
         self.tree.rename(*self._at(old), *self._at(new), noreplace=False)
@@ -271,10 +271,10 @@ class InProcess:
         self.tree.set_times(self._find(path).number, ns)
 
     def getxattr(self, path: str, name: str) -> bytes:
-        found = self.tree.xattrs(self._find(path).number)
-        if name not in found:
+        attributes = self.tree.xattrs(self._find(path).number)
+        if name not in attributes:
             raise _failed(errno.ENODATA, path)
-        return found[name]
+        return attributes[name]
 
     def setxattr(self, path: str, name: str, value: bytes) -> None:
         self.tree.set_xattr(self._find(path).number, name, value)

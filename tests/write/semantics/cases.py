@@ -146,9 +146,9 @@ def fails(number: int | Sequence[int], call: Callable[..., object], *args: Any, 
     raise AssertionError(f"success, not {names}")
 
 
-def same(found: object, wanted: object) -> None:
-    if found != wanted:
-        raise AssertionError(f"{found!r}, not {wanted!r}")
+def same(actual: object, wanted: object) -> None:
+    if actual != wanted:
+        raise AssertionError(f"{actual!r}, not {wanted!r}")
 
 
 def until(true: Callable[[], bool], seconds: float = 100) -> None:
@@ -231,8 +231,8 @@ def directory_of(name: str) -> str:
 
 def files() -> dict[str, bytes]:
     """Of the source of all cases."""
-    made = {kind: make() for kind, make in SOURCES.items()}
-    below = {f"{directory_of(n)}/{path}": data for n, c in CASES.items() for path, data in made[c.source].items()}
+    new_files = {kind: make() for kind, make in SOURCES.items()}
+    below = {f"{directory_of(n)}/{path}": data for n, c in CASES.items() for path, data in new_files[c.source].items()}
     return {"zarr.json": b'{"zarr_format": 3, "node_type": "group", "attributes": {}}', **below}
 
 
@@ -240,9 +240,9 @@ def run(calls: Calls, source: Callable[[str], bytes | None], names: Iterable[str
     """What failed, and why."""
     failed = {}
     for name in names:
-        found = CASES[name]
+        case = CASES[name]
         try:
-            found.run(Place(calls, directory_of(name), source))
+            case.run(Place(calls, directory_of(name), source))
         except (AssertionError, OSError, LookupError, ValueError) as e:
             where = traceback.extract_tb(e.__traceback__)
             lines = [f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in where if "semantics" in f.filename]

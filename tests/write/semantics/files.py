@@ -99,9 +99,9 @@ def _(x: Place, k: Kind) -> None:
 @each("is a regular file of the user's with one name")
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
-    found = x.stat(k.first)
-    same((stat.S_ISREG(found.st_mode), found.st_nlink, found.st_uid), (True, 1, os.getuid()))
-    same(stat.S_IMODE(found.st_mode), 0o644)
+    status = x.stat(k.first)
+    same((stat.S_ISREG(status.st_mode), status.st_nlink, status.st_uid), (True, 1, os.getuid()))
+    same(stat.S_IMODE(status.st_mode), 0o644)
 
 
 @each("open of what is missing: ENOENT")
@@ -116,10 +116,10 @@ def _(x: Place, k: Kind) -> None:
 
 @each("O_EXCL of what is there: EEXIST")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     for flags in (R, W, RW, W | os.O_TRUNC):
         fails(errno.EEXIST, x.calls.open, x.path(k.first), flags | os.O_CREAT | os.O_EXCL)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("O_EXCL makes it once")
@@ -134,13 +134,13 @@ def _(x: Place, k: Kind) -> None:
 
 @each("O_CREAT of what is there changes nothing")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     before = x.stat(k.first)
     with x.opened(k.first, W | os.O_CREAT, 0o600):
         pass
     after = x.stat(k.first)
     same((after.st_ino, after.st_mode, after.st_mtime_ns), (before.st_ino, before.st_mode, before.st_mtime_ns))
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("O_TRUNC replaces it, and keeps the number")
@@ -161,13 +161,13 @@ def _(x: Place, k: Kind) -> None:
 
 @each("a descriptor for reading does not write, one for writing does not read")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     with x.opened(k.first, R) as fd:
         fails(errno.EBADF, x.calls.pwrite, fd, b"x", 0)
         fails(errno.EINVAL, x.calls.ftruncate, fd, 1)
     with x.opened(k.first, W) as fd:
         fails(errno.EBADF, x.calls.pread, fd, 1, 0)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("its parent is missing: ENOENT")
@@ -182,14 +182,14 @@ def _(x: Place, k: Kind) -> None:
 
 @each("it is no directory: ENOTDIR")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     fails(errno.ENOTDIR, x.calls.open, x.path(f"{k.first}/0"), NEW)
     fails(errno.ENOTDIR, x.stat, f"{k.first}/0")
     fails(errno.ENOTDIR, x.mkdir, f"{k.first}/0")
     fails(errno.ENOTDIR, x.unlink, f"{k.first}/0")
     fails(errno.ENOTDIR, x.rmdir, k.first)
     fails(errno.ENOTDIR, x.names, k.first)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("O_TMPFILE: EOPNOTSUPP", kernel=True)
@@ -222,8 +222,10 @@ def _(x: Place, k: Kind) -> None:
 
 @each("a piece of an old one")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
-    changed = was.replace(b'"n": 1', b'"n": 7').replace(b'"n": 0', b'"n": 8') if k.document else b"X" + was[1:]
+    original = k.begin(x)
+    changed = (
+        original.replace(b'"n": 1', b'"n": 7').replace(b'"n": 0', b'"n": 8') if k.document else b"X" + original[1:]
+    )
     with x.opened(k.first, W) as fd:
         x.calls.pwrite(fd, changed[:-1], 0)
     same(x.get(k.first), changed)
@@ -231,42 +233,42 @@ def _(x: Place, k: Kind) -> None:
 
 @each("a gap is zeros", document=False)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     with x.opened(k.first, RW) as fd:
         x.calls.pwrite(fd, b"end", 2000)
-        same(x.calls.pread(fd, 5000, 0), was + bytes(2000 - len(was)) + b"end")
-    same(x.get(k.first), was + bytes(2000 - len(was)) + b"end")
+        same(x.calls.pread(fd, 5000, 0), original + bytes(2000 - len(original)) + b"end")
+    same(x.get(k.first), original + bytes(2000 - len(original)) + b"end")
 
 
 @each("O_APPEND writes at the end, whoever else does")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     with x.opened(k.first, W | os.O_APPEND) as one, x.opened(k.first, W | os.O_APPEND) as two:
         for fd in (one, two, one):
             x.calls.write(fd, b" \n")
-    same(x.get(k.first), was + 3 * b" \n")
+    same(x.get(k.first), original + 3 * b" \n")
 
 
 @each("truncate by name, shorter and longer", document=False)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     x.truncate(k.first, 2)
-    same((x.get(k.first), x.stat(k.first).st_size), (was[:2], 2))
+    same((x.get(k.first), x.stat(k.first).st_size), (original[:2], 2))
     x.truncate(k.first, 6)
-    same((x.get(k.first), x.stat(k.first).st_size), (was[:2] + bytes(4), 6))
+    same((x.get(k.first), x.stat(k.first).st_size), (original[:2] + bytes(4), 6))
     x.truncate(k.first, 0)
     same((x.get(k.first), x.stat(k.first).st_size), (b"", 0))
 
 
 @each("truncate by descriptor", document=False)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     with x.opened(k.first, RW) as fd:
         x.calls.ftruncate(fd, 3)
-        same((x.calls.pread(fd, 10, 0), x.calls.fstat(fd).st_size), (was[:3], 3))
+        same((x.calls.pread(fd, 10, 0), x.calls.fstat(fd).st_size), (original[:3], 3))
         x.calls.pwrite(fd, b"xyz", 3)
         x.calls.ftruncate(fd, 5)
-    same(x.get(k.first), was[:3] + b"xy")
+    same(x.get(k.first), original[:3] + b"xy")
 
 
 @each("truncate by name while another has it open")
@@ -284,14 +286,14 @@ def _(x: Place, k: Kind) -> None:
 def _(x: Place, k: Kind) -> None:
     if k.plain:
         return
-    was = k.begin(x)
+    original = k.begin(x)
     limit = 16 << 20 if k.document else 2 << 30
     with x.opened(k.first, RW) as fd:
         fails(errno.EFBIG, x.calls.pwrite, fd, b"x", limit)
         fails(errno.EFBIG, x.calls.ftruncate, fd, limit + 1)
-        same(x.calls.fstat(fd).st_size, len(was))
+        same(x.calls.fstat(fd).st_size, len(original))
     fails(errno.EFBIG, x.truncate, k.first, limit + 1)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("many descriptors write, each sees all")
@@ -345,14 +347,14 @@ def _(x: Place, k: Kind) -> None:
 
 @each("rename: number, bytes, mode and time go along", two=True)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     x.calls.chmod(x.path(k.first), 0o640)
     x.calls.utime(x.path(k.first), 1_234_567_890_123_456_789)
     before = x.stat(k.first)
     x.rename(k.first, k.second)
     after = x.stat(k.second)
     same(x.exists(k.first), False)
-    same((x.get(k.second), after.st_ino, after.st_mode), (was, before.st_ino, before.st_mode))
+    same((x.get(k.second), after.st_ino, after.st_mode), (original, before.st_ino, before.st_mode))
     same(after.st_mtime_ns // 1000, before.st_mtime_ns // 1000)
     same(k.first.rpartition("/")[2] in x.names(k.directory), False)
     same(k.second.rpartition("/")[2] in x.names(k.second.rpartition("/")[0]), True)
@@ -360,10 +362,10 @@ def _(x: Place, k: Kind) -> None:
 
 @each("rename over another", two=True)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     x.put(k.second, k.content(2))
     x.rename(k.first, k.second)
-    same((x.exists(k.first), x.get(k.second)), (False, was))
+    same((x.exists(k.first), x.get(k.second)), (False, original))
     x.put(k.first, k.content(3))
     x.rename(k.first, k.second)
     same((x.exists(k.first), x.get(k.second)), (False, k.content(3)))
@@ -381,47 +383,47 @@ def _(x: Place, k: Kind) -> None:
 
 @each("rename of what is missing: ENOENT")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     fails(errno.ENOENT, x.rename, "c/0/3.partial", k.first)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("rename to itself")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     x.rename(k.first, k.first)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("rename to a directory: EISDIR; of one to it: ENOTDIR")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     x.mkdir("dir")
     fails(errno.EISDIR, x.rename, k.first, "dir")
     fails(errno.ENOTDIR, x.rename, "dir", k.first)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("RENAME_NOREPLACE", two=True, kernel=True)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     x.put(k.second, k.content(2))
     fails(errno.EEXIST, renameat2, x, k.first, k.second, 1)
-    same((x.get(k.first), x.get(k.second)), (was, k.content(2)))
+    same((x.get(k.first), x.get(k.second)), (original, k.content(2)))
     x.unlink(k.second)
     renameat2(x, k.first, k.second, 1)
-    same((x.exists(k.first), x.get(k.second)), (False, was))
+    same((x.exists(k.first), x.get(k.second)), (False, original))
 
 
 @each("RENAME_EXCHANGE and RENAME_WHITEOUT: EINVAL", kernel=True)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     x.put("c/1/x.partial", b"x")
     for flags in (2, 4):
         fails(
             [errno.EINVAL, errno.EPERM] if flags == 4 else errno.EINVAL, renameat2, x, "c/1/x.partial", k.first, flags
         )
-    same((x.get(k.first), x.get("c/1/x.partial")), (was, b"x"))
+    same((x.get(k.first), x.get("c/1/x.partial")), (original, b"x"))
 
 
 def renameat2(x: Place, old: str, new: str, flags: int) -> None:
@@ -448,23 +450,23 @@ def _(x: Place, k: Kind) -> None:
 
 @each("who has it open keeps it when it is removed")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     with x.opened(k.first) as fd:
         same(x.calls.fstat(fd).st_nlink, 1)
         x.unlink(k.first)
-        same((x.calls.pread(fd, 5000, 0), x.calls.fstat(fd).st_size), (was, len(was)))
+        same((x.calls.pread(fd, 5000, 0), x.calls.fstat(fd).st_size), (original, len(original)))
         same(x.calls.fstat(fd).st_nlink, 0)
-        same(x.calls.pread(fd, 2, 1), was[1:3])
+        same(x.calls.pread(fd, 2, 1), original[1:3])
 
 
 @each("who has it open keeps it when it is replaced")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     temporary = f"{k.first}.0123456789abcdef0123456789abcdef.partial"
     with x.opened(k.first) as fd:
         x.put(temporary, k.content(2))
         x.rename(temporary, k.first)
-        same((x.calls.pread(fd, 5000, 0), x.calls.fstat(fd).st_size), (was, len(was)))
+        same((x.calls.pread(fd, 5000, 0), x.calls.fstat(fd).st_size), (original, len(original)))
         same((x.calls.fstat(fd).st_nlink, x.stat(k.first).st_nlink), (0, 1))
         same(x.get(k.first), k.content(2))
 
@@ -506,19 +508,19 @@ def _(x: Place, k: Kind) -> None:
 
 @each("link: a file of its own", two=True)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     if x.exists(k.second):
         fails(errno.EEXIST, x.link, k.first, k.second)
         x.unlink(k.second)
     x.link(k.first, k.second)
-    same((x.get(k.first), x.get(k.second)), (was, was))
+    same((x.get(k.first), x.get(k.second)), (original, original))
     fails(errno.EEXIST, x.link, k.first, k.second)
     if not k.plain:
         same((x.stat(k.first).st_nlink, x.stat(k.first).st_ino == x.stat(k.second).st_ino), (1, False))
         x.put(k.first, k.content(2))
-        same((x.get(k.first), x.get(k.second)), (k.content(2), was))
+        same((x.get(k.first), x.get(k.second)), (k.content(2), original))
     x.unlink(k.first)
-    same((x.exists(k.first), x.get(k.second)), (False, was))
+    same((x.exists(k.first), x.get(k.second)), (False, original))
 
 
 @each("link of a temporary name, then unlink of that")
@@ -535,14 +537,14 @@ def _(x: Place, k: Kind) -> None:
 
 @each("a name of 256 bytes: ENAMETOOLONG")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     long = f"{k.directory}/{'x' * 256}".lstrip("/")
     for call in (x.stat, x.mkdir, x.unlink, x.rmdir):
         fails(errno.ENAMETOOLONG, call, long)
     fails(errno.ENAMETOOLONG, x.calls.open, x.path(long), NEW)
     fails(errno.ENAMETOOLONG, x.rename, k.first, long)
     fails(errno.ENAMETOOLONG, x.link, k.first, long)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("mkdir of its name: EEXIST")
@@ -564,9 +566,9 @@ def _(x: Place, k: Kind) -> None:
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
     with os.scandir(x.calls.root / x.path(k.directory)) as entries:  # type: ignore[attr-defined]
-        found = {entry.name: entry.inode() for entry in entries}
-    same(all(found.values()), True)
-    same(found[k.first.rpartition("/")[2]], x.stat(k.first).st_ino)
+        status = {entry.name: entry.inode() for entry in entries}
+    same(all(status.values()), True)
+    same(status[k.first.rpartition("/")[2]], x.stat(k.first).st_ino)
 
 
 # ---- mode, times, attributes
@@ -574,11 +576,11 @@ def _(x: Place, k: Kind) -> None:
 
 @each("chmod is shown")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     for mode in (0o600, 0o755, 0o444):
         x.calls.chmod(x.path(k.first), mode)
         same(stat.S_IMODE(x.stat(k.first).st_mode), mode)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("the mode it is made with", kernel=True)
@@ -611,11 +613,11 @@ def _(x: Place, k: Kind) -> None:
 
 @each("utimens is shown, to the nanosecond")
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     for when in (1_234_567_890_123_456_789, 1, 4_000_000_000_000_000_000):
         x.calls.utime(x.path(k.first), when)
         same(x.stat(k.first).st_mtime_ns, when)
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("utimens through the descriptor, before it is closed", kernel=True)
@@ -625,8 +627,8 @@ def _(x: Place, k: Kind) -> None:
         os.write(fd, k.content(2))
         os.utime(fd, ns=(5_000_000_000, 5_000_000_000))
         os.fchmod(fd, 0o600)
-    found = x.stat(k.first)
-    same((found.st_mtime_ns, stat.S_IMODE(found.st_mode), x.get(k.first)), (5_000_000_000, 0o600, k.content(2)))
+    status = x.stat(k.first)
+    same((status.st_mtime_ns, stat.S_IMODE(status.st_mode), x.get(k.first)), (5_000_000_000, 0o600, k.content(2)))
 
 
 @each("what is written moves the time, to now")
@@ -681,14 +683,14 @@ def _(x: Place, k: Kind) -> None:
 
 @each("a private mapping", kernel=True)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     with (
         x.opened(k.first) as fd,
-        mmap.mmap(fd, len(was), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as private,
+        mmap.mmap(fd, len(original), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as private,
     ):
-        same(private[:], was)
+        same(private[:], original)
         private[:2] = b"\0\0"
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("flock, POSIX and OFD locks", kernel=True)
@@ -709,13 +711,13 @@ def _(x: Place, k: Kind) -> None:
 
 @each("fallocate: EOPNOTSUPP", kernel=True, plain=False)
 def _(x: Place, k: Kind) -> None:
-    was = k.begin(x)
+    original = k.begin(x)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     with x.opened(k.first, RW) as fd:
         for mode in (0, 1, 3, 16):
             same((libc.fallocate(fd, mode, 0, 100), ctypes.get_errno()), (-1, errno.EOPNOTSUPP))
-    same(x.get(k.first), was)
+    same(x.get(k.first), original)
 
 
 @each("copy_file_range and sendfile to it; FICLONE: EOPNOTSUPP", kernel=True)

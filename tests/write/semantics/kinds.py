@@ -321,18 +321,18 @@ def _(x: Place) -> None:
 
 def refused(x: Place, data: bytes, name: str = "zarr.json") -> None:
     """EINVAL when it is closed, and by rename and link; nothing has changed."""
-    shown, stored = x.get(name), x.source(name)
+    content, source_content = x.get(name), x.source(name)
 
     def written() -> None:
         with x.opened(name, NEW) as fd:
             x.calls.write(fd, data)
 
     fails(errno.EINVAL, written)
-    until(lambda: x.get(name) == shown)
-    same((x.source(name), x.stat(name).st_size), (stored, len(shown)))
+    until(lambda: x.get(name) == content)
+    same((x.source(name), x.stat(name).st_size), (source_content, len(content)))
     x.put(PARTIAL, data)
     fails(errno.EINVAL, x.rename, PARTIAL, name)
-    same((x.get(name), x.source(name), x.get(PARTIAL)), (shown, stored, data))
+    same((x.get(name), x.source(name), x.get(PARTIAL)), (content, source_content, data))
     same((x.get("c/0/0"), x.names("c/0")), (STORED, ["0", "1"]))
 
 
@@ -356,8 +356,8 @@ def _register_documents() -> None:
 
         @case(f"documents/refused: {name}")
         def _(x: Place, change: Callable[[bytes, Any], Any] = change) -> None:
-            made = change(x.get("zarr.json"), x.json())
-            refused(x, made if isinstance(made, bytes) else json.dumps(made).encode())
+            new_documents = change(x.get("zarr.json"), x.json())
+            refused(x, new_documents if isinstance(new_documents, bytes) else json.dumps(new_documents).encode())
 
 
 _register_documents()
@@ -365,7 +365,7 @@ _register_documents()
 
 @case("documents/one that is refused is not shown, though it is as long as the old one")
 def _(x: Place) -> None:
-    shown = x.get("zarr.json")
+    content = x.get("zarr.json")
 
     def written() -> None:
         with x.opened("zarr.json", RW) as fd:
@@ -374,7 +374,7 @@ def _(x: Place) -> None:
             x.stat("zarr.json")
 
     fails(errno.EINVAL, written)
-    until(lambda: x.get("zarr.json") == shown)
+    until(lambda: x.get("zarr.json") == content)
 
 
 @case("documents/bytes are kept, and what is stored is that of a sharded array")
@@ -382,9 +382,9 @@ def _(x: Place) -> None:
     text = json.dumps(with_n(x.json(), 5), indent=7).encode()
     x.put("zarr.json", text)
     same(x.get("zarr.json"), text)
-    stored = json.loads(x.source("zarr.json") or b"")
-    same((stored["attributes"], stored["codecs"][0]["name"]), ({"n": 5}, "sharding_indexed"))
-    same(stored["chunk_grid"]["configuration"]["chunk_shape"], [4, 4])
+    source_document = json.loads(x.source("zarr.json") or b"")
+    same((source_document["attributes"], source_document["codecs"][0]["name"]), ({"n": 5}, "sharding_indexed"))
+    same(source_document["chunk_grid"]["configuration"]["chunk_shape"], [4, 4])
     same(x.get("c/0/0"), STORED)
 
 
@@ -392,9 +392,9 @@ def _(x: Place) -> None:
 def _(x: Place) -> None:
     more = {"attributes": {"unit": "mm"}, "dimension_names": ["a", None], "fill_value": 3, "shape": [6, 10]}
     x.put_json({**x.json(), **more, "other": {"must_understand": False, "x": 1}})
-    stored = json.loads(x.source("zarr.json") or b"")
-    same({name: stored[name] for name in more}, more)
-    same(stored["other"], {"must_understand": False, "x": 1})
+    source_document = json.loads(x.source("zarr.json") or b"")
+    same({name: source_document[name] for name in more}, more)
+    same(source_document["other"], {"must_understand": False, "x": 1})
     same(x.json()["shape"], [6, 10])
 
 
@@ -407,11 +407,11 @@ def _(x: Place) -> None:
 
 @case("documents/removed, the sharding is remembered")
 def _(x: Place) -> None:
-    document, stored = x.json(), json.loads(x.source("zarr.json") or b"")
+    document, source_document = x.json(), json.loads(x.source("zarr.json") or b"")
     x.unlink("zarr.json")
     same((x.exists("zarr.json"), x.source("zarr.json")), (False, None))
     x.put_json({**document, "shape": [4, 4]})
-    same(json.loads(x.source("zarr.json") or b"")["codecs"], stored["codecs"])
+    same(json.loads(x.source("zarr.json") or b"")["codecs"], source_document["codecs"])
     same((x.get("c/0/0"), x.source("c/0/0") is not None), (STORED, True))
 
 
@@ -585,19 +585,19 @@ def _(x: Place) -> None:
     x.mkdir("below")
     for name in ("zarr.json", "README"):
         x.put(f"below/{name}", x.get(name))
-    there = f"{x.at}-moved"
+    target = f"{x.at}-moved"
     x.put("c/3/3", b"abcd")
-    x.calls.rename(x.path(""), there)
+    x.calls.rename(x.path(""), target)
     try:
         same(x.exists(""), False)
-        fd = x.calls.open(f"{there}/c/3/3", R)
+        fd = x.calls.open(f"{target}/c/3/3", R)
         same(x.calls.pread(fd, 10, 0), b"abcd")
         x.calls.close(fd)
-        fd = x.calls.open(f"{there}/c/0/0", NEW)
+        fd = x.calls.open(f"{target}/c/0/0", NEW)
         x.calls.write(fd, b"efgh")
         x.calls.close(fd)
     finally:
-        x.calls.rename(there, x.path(""))
+        x.calls.rename(target, x.path(""))
     same((x.get("c/0/0"), x.get("c/3/3"), x.get("c/1/1")), (b"efgh", b"abcd", STORED))
 
 
@@ -648,8 +648,8 @@ def _(x: Place) -> None:
         for n in range(2, 40):
             x.unlink(f"c/2/x{n}.partial")
         x.put("c/2/2", b"abcd")
-        rest = [entry.name for entry in entries]
-    same(sorted([first, *rest]), sorted(f"x{n}.partial" for n in range(2, 40)))
+        entry_names = [entry.name for entry in entries]
+    same(sorted([first, *entry_names]), sorted(f"x{n}.partial" for n in range(2, 40)))
     same(x.names("c/2"), ["2"])
 
 
@@ -678,8 +678,8 @@ def _(x: Place) -> None:
 
 @case("the file system/has room", kernel=True)
 def _(x: Place) -> None:
-    found = os.statvfs(x.calls.root / x.path(""))  # type: ignore[attr-defined]
-    same((found.f_bavail > 0, found.f_namemax), (True, 255))
+    filesystem = os.statvfs(x.calls.root / x.path(""))  # type: ignore[attr-defined]
+    same((filesystem.f_bavail > 0, filesystem.f_namemax), (True, 255))
 
 
 # ---- other formats
@@ -825,8 +825,8 @@ def _(x: Place) -> None:
 @case("read-only/a format that cannot be written: EROFS", source="uneven")
 def _(x: Place) -> None:
     name = "s.b2f/00000000.chunk"
-    shown = x.names("s.b2f")
-    was = x.get(name)
+    content = x.names("s.b2f")
+    original = x.get(name)
     for flags in (W, RW, NEW, W | os.O_APPEND):
         fails(errno.EROFS, x.calls.open, x.path(name), flags)
     fails(errno.EROFS, x.truncate, name, 0)
@@ -836,4 +836,4 @@ def _(x: Place) -> None:
     fails(errno.EROFS, x.rename, "x.partial", name)
     fails(errno.EROFS, x.calls.open, x.path("s.b2f/00000002.chunk"), NEW)
     fails([errno.EROFS, errno.EEXIST], x.link, "x.partial", name)
-    same((x.get(name), x.names("s.b2f")), (was, shown))
+    same((x.get(name), x.names("s.b2f")), (original, content))
