@@ -58,7 +58,8 @@ class JobResult(NamedTuple):
 
     Attributes:
         files: the number of files of the source, apart from documents.
-        objects: the number of files of the target, apart from documents; after a part, of those that the part made.
+        objects: the number of files of the target, apart from documents; after a part, of those that the part made; 0
+            if the job had ended before.
         shards: the number of shards that were made or unpacked.
         nbytes: the bytes that were copied; files that existed in the target do not count.
         problems: files that were left out, with reasons.

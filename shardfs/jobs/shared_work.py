@@ -341,15 +341,25 @@ def _lost_links(tree: Tree, store: LocalStore) -> Iterator[tuple[str, str]]:
         content = directory.content
         if content is None or content.chunks is not None or (content.dataset is not None and content.dataset.closed):
             continue
-        for name, _ in store.names(directory.inside):
+        try:
+            names = [name for name, _ in store.names(directory.inside) if not name.startswith(".")]
+        except OSError:  # another finding is about the directory
+            continue
+        for name in names:
             path = join(directory.inside, name)
-            place = store.path(path)
-            # git-annex links files only. A link to a file stands for no array.
-            if os.path.islink(place) and not os.path.isfile(place) and ANNEXED not in os.readlink(place):
+            if _may_be_an_array(store.path(path)):
                 try:
                     store.entry(path)
                 except OSError as e:
                     yield path, message(e)
+
+
+def _may_be_an_array(place: str) -> bool:
+    """Return whether it is a link that may stand for an array. Links to files do not; git-annex has no others."""
+    try:
+        return not os.path.isfile(place) and ANNEXED not in os.readlink(place)
+    except OSError:  # no link
+        return False
 
 
 # ---- executors

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+IDLE_S = 10.0
+"""A thread ends after so many seconds without a call, so that sources which nobody uses any more keep no threads."""
+
 
 class DaemonThreads:
     """A pool of daemon threads. Unlike the standard library's executor, it does not delay the program's exit.
@@ -77,7 +80,15 @@ class DaemonThreads:
 
     def _work(self) -> None:
         while True:
-            future, call = self._jobs.get()
+            try:
+                future, call = self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self.count -= 1
+                        self._free -= 1
+                        return
+                continue
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())

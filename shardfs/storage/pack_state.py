@@ -133,7 +133,8 @@ class PackState:
 
 
 def _damaged(root: str, why: str) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, f"{STATE} is damaged ({why}): bring back the file", root)
+    text = f"{STATE} is damaged, or of another version of shardfs ({why}): bring back the file, or use that version"
+    return FileExistsError(errno.EEXIST, text, root)
 
 
 def _is_inside(key: Any) -> bool:

@@ -48,7 +48,8 @@ _S3 = {"anon", "key", "secret", "token", "username", "password", "profile", "end
 _S3_INNER = {
     "client_kwargs": {"endpoint_url", "region_name", "verify", "use_ssl", "aws_access_key_id", "aws_secret_access_key",
                       "aws_session_token"},
-    "config_kwargs": {"max_pool_connections", "connect_timeout", "read_timeout", "retries"},
+    "config_kwargs": {"max_pool_connections", "connect_timeout", "read_timeout", "retries", "s3"},
+    "config_kwargs.s3": {"addressing_style"},
     "s3_additional_kwargs": {"ACL", "BucketKeyEnabled", "SSEKMSEncryptionContext", "SSEKMSKeyId",
                              "ServerSideEncryption", "StorageClass", "Tagging"},
 }  # fmt: skip
@@ -121,7 +122,10 @@ def range_client(fs: Any, root: str, timeout_s: float) -> RangeClient | None:
     connect, options, inner = _CLIENTS[name]
     unknown = [option for option in fs.storage_options if option not in options]
     for outer, keys in inner.items():
-        unknown += [f"{outer}.{key}" for key in (fs.storage_options.get(outer) or ()) if key not in keys]
+        members: Any = fs.storage_options
+        for word in outer.split("."):
+            members = members.get(word) or {}
+        unknown += [f"{outer}.{key}" for key in members if key not in keys]
     if unknown:
         raise ValueError(f"unknown storage option {unknown[0]!r} for {name}; docs/stores.md lists the options")
     return RangeClient(fs, root, connect, timeout_s)
@@ -339,7 +343,7 @@ def _asked_of_botocore(fs: Any, seconds: float) -> S3Settings:
     credentials = boto._request_signer._credentials
     provide = None
     if (config.s3 or {}).get("addressing_style") == "virtual":
-        raise UnsuitedError("the AWS configuration names the virtual addressing style")
+        raise UnsuitedError("the storage options or the AWS configuration name the virtual addressing style")
     if config.signature_version is not botocore.UNSIGNED:
         if config.signature_version != "s3v4" or credentials is None:
             raise UnsuitedError(f"requests are signed with {config.signature_version}, or there are no credentials")

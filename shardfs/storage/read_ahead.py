@@ -1,8 +1,8 @@
 """Fetches chunks of remote stores before a reader asks for them.
 
-`shards.streams` says which chunks come next. Neighbours in a shard are fetched with one request, and several requests
-run in parallel. Complete chunks wait here until they are read. A reader never depends on it: if a fetch failed, or
-waits for a free connection, the reader makes its own request.
+`shards.read_patterns` says which chunks come next. Neighbours in a shard are fetched with one request, and several
+requests run in parallel. Complete chunks wait here until they are read. A reader never depends on it: if a fetch
+failed, or waits for a free connection, the reader makes its own request.
 """
 
 from __future__ import annotations

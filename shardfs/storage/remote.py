@@ -93,6 +93,9 @@ class FsspecStore:
 
     remote, blind = True, False
 
+    client_retries = True
+    """Whether fsspec's client repeats failed requests by itself, more often than `RetryPolicy`."""
+
     def __init__(
         self,
         fs: Any,
@@ -223,7 +226,7 @@ class FsspecStore:
         """Return what `_ask_for_documents` returns, through obstore; None if obstore cannot tell.
 
         That is so if no request of obstore has succeeded yet, or if an answer is neither the plain range nor a clear
-        refusal. fsspec's clients repeat failed requests more often.
+        refusal; and if the server fails, but fsspec's client tries more often.
         """
         clients = [self._client(path) for path in paths]
         client = clients[0] if all(clients) else None
@@ -238,10 +241,14 @@ class FsspecStore:
                     return None
                 number = errno.EACCES if answer.status in (401, 403) else errno.ENOENT
                 out.append(OSError(number, os.strerror(number), path))
-            elif isinstance(answer, ServerError) or (isinstance(answer, Answer) and answer.encoded):
+            elif isinstance(answer, Answer):
+                if answer.encoded:
+                    return None
+                out.append(bytes(answer.data))
+            elif isinstance(answer, ServerError) and (self.client_retries or not client.proven):
                 return None
             else:
-                out.append(bytes(answer.data) if isinstance(answer, Answer) else answer)
+                out.append(answer)
         return out
 
     def entry(self, key: str) -> DirEntry:

@@ -50,6 +50,8 @@ def s3_settings(options: Mapping[str, Any]) -> S3Settings | None:
         os.path.isfile(os.path.expanduser(os.path.expandvars(environ.get(name, path)))) for name, path in FILES.items()
     ):
         return None
+    if ((options.get("config_kwargs") or {}).get("s3") or {}).get("addressing_style") == "virtual":
+        return None
     client = options.get("client_kwargs") or {}
     region = client.get("region_name") or environ.get("AWS_DEFAULT_REGION")
     endpoint = options.get("endpoint_url") or client.get("endpoint_url")

@@ -70,6 +70,7 @@ class WebStore(FsspecStore):
     """
 
     blind = True
+    client_retries = False
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

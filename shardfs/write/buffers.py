@@ -42,12 +42,12 @@ class Buffer:
     """Contents of one file, readable and writable at any offset. Not thread-safe.
 
     Args:
-        most: maximum size of the file in bytes. Beyond it, calls raise OSError (EFBIG).
+        limit: maximum size of the file in bytes. Beyond it, calls raise OSError (EFBIG).
     """
 
     def __init__(self, budget: Budget, limit: int) -> None:
         self._budget = budget
-        self._most = limit
+        self._limit = limit
         self._memory = bytearray()
         self._fd = -1
         self._size = 0
@@ -59,9 +59,9 @@ class Buffer:
 
     def _grow(self, size: int) -> None:
         """Make room for a file of `size` bytes. Move the contents to an unnamed file if memory is short."""
-        if size > self._most:
+        if size > self._limit:
             raise OSError(
-                errno.EFBIG, f"the file would have {size} bytes; a file on this mount has at most {self._most}"
+                errno.EFBIG, f"the file would have {size} bytes; a file on this mount has at most {self._limit}"
             )
         more = size - len(self._memory)
         if self._fd < 0 and (size > SPILL or self._budget.is_short(more)):

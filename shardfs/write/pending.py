@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 SAME = False
 """Stands for the digest of a chunk whose stored bytes a publish has not changed, because they were the same."""
 
+HASHES = 1 << 10
+"""Number of different hashes of the keys of shards. A shard counts as replaced if one with its hash was."""
+
 Entries: TypeAlias = Mapping[str, "str | bool"]
 """Digests of chunks, or `SAME`, by path."""
 
@@ -283,6 +286,7 @@ class Backlog:
         self.pending = Pending()
         self.versions = self.pending.versions
         self.replaced = 0
+        self._last_replaced = [0] * HASHES  # by a hash of the key: `replaced` when such a shard was replaced last
         self.written_bytes = 0
         self.took_s = 0.0
         self.lock = threading.RLock()  # `with` a condition costs two Python calls
@@ -290,6 +294,10 @@ class Backlog:
         self._noted = {"layout": layout} if layout else {}
         for record in journal.recovered:
             journal.release(self.pending.apply(record))
+
+    def has_replaced(self, key: str, since: int) -> bool:
+        """Return whether a shard was perhaps replaced after `replaced` was `since`."""
+        return self._last_replaced[hash(key) % HASHES] > since
 
     def fullness(self, more: int) -> float:
         """Return how full the journal is with so many bytes more: 1 is its limit."""
@@ -346,6 +354,7 @@ class Backlog:
         """Record that a shard was replaced. `waiting`: the paths of its pending chunks that were not published."""
         with self.lock:
             self.replaced += 1
+            self._last_replaced[hash(key) % HASHES] = self.replaced
             relying = [path for path in waiting if self.versions[path].base.relies_on(before)]
             meta = {"key": key, "lsns": list(lsns), "entries": dict(entries)}
             self._append(RecordKind.DONE, {**meta, "before": before, "after": after, "kept": relying})

@@ -188,7 +188,7 @@ class WriteBuffer:
         """Rename a file to the path of `look`, and return its version.
 
         Args:
-            had: the chunk that the old name stands for, if any. It is deleted from its shard.
+            old_target: the chunk that the old name stands for, if any. It is deleted from its shard.
             data: the whole file, if no version is pending for the old name. Else its bytes are read from the shard if
                 the version was published after the caller looked.
             is_encoded: as for `put`.
@@ -261,9 +261,13 @@ class WriteBuffer:
             look = self.look(look.path, look.target)
 
     def _is_present(self, look: Look) -> bool:
-        """Return whether neither the path was written nor, for a chunk, any shard replaced since a look."""
-        is_replaced = look.target is not None and self.backlog.replaced != look.replaced
-        return not is_replaced and self.backlog.versions.get(look.path) == look.version
+        """Return whether neither the path was written nor its shard replaced since a look."""
+        if self.backlog.versions.get(look.path) != look.version:
+            return False
+        if look.target is None or self.backlog.replaced == look.replaced:
+            return True
+        shards = look.target.tree.shards
+        return not self.backlog.has_replaced(shards.key(shards.number_of(look.target.coords)), look.replaced)
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.

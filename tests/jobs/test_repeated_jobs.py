@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import tensorstore as ts
 import zarr
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 
 from shardfs.cli import commands
 from shardfs.model.errors import UnsupportedError
@@ -28,6 +30,25 @@ if TYPE_CHECKING:
 
 
 DATA: Any = np.arange(1, 401, dtype="u2").reshape(20, 20)
+
+
+class Tearing(MemoryFileSystem):  # type: ignore[misc]
+    """A store without conditional writes, as SFTP. A file of which the text is `torn` is written half and fails."""
+
+    protocol = "tearing"
+    cachable = False
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    torn: ClassVar[bytes | None] = None
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self.store[path2] = self.store.pop(path1)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        is_torn = value == type(self).torn
+        super().pipe_file(path, value[: len(value) // 2] if is_torn else value, mode, **kwargs)
+        if is_torn:
+            raise OSError(errno.EIO, "the connection is lost")
 
 
 def zarr3(root: Path, **how: Any) -> str:
@@ -52,6 +73,17 @@ def n5(root: Path) -> str:
 def run(*command: object) -> Any:
     """Run a command of shardfs; `return_value` of the result is its exit code."""
     return CliRunner().invoke(commands, list(map(str, command)), standalone_mode=False)
+
+
+def test_a_file_that_was_written_half_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zarr3(tmp_path / "source")
+    (tmp_path / "source/notes").write_bytes(notes := bytes(range(100)))
+    fsspec.register_implementation("tearing", Tearing, clobber=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tearing, "torn", notes)
+        assert problems(pack(str(tmp_path / "source"), "tearing://target"))
+    assert problems(pack(str(tmp_path / "source"), "tearing://target")) == []
+    assert Tearing().cat_file("tearing://target/notes") == notes
 
 
 def read(root: Path, name: str) -> Any:

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -294,6 +296,20 @@ def test_a_chunk_that_an_interrupted_task_has_begun_is_written_again(sharded: Pa
     (target / "a" / "c" / "0" / "0").write_bytes(longer)
     (target / "a" / "c" / "0" / "1").write_bytes(b"")
     list(run.run())
+    assert files(target) == shown(sharded)
+
+
+@pytest.mark.slow
+def test_a_killed_job_continues(sharded: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    command = [sys.executable, "-m", "shardfs", "unpack", str(sharded), str(target)]
+    for wanted in (1, 30, 60):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        while process.poll() is None and len([p for p in target.rglob("c/*/*") if p.is_file()]) < wanted:
+            pass
+        process.kill()
+        process.wait()
+    subprocess.run(command, check=False, timeout=250, stdout=subprocess.DEVNULL)
     assert files(target) == shown(sharded)
 
 

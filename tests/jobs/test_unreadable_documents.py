@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from shardfs.cli import commands
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import exit_code, message
+from shardfs.storage.local import LocalStore
 from tests.jobs.test_pack import files
 from tests.mount.distant import serving
 from tests.mount.programs import errno_of
@@ -152,13 +153,30 @@ def test_verify_reports_it(broken: Callable[[Path], None], tmp_path: Path) -> No
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("target", ["../README", ".git/annex/objects/KEY", "lost"])
-@pytest.mark.parametrize("place", ["README", "a/README"])
+@pytest.mark.parametrize("place", ["README", ".#README", "a/README"])
 def test_verify_accepts_links_that_stand_for_no_array(target: str, place: str, tmp_path: Path) -> None:
     """Only a link beside arrays that leads nowhere may be an array. Those of git-annex are files."""
     zarr3(tmp_path / "source", sharded=True)
     (tmp_path / "README").write_text("outside")
     (tmp_path / "source" / place).symlink_to(target)
     assert run("verify", tmp_path / "source")[0] == (7 if (target, place) == ("lost", "README") else 0)
+
+
+def test_verify_goes_on_beside_a_directory_that_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zarr3(tmp_path / "source", sharded=True)
+    (tmp_path / "source/private").mkdir()
+    names = LocalStore.names
+
+    def refused(store: LocalStore, key: str, *args: Any) -> Any:
+        if key == "private":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), key)
+        return names(store, key, *args)
+
+    monkeypatch.setattr(LocalStore, "names", refused)
+    code, text = run("verify", tmp_path / "source")
+    assert (code in (0, 7), "chunks" in text) == (True, True)
 
 
 def test_verify_reports_a_scale_of_a_volume_that_is_a_dangling_link(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
-from shardfs.vfs import discovery
+from shardfs.vfs import directories, discovery, nodes, source_datasets
 from shardfs.vfs.tree import open_tree
 from tests.mount.distant import serving
 from tests.mount.programs import lines, run
@@ -223,7 +223,8 @@ def test_lookups_after_a_long_listing_wait_for_no_document(arrays: Path, monkeyp
     """What the kernel got with the listing could expire meanwhile, and each name would cost a shard index."""
     pytest.importorskip("aiohttp")
     now = 0.0
-    monkeypatch.setattr(discovery, "monotonic", lambda: now)
+    for module in (directories, discovery, nodes, source_datasets):
+        monkeypatch.setattr(module, "monotonic", lambda: now)
     with over_http(arrays) as store:
         tree = open_tree(f"{store.url}/wide", index_ttl_s=0.001)
         row = tree.resolve("c/0").number

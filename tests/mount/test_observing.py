@@ -97,7 +97,7 @@ def test_doctor_finds_nothing_wrong_with_a_profile_that_is_mounted(
         for words in (["brain"], [copy, "-o", "profile=brain"]):
             findings = [json.loads(line) for line in shardfs("doctor", "--json", *words).stdout.splitlines()]
             mine = [finding for finding in findings if finding["check"] in ("options", "store", "dataset", "writing")]
-            assert {finding["check"]: finding["state"] for finding in mine} == {"store": "ok", "dataset": "ok"}
+            assert {finding["check"]: finding["state"] for finding in mine} == {"store": "ok", "dataset": "ok"}, mine
 
 
 @fuse

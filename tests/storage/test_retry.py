@@ -18,7 +18,7 @@ import pytest
 from fsspec.asyn import AsyncFileSystem
 
 from shardfs.model.blobs import ByteRange
-from shardfs.storage import retry
+from shardfs.storage import daemon_threads, retry
 from shardfs.storage.daemon_threads import DaemonThreads
 from shardfs.storage.open_store import open_store
 from shardfs.storage.remote import FsspecStore
@@ -304,8 +304,8 @@ def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
     class Jobs(queue.SimpleQueue[Any]):
         """The first call is slow to come out."""
 
-        def get(self, *args: Any) -> Any:
-            job = super().get(*args)
+        def get(self, *args: Any, **named: Any) -> Any:
+            job = super().get(*args, **named)
             if not call_runs.is_set():
                 call_runs.set()
                 go.wait(60)
@@ -322,6 +322,15 @@ def test_a_call_waits_for_no_thread_that_has_taken_another_one() -> None:
     assert first.result(60) == 1
     assert threads.submit(lambda: 3).result(60) == 3
     assert len([x for x in set(threading.enumerate()) - before if x.name.startswith("shardfs-store")]) == 2
+
+
+def test_threads_without_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that sources which nobody uses any more keep none."""
+    monkeypatch.setattr(daemon_threads, "IDLE_S", 0.01)
+    threads = DaemonThreads("shardfs-store", 64)
+    assert [threads.submit(lambda n=n: n).result(60) for n in range(3)] == [0, 1, 2]  # type: ignore[misc]
+    wait_until(lambda: threads.count == 0)
+    assert threads.submit(lambda: 3).result(60) == 3
 
 
 def test_calls_wait_for_the_first_thread_if_no_other_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ PLAIN: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 }
 
 LEFT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "virtual addressing": ({**ONE, "config_kwargs": {"s3": {"addressing_style": "virtual"}}}, {}),
     "no credentials": ({}, {}),
     "key without secret": ({"key": "k"}, KEYS),
     "profile": ({**ONE, "profile": "lab"}, {}),

@@ -665,7 +665,7 @@ def test_conditions_are_tried_out(heeds: frozenset[str], server: Server) -> None
 
 
 class Plain(MemoryFileSystem):  # type: ignore[misc]
-    """A store that keeps no conditions and has no tags."""
+    """A store that keeps no conditions and has no tags; moving is copying."""
 
     protocol = "plain"
     cachable = False
@@ -680,8 +680,18 @@ class Plain(MemoryFileSystem):  # type: ignore[misc]
         super().pipe_file(path, value[: len(value) - self.torn], mode, **kwargs)
 
 
-def test_any_store_can_be_written_if_asked_for() -> None:
-    fs = Plain()
+class Moving(Plain):
+    """The same, as SFTP: a rename is one."""
+
+    protocol = "moving"
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self.store[path2] = self.store.pop(path1)
+
+
+@pytest.mark.parametrize("kind", [Plain, Moving])
+def test_any_store_can_be_written_if_asked_for(kind: type[Plain]) -> None:
+    fs = kind()
     store = FsspecStore(fs, "/root")
     with pytest.raises(UnsupportedError, match="conditional writes"):
         open_writer(store)
@@ -690,19 +700,21 @@ def test_any_store_can_be_written_if_asked_for() -> None:
     writer.put(KEY, b"0123")
     with hooked(recorder := Recorder()):
         writer.update(KEY, Steps(lambda old: [ByteRange(0, 4), b"56"]))
-    assert recorder.names == ["put_object"]
+    assert recorder.names == ["put_object", "rename_object"][: 1 + (kind is Moving)]
     assert fs.cat_file("/root/a/shard") == b"012356"
     fs.torn = 1
     with pytest.raises(OSError, match="something else is there"):
         writer.put(KEY, b"0123456789")
     fs.torn = 0
+    if kind is Moving:  # elsewhere it is written in place
+        assert fs.cat_file("/root/a/shard") == b"012356"
     fs.pipe_file("/root/a/shard", b"012356")
     writer.update(KEY, Steps(with_member_after_theirs(fs)))
     assert fs.cat_file("/root/a/shard") == b"theirs, ours"
     writer.delete(KEY)
     with pytest.raises(FileNotFoundError):
         writer.delete(KEY)
-    assert not fs.store
+    assert all(".shardfs-" in name for name in fs.store)  # what was torn
 
 
 def with_member_after_theirs(fs: Plain) -> Callable[[Blob | None], Plan]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.model.changes import Begun
 from shardfs.model.errors import UnsupportedError
 from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy
@@ -20,7 +21,7 @@ from tests.write.mounts import writable
 from tests.write.object_store import ALL, Object, Server
 from tests.write.steps import Steps
 from tests.write.targets import TARGETS
-from tests.write.test_object_writer import KEY, SMALL, Plain, s3_store
+from tests.write.test_object_writer import KEY, SMALL, Moving, s3_store
 from tests.write.test_remote_writes import filled
 
 if TYPE_CHECKING:
@@ -114,7 +115,17 @@ def test_a_mount_without_the_right_to_list_probes_all_the_same(server: Server) -
     assert tried(server).removes
 
 
-class Faulty(Plain):
+def test_probes_of_a_store_that_is_only_compared_are_removed() -> None:
+    fs = Moving()
+    fs.pipe_file("/root/.shardfs-0123456789abcdef.tmp", b"old")
+    fs.pipe_file("/root/.shardfs-0123456789abcde0.tmp", b"new")
+    (old, _) = fs.store.values()
+    old.created = old.created.replace(year=2001)
+    open_writer(FsspecStore(fs, "/root"), alone=True)
+    assert list(fs.store) == ["/root/.shardfs-0123456789abcde0.tmp"]
+
+
+class Faulty(Moving):
     """Each call named in `lost` is executed once, and its answer lost; all of those in `down` fail."""
 
     protocol = "faulty"
@@ -134,13 +145,18 @@ class Faulty(Plain):
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: object) -> None:
         self._call("pipe_file", path, value, mode, **kwargs)
 
+    def mv(self, path1: str, path2: str, **kwargs: object) -> None:
+        if path1 not in self.store:
+            raise FileNotFoundError(path1)
+        self._call("mv", path1, path2, **kwargs)
+
     def rm_file(self, path: str) -> None:
         if path not in self.store:
             raise FileNotFoundError(path)
         self._call("rm_file", path)
 
 
-@pytest.mark.parametrize("name", ["pipe_file", "rm_file"])
+@pytest.mark.parametrize("name", ["pipe_file", "mv", "rm_file"])
 def test_lost_answers_of_a_store_that_is_only_compared(name: str) -> None:
     fs = Faulty()
     fs.lost = {name}
@@ -160,6 +176,17 @@ def test_a_store_that_is_down_is_not_one_that_cannot_be_written(name: str) -> No
     fs.down = {name}
     with pytest.raises(OSError, match=r"down.*Try again later"):
         open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 1)), alone=True)
+
+
+def test_a_crash_leaves_no_temporary_file_beside_the_shard() -> None:
+    fs = Faulty()
+    writer, notes = open_writer(FsspecStore(fs, "/root", retry=RetryPolicy(60, 0)), alone=True), list[Begun]()
+    fs.down = {"mv"}
+    with pytest.raises(OSError, match="down"):
+        writer.update(KEY, Steps(lambda _: [b"1"], notes.append))
+    assert len(fs.store) == 1
+    writer.recover(notes[0])
+    assert not fs.store
 
 
 # ---- uploads in parts
