@@ -102,8 +102,10 @@ def mount(
 
 
 def start(source: str, mountpoint: str, mount_options: Options, *, foreground: bool, announce: bool = False) -> int:
-    """Mount the source and return the exit code. Raises the errors of `daemon.mount.mount`.
+    """Mount the source and return the exit code.
 
+    Returns when a daemon serves the mount or has failed; in the foreground, when the mount was unmounted. Prints
+    warnings to standard error. Raises the errors of `daemon.mount.mount`, and OptionError for an empty source.
     `announce`: print a line when the mount is ready.
     """
     from shardfs.daemon.mount import mount as mount_source

@@ -68,7 +68,10 @@ class Rule:
     shard_bytes: int | None = None
 
     def matches(self, path: str) -> bool:
-        """Whether the rule applies to the dataset in this directory."""
+        """Whether the pattern matches the whole path of a directory, relative to the source.
+
+        The rule's format, and rules before this one, do not count; see `Rules.match`.
+        """
         parts = re.split(r"(\*\*/|\*\*|\*|\?)", self.pattern)
         wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
         return re.fullmatch("".join(wild.get(part, re.escape(part)) for part in parts), path, re.DOTALL) is not None
@@ -116,7 +119,7 @@ class Rules(NamedTuple):
     rules: Sequence[Rule] = ()
 
     def match(self, path: str, format: str) -> Rule | None:
-        """The rule for a new dataset of `format` in this directory; None if the dataset stays unsharded."""
+        """The first rule for a new dataset of `format` in this directory; None if the dataset stays unsharded."""
         rule = next((r for r in self.rules if r.format in (format, NONE) and r.matches(path)), None)
         return None if rule is None or rule.format == NONE else rule
 

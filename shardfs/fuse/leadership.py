@@ -241,7 +241,10 @@ class RequestLoop:
             self.tally.times[opcode].add(clock() - start, TIMED)
 
     def answer(self, request: bytes, since: float) -> None:
-        """Answer a request that was postponed at the time `since`. It may wait."""
+        """Answer a postponed request, which may wait, because this thread does not lead. Errors go to the client.
+
+        `since`: when it was postponed, in seconds of `time.monotonic`.
+        """
         self._device.request[: len(request)] = request
         _, opcode, unique, node, _ = protocol.HEADER_IN.unpack_from(request)
         self._answer(opcode, unique, node, len(request))

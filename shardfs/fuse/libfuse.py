@@ -150,7 +150,7 @@ class Session:
             _detach_top(*self._attached.pop(0))
 
     def close(self) -> None:
-        """Free everything. No thread may be serving `fd` any more."""
+        """Close `fd` and free the session. Call it once, after `unmount`, when no thread serves `fd` any more."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -377,7 +377,10 @@ def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_directories(path: str) -> None:
-    """Create a directory and those above it, and sync their names."""
+    """Create a directory and those above it where they are missing, and sync the new names. `path` is absolute.
+
+    If a file has one of these names, later calls fail.
+    """
     if not os.path.isdir(path):
         above = os.path.dirname(path)
         make_directories(above)

@@ -122,7 +122,11 @@ class StoreShards(ShardSource):
         return next((self._prefix + name for name in shards), None)
 
     def exists(self) -> bool:
-        """Return whether there is a shard. An object store is listed once: its directories are never empty."""
+        """Return whether there is a shard; always True for shards without a key. The result is not cached.
+
+        An object store has no empty directories, so one listing of the top directory is enough there. Elsewhere names
+        are listed until the first shard. Raise OSError if the store cannot be listed.
+        """
         first, _, below = self.layer.format.key(0).partition("/")
         if not below or not self._store.remote or self._store.blind:
             return self.first() is not None

@@ -80,10 +80,12 @@ def mount_number(fd: int) -> int:
 
 
 def elsewhere(mounted: MountInfo) -> tuple[int, str] | None:
-    """Return a process that also has the file system mounted, with its mountpoint; None if there is none.
+    """Return the number of a process that still has the file system mounted, and where that process sees it.
 
-    The other mount may be a bind mount or in another mount namespace. The source is compared, too, because the kernel
-    reuses the device number of an unmounted file system at once.
+    None if none was found; processes of other users may be missing. Call this after `mounted` was unmounted, because
+    neither that mount nor the calling process is left out. The other mount may be a bind mount or in another mount
+    namespace. The source is compared, too, because the kernel reuses the device number of an unmounted file system at
+    once.
     """
     file_system = (mounted.device, mounted.type, mounted.source)
     for process in filter(str.isdecimal, os.listdir("/proc")):

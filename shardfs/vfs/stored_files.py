@@ -141,7 +141,10 @@ class StoredFiles:
     # ---- attributes and bytes of files that are shown unchanged ----
 
     def attributes(self, node: Node) -> Attributes:
-        """Return the attributes of a file."""
+        """Return the attributes of a stored file that is shown unchanged, with its extent if it is local.
+
+        Raise FileNotFoundError if it does not exist, and OSError if it cannot be opened.
+        """
         blob, stat = self._opened(node.path)
         extent = Extent(blob, 0) if blob.fd >= 0 else None
         return Attributes(node.number, False, stat.size, stat.mtime_ns, extent)

@@ -110,7 +110,10 @@ class Documents:
                     yield at, os.fsencode(other)
 
     def is_in_a_file(self, directory: str) -> bool:
-        """Return whether the directory shows a dataset that is one file, whose documents are made from its header."""
+        """Return whether a directory of the mount is one file in the source, whose documents are made from its header.
+
+        Looks at the name and the entry in the store, not into the file. Raise OSError if the store does not tell.
+        """
         if not any(f.may_hold(directory.rpartition("/")[2]) for f in formats()):
             return False
         with suppress(*NOT_FOUND):

@@ -169,7 +169,12 @@ class FileContents:
         return Buffer(self._budget, MAX_DOCUMENT if file.kind is NameKind.DOCUMENT else MAX_CHUNK)
 
     def load(self, file: WritableFile) -> Buffer:
-        """Return the buffer of a file with all its bytes, read from where they are now."""
+        """Return the buffer of a file, with all its bytes.
+
+        A file without one gets a buffer with the bytes from where they are now. An existing buffer is returned as it
+        is, with unsaved changes. Raise OSError: ESTALE if the bytes are gone, EFBIG if they are too many, and the
+        errors of reading.
+        """
         while (buffer := file.buffer) is None:
             place = file.version_and_target
             file.load(self._read_whole(file), place)

@@ -85,7 +85,10 @@ class Writer(Protocol):
         self.update(key, Whole(content, first=None))
 
     def delete(self, key: str) -> None:
-        """Remove the object. Raise FileNotFoundError if it does not exist."""
+        """Remove the object. On a local disk, the caller syncs the directory.
+
+        Raise FileNotFoundError if it does not exist, and StaleShardError if other writers keep changing it.
+        """
 
     def remove_directory(self, key: str) -> None:
         """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
