@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardfs.daemon import logs, mountpoint, systemd
+from shardfs.daemon import logs, mountpoint, sd_notify
 from shardfs.daemon.opening import open_mounted
 from shardfs.daemon.shutdown import drain
 from shardfs.daemon.signals import Signals
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from shardfs.config.options import Options
     from shardfs.daemon.mount_statistics import Status
+    from shardfs.daemon.sd_notify import Notifier
     from shardfs.daemon.shutdown import Writing
     from shardfs.daemon.status_server import StatusServer
-    from shardfs.daemon.systemd import Notifier
     from shardfs.storage.mount_table import MountInfo
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class MountArguments:
 def serve_in_foreground(arguments: MountArguments, ready: Callable[[], object]) -> int:
     """Serve in this process, log to standard error or a file, notify the service manager; return the exit code."""
     tail = logs.set_up(arguments.logs, daemon=False)
-    manager = systemd.from_environment(os.environ)
+    manager = sd_notify.from_environment(os.environ)
 
     def answering(status: Status) -> None:
         log.info("%s is mounted on %s", arguments.source_name, arguments.mountpoint)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
-from shardfs.jobs import finished
+from shardfs.jobs import finished_jobs
 from shardfs.jobs.copying import require_idle
 from shardfs.jobs.in_place_shards import LOCK, is_litter, opened, require_plain, take_over, working
 from shardfs.jobs.pack_job import Packing, PackJob
@@ -150,7 +150,7 @@ class InPlaceRun(Run):
         while self._state is not None and self._state.stage != Stage.DONE:
             self._advance(self._state)
         if (state := self._state) is not None:
-            finished.note(self.root, _job(state.options, abort=state.direction == UNPACK), None)
+            finished_jobs.note(self.root, _job(state.options, abort=state.direction == UNPACK), None)
             self._remove(state)
         self.finished = True
 
@@ -184,7 +184,7 @@ class InPlaceRun(Run):
             state = None
         if state is None and abort:
             self._sweep()
-            self.repeated = finished.is_noted(self.root, _job(options, abort=True), None)
+            self.repeated = finished_jobs.is_noted(self.root, _job(options, abort=True), None)
             if self.repeated:
                 return None
             raise FileNotFoundError(errno.ENOENT, "has no unfinished job in place that could be aborted", self.root)
@@ -193,7 +193,7 @@ class InPlaceRun(Run):
             try:
                 return self._new(options)
             except UnsupportedError:  # as when there is nothing left to do
-                self.repeated = finished.is_noted(self.root, _job(options, abort=False), None)
+                self.repeated = finished_jobs.is_noted(self.root, _job(options, abort=False), None)
                 if not self.repeated:
                     raise
                 return None

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardfs.formats.layouts import join
-from shardfs.jobs import finished
-from shardfs.jobs.finished import fingerprint
+from shardfs.jobs import finished_jobs
+from shardfs.jobs.finished_jobs import fingerprint
 from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.changes import Change
@@ -194,7 +194,7 @@ class JobTarget(NamedTuple):
     def is_finished(self) -> bool:
         """Return whether an earlier run has completed the target for the same job."""
         version = self._version()
-        return version is not None and finished.is_noted(self.url, self.state.raw(), version)
+        return version is not None and finished_jobs.is_noted(self.url, self.state.raw(), version)
 
     def _version(self) -> Version | None:
         """The version of one document of the job; None if the target does not have it."""
@@ -245,7 +245,7 @@ class JobTarget(NamedTuple):
             for key, document in sorted(documents, key=lambda pair: (-pair[0].count("/"), pair[0])):
                 self.writer.put(key, document())
             if (version := self._version()) is not None:
-                finished.note(self.url, self.state.raw(), version)
+                finished_jobs.note(self.url, self.state.raw(), version)
         notes = iter(tasks)
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             while batch := list(islice(notes, NOTES_AT_A_TIME)):

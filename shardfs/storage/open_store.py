@@ -110,9 +110,9 @@ def _store_of(
     ahead = ReadAhead(prefetch, connections, retry, waiting) if prefetch else None
     ranges = range_client(fs, path, retry.timeout_s)
     if "http" in fs.protocol:
-        from shardfs.storage.web import WebStore
+        from shardfs.storage.http_store import HttpStore
 
-        return WebStore(fs, path, waiting, retry, ahead, ranges)
+        return HttpStore(fs, path, waiting, retry, ahead, ranges)
     if "zip" in fs.protocol:
         from shardfs.storage.zip_store import ZipStore
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.codecs import decoders, encoders
-from shardfs.formats import n5_viewer, ome
+from shardfs.formats import n5_multiscales, ome
 from shardfs.formats.n5 import N5
 from shardfs.formats.n5.view import shown_encoding
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
@@ -895,9 +895,9 @@ def test_levels_that_are_listed_coarse_first_are_shown_finest_first(tmp_path: Pa
 def test_what_is_finer_along_one_axis_and_coarser_along_others_is_no_image(tmp_path: Path) -> None:
     levels = tuple(Level(name, scale, (0.0, 0.0)) for name, scale in (("0", (2.0, 1.0)), ("1", (1.0, 4.0))))
     axes = (Axis("y", "space"), Axis("x", "space"))
-    assert not n5_viewer.can_be_written(Multiscale("", axes, levels))
-    assert n5_viewer.can_be_written(Multiscale("", axes, levels[:1]))
-    assert not n5_viewer.can_be_written(Multiscale("", (axes[1], axes[1]), levels[:1]))
+    assert not n5_multiscales.can_be_written(Multiscale("", axes, levels))
+    assert n5_multiscales.can_be_written(Multiscale("", axes, levels[:1]))
+    assert not n5_multiscales.can_be_written(Multiscale("", (axes[1], axes[1]), levels[:1]))
 
 
 def test_images_of_n5_are_finest_first() -> None:
@@ -925,9 +925,9 @@ def test_levels_that_differ_beyond_all_floats_are_no_image() -> None:
         levels = (Level(f"s{i}", (scale,), (0.0,)) for i, scale in enumerate(scales))
         return Multiscale("", (Axis("x", "space", None),), tuple(levels))
 
-    assert not n5_viewer.can_be_written(image(1e-200, 1e200))
-    assert n5_viewer.can_be_written(image(1e-100, 1e200))
-    n5_viewer.group_attributes(image(1e-100, 1e200))
+    assert not n5_multiscales.can_be_written(image(1e-200, 1e200))
+    assert n5_multiscales.can_be_written(image(1e-100, 1e200))
+    n5_multiscales.group_attributes(image(1e-100, 1e200))
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-6, 1e6)] * 3), min_size=1, max_size=4), st.tuples(*[st.floats(-1e6, 1e6)] * 3))
@@ -937,9 +937,9 @@ def test_what_is_written_of_an_image_is_read_again(steps: list[tuple[float, ...]
     shifts = [tuple(b + (s - f) / 2 for b, s, f in zip(begin, scale, scales[0], strict=True)) for scale in scales]
     levels = [Level(f"s{i}", s, t) for i, (s, t) in enumerate(zip(scales, shifts, strict=True))]
     image = Multiscale("", axes, tuple(levels))
-    told = [n5_viewer.level_attributes(image, i) for i in range(len(levels))]
+    told = [n5_multiscales.level_attributes(image, i) for i in range(len(levels))]
     below = [{**attributes((4,) * 3, (2,) * 3, "uint8", compression=data_n5.RAW), **level} for level in told]
-    for group in (n5_viewer.group_attributes(image), {}):
+    for group in (n5_multiscales.group_attributes(image), {}):
         back = _image(group, *below)
         assert back is not None
         assert back.axes == axes

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from shardfs.formats.documents import parse_json
 from shardfs.formats.n5 import N5
 from shardfs.formats.n5.stored import PlainBlocks
-from shardfs.formats.n5_viewer import LevelsBelow
+from shardfs.formats.n5_multiscales import LevelsBelow
 from shardfs.formats.registry import formats
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import CorruptShardError

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.daemon import asking, systemd, unmount
+from shardfs.daemon import asking, sd_notify, unmount
 from shardfs.daemon import mountpoint as mountpoints
 from shardfs.daemon.asking import MountState
 from shardfs.fuse import libfuse
@@ -266,10 +266,10 @@ def test_a_service_manager_is_told(
 
 
 def test_variables_of_a_manager_are_for_one_process(tmp_path: Path) -> None:
-    assert systemd.from_environment({"NOTIFY_SOCKET": "relative"}) is None
+    assert sd_notify.from_environment({"NOTIFY_SOCKET": "relative"}) is None
     address = str(tmp_path / "notify")
     environ = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1", "PATH": "/bin"}
-    notifier = systemd.from_environment(environ)
+    notifier = sd_notify.from_environment(environ)
     assert notifier is not None
     assert environ == {"PATH": "/bin"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -290,7 +290,7 @@ def test_an_answer_that_comes_late_is_told_at_once(monkeypatch: pytest.MonkeyPat
                 raise subprocess.TimeoutExpired("", seconds)
             return code
 
-    notifier = systemd.Notifier("/nobody", 30)
+    notifier = sd_notify.Notifier("/nobody", 30)
 
     def tell(**fields: str) -> bool:
         told.append(fields)

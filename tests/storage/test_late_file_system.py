@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardfs.storage.web import WebStore
+    from shardfs.storage.http_store import HttpStore
 
 for package in ("obstore", "aiohttp"):
     pytest.importorskip(package)
@@ -49,7 +49,7 @@ def server() -> Iterator[Any]:
         yield server
 
 
-def opened(server: Server, *, timeout_s: float = 30) -> WebStore:
+def opened(server: Server, *, timeout_s: float = 30) -> HttpStore:
     return open_store(f"{server.url}/data", {}, retry=RetryPolicy(timeout_s, 0))  # type: ignore[return-value]
 
 
@@ -60,7 +60,7 @@ def clients(server: Any) -> list[str]:
     return agents
 
 
-def is_made(store: WebStore) -> bool:
+def is_made(store: HttpStore) -> bool:
     return store.fs._made is not None
 
 

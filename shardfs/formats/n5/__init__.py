@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardfs.formats import n5_viewer
+from shardfs.formats import n5_multiscales
 from shardfs.formats.documents import parse_json, print_strict
 from shardfs.formats.format import NUMBER, Format, View
 from shardfs.formats.n5.codec_names import DOCUMENT, FORM
@@ -46,7 +46,7 @@ class N5Format(Format, View):
         if "n5" not in doc and len(documents) > 1:
             return None  # another format's documents are better evidence than this name
         attributes = {name: value for name, value in doc.items() if name != "n5" or path}
-        return Dataset("n5", format_names=FORM, attributes=attributes, levels=n5_viewer.LevelsBelow(attributes))
+        return Dataset("n5", format_names=FORM, attributes=attributes, levels=n5_multiscales.LevelsBelow(attributes))
 
     def children(self, dataset: Dataset, names: Set[str]) -> Sequence[str]:
         image = None if dataset.format == self.name else image_of(dataset, names)

@@ -18,7 +18,7 @@ from shardfs.codecs import n5_blocks
 from shardfs.codecs.checks import Blocks
 from shardfs.codecs.decoders import decode
 from shardfs.codecs.encoders import encode
-from shardfs.formats import n5_viewer
+from shardfs.formats import n5_multiscales
 from shardfs.formats.documents import (
     choice,
     form_of,
@@ -325,7 +325,7 @@ def _array(doc: Mapping[str, Any], first: Codec, tail: Sequence[Codec]) -> Array
         codecs=tuple(codec_names.as_in_zarr(c, dtype.itemsize) for c in tail),
         frame="n5" if framed else "none",
     )
-    names = n5_viewer.axes_of(doc, len(shape))
+    names = n5_multiscales.axes_of(doc, len(shape))
     return Array(
         shape[::-1],
         block[::-1],

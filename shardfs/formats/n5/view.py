@@ -10,7 +10,7 @@ import numpy as np
 
 from shardfs.codecs.encoded_chunks import without_checks
 from shardfs.codecs.transcode import memory_order
-from shardfs.formats import n5_viewer
+from shardfs.formats import n5_multiscales
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import PlacedArray, arrays_of, from_above, join, laid_out, shown, zero_fillers
 from shardfs.formats.n5.codec_names import DOCUMENT, ITEM_SIZES, STRUCTURAL, compression_of
@@ -47,7 +47,7 @@ def shown_as_n5(path: str, dataset: Dataset, around: Surroundings) -> Dataset:
         arrays = [array for array in arrays if array.path not in level_paths]
     members |= {array.path: array.members() for array in arrays}
     for i, shown_array in enumerate(levels):
-        name, further = f"s{i}", n5_viewer.level_attributes(cast("Multiscale", image), i)
+        name, further = f"s{i}", n5_multiscales.level_attributes(cast("Multiscale", image), i)
         level = replace(shown_array, path=name, further=further)
         members[name] = level.members()
         # A level below that keeps its name is shown from its own directory; only its document changes.
@@ -76,7 +76,7 @@ def _group_members(dataset: Dataset, image: Multiscale | None) -> dict[str, Any]
     attributes.pop("multiscales", None)
     if isinstance(inner := attributes.get("ome"), dict):
         attributes["ome"] = {name: value for name, value in inner.items() if name != "multiscales"}
-    generated = n5_viewer.group_attributes(image)
+    generated = n5_multiscales.group_attributes(image)
     return {**generated, **{name: value for name, value in attributes.items() if name not in generated}}
 
 
@@ -90,7 +90,7 @@ def image_of(dataset: Dataset, names: Set[str]) -> Multiscale | None:
 
     `names` are all names in the directory of the group.
     """
-    if dataset.closed or not dataset.multiscales or not n5_viewer.can_be_written(dataset.multiscales[0]):
+    if dataset.closed or not dataset.multiscales or not n5_multiscales.can_be_written(dataset.multiscales[0]):
         return None
     image = dataset.multiscales[0]
     old = [level.path for level in image.levels]
@@ -157,7 +157,7 @@ class _ShownDataset(PlacedArray):
         rank = len(self.array.shape)
         reserved = {*STRUCTURAL, *self.own}
         attributes = self.array.attributes.items()
-        return {n: value for n, value in attributes if n not in reserved and n5_viewer.is_accepted(n, value, rank)}
+        return {n: value for n, value in attributes if n not in reserved and n5_multiscales.is_accepted(n, value, rank)}
 
     def members(self) -> dict[str, Any]:
         """The members of `attributes.json`."""

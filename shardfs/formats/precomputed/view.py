@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from shardfs.formats import n5_viewer
+from shardfs.formats import n5_multiscales
 from shardfs.formats.documents import print_strict
 from shardfs.formats.layouts import (
     CODECS,
@@ -49,7 +49,7 @@ SEGMENT_IDS = frozenset(("uint32", "uint64"))
 XYZ = ("x", "y", "z")
 KINDS = {"x": "space", "y": "space", "z": "space", "t": "time", "time": "time", "c": "channel", "channel": "channel"}
 
-NANOMETERS = {f"{prefix}meter": float(f"1e{power + 9}") for prefix, (_, power) in n5_viewer.PREFIXES.items()} | {
+NANOMETERS = {f"{prefix}meter": float(f"1e{power + 9}") for prefix, (_, power) in n5_multiscales.PREFIXES.items()} | {
     "angstrom": 0.1, "inch": 2.54e7, "foot": 3.048e8, "yard": 9.144e8, "mile": 1.609344e12
 }  # fmt: skip
 """The nanometers in each unit of OME-NGFF. Other or missing units count as nanometers, precomputed's only unit."""
@@ -128,7 +128,7 @@ def _collection_below(path: str, dataset: Dataset | None) -> Collection:
 def _of_array(collection: Collection) -> _Volume:
     """The volume of an array outside of images. Attributes of N5 viewers may give its resolution and offset."""
     array = array_of(collection)
-    alone = n5_viewer.image_of_dataset(array)
+    alone = n5_multiscales.image_of_dataset(array)
     names = array.names or (None,) * len(array.shape)
     axes = [Axis(name or "", KINDS.get((name or "").lower())) for name in names]
     level = Level("", (1.0,) * len(axes), tuple(map(float, array.offset or (0,) * len(axes))))
@@ -251,7 +251,7 @@ def _scale(collection: Collection, axes: Sequence[Axis], level: Level, finest: L
         raise UnsupportedError(f"the size of a voxel should be finite and positive, not {resolution} nm")
     offset = tuple(0 if a is None else _voxel_offset(level, finest, a) for a in roles.space)
     key = "_".join(np.format_float_positional(r, 6, unique=True, fractional=False, trim="-") for r in resolution)
-    return _ShownScale(key, collection, array, data_type, roles, tuple(map(n5_viewer.tidy, resolution)), offset)
+    return _ShownScale(key, collection, array, data_type, roles, tuple(map(n5_multiscales.tidy, resolution)), offset)
 
 
 def _voxel_offset(level: Level, finest: Level, axis: int) -> int:

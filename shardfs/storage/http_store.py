@@ -63,7 +63,7 @@ class _Document(NamedTuple):
     page: Page | None
 
 
-class WebStore(FsspecStore):
+class HttpStore(FsspecStore):
     """A store on a web server. fsspec's HTTP file system makes the connections.
 
     This class sends its own requests, as coroutines in the event loop of that file system.
