@@ -30,7 +30,7 @@ def source_of_job(source: str, options: Options) -> JobSource:
     """The source as workers open it, with all options for reading it."""
     from shardfs.jobs.shared_work import JobSource
 
-    return JobSource.of(
+    return JobSource.from_url(
         absolute(source),
         options.storage_options,
         follow_symlinks=options.symlinks == "follow",
@@ -51,7 +51,7 @@ def target_of_job(target: str, options: Options) -> JobSource:
     from shardfs.jobs.shared_work import JobSource
 
     retry: dict[str, Any] = {"store_timeout_s": options.store_timeout, "store_retries": options.store_retries}
-    return JobSource.of(absolute(target), options.storage_options, **retry)
+    return JobSource.from_url(absolute(target), options.storage_options, **retry)
 
 
 def executor_of(dask: str | None, jobs: int, stack: ExitStack) -> tuple[Executor | None, int]:

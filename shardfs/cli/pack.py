@@ -161,7 +161,7 @@ def _in_place(source: str, options: Options, how: dict[str, Any], *, abort: bool
     from shardfs.jobs.in_place import InPlaceRun
     from shardfs.jobs.shared_work import JobSource
 
-    job = JobSource.of(absolute(source))
+    job = JobSource.from_url(absolute(source))
     return lambda: InPlaceRun(job, abort=abort, options=how, journals=options.journal)
 
 

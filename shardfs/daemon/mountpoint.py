@@ -79,7 +79,9 @@ def _listed(directory: str | int) -> str:
 
 
 def check_apart(source: str, mountpoint: str) -> None:
-    """Raise MountError if the mount would cover its source, or be inside the source.
+    """Raise MountError if the mount would cover its source, or be inside the source. Chained URLs are not checked.
+
+    `mountpoint` is absolute and without symbolic links.
 
     The daemon reads the source to answer requests. A read through its own mount would wait for itself forever.
     """

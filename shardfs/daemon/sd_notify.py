@@ -55,7 +55,7 @@ class Notifier:
         threading.Thread(target=self._watch, args=(mountpoint, status), name="shardfs-notify", daemon=True).start()
 
     def stopping(self) -> None:
-        """Notify the service manager that the mount is ending, and stop the status notifications."""
+        """Notify the service manager that the mount is ending, and end the notifications of `watch`."""
         self._over.set()
         self.tell(STOPPING="1", STATUS="unmounting")
 

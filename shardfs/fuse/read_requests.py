@@ -78,7 +78,7 @@ class ReadRequests:
                 size = max(length - offset, 0)
             data = outbox[_PAGE : _PAGE + size]
             try:
-                got = preadv(blob.fd, (data,), blob.base + start + offset, nowait)
+                got = preadv(blob.fd, (data,), blob.file_offset + start + offset, nowait)
             except OSError:  # not in the page cache, or the file system does not support RWF_NOWAIT
                 got = -1
             if got == size or self._read_slowly(extent, data, offset):
@@ -118,7 +118,7 @@ class ReadRequests:
     def _read_slowly(self, extent: Extent, data: memoryview, offset: int) -> bool:
         """Read from a disk or a file server while another thread leads; False if the file is shorter by now."""
         self._waiting()
-        return os.preadv(extent.blob.fd, (data,), extent.blob.base + extent.start + offset) == len(data)
+        return os.preadv(extent.blob.fd, (data,), extent.blob.file_offset + extent.start + offset) == len(data)
 
     def open(self, unique: int, number: int, _size: int) -> None:
         """Reply to OPEN: large files bypass the page cache."""

@@ -188,7 +188,7 @@ def _read(blob: Blob, start: int, stop: int, buffer: Buffer) -> Buffer:
     else:
         data = buffer[:size] if size <= len(buffer) else np.empty(size, np.uint8)
         n = 0
-        while n < size and (got := os.preadv(blob.fd, [data[n:].data], blob.base + start + n)):
+        while n < size and (got := os.preadv(blob.fd, [data[n:].data], blob.file_offset + start + n)):
             n += got
     if n < size:
         raise ValueError(f"{size} bytes expected at {start}, {n} found")

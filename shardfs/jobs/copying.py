@@ -177,7 +177,7 @@ class _Copy(Change):
         if old is not None:  # the update removes what a killed process has left beside the file
             return unchanged(old.stat().size)
         if self.file is None:  # the writer asks twice if it had to create a directory
-            self.file = OpenedFile.of(self.job, self.key)
+            self.file = OpenedFile.from_key(self.job, self.key)
         return [self.file.content]
 
 

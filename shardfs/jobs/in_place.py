@@ -1,6 +1,6 @@
 """`shardfs pack --in-place`: replaces the chunk files of a local source by shards, one shard at a time, or goes back.
 
-    for report in InPlaceRun(JobSource.of("/data/brain.zarr")).run(workers=2):
+    for report in InPlaceRun(JobSource.from_url("/data/brain.zarr")).run(workers=2):
         print(report.files, report.problems)
 
 `shardfs.storage.pack_state` documents the state in the source. Each step can be repeated after a crash. From the first
@@ -208,7 +208,7 @@ class InPlaceRun(Run):
     def _new(self, options: Mapping[str, Any]) -> PackState | None:
         """Begin to pack, unless some files cannot be packed: write the documents of the sharded dataset."""
         tuples: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-        packing = Packing(PackJob(self.source, JobSource.of(self._path(SHARDED)), verbatim=True, **tuples))
+        packing = Packing(PackJob(self.source, JobSource.from_url(self._path(SHARDED)), verbatim=True, **tuples))
         self._survey = packing.survey()
         if any(p.damaged for p in self._survey.problems):
             return None

@@ -124,7 +124,7 @@ class MixedDataset(Packing):
     def __init__(self, root: str) -> None:
         plain, sharded = os.path.join(root, PLAIN), os.path.join(root, SHARDED)
         self.shards = LocalStore(sharded)
-        job = PackJob(JobSource.of(plain), JobSource.of(sharded), verbatim=True)
+        job = PackJob(JobSource.from_url(plain), JobSource.from_url(sharded), verbatim=True)
         super().__init__(job, _BothForms)
         self.store = self.source = LocalStore(root)
         self._shard_writer = LocalWriter(self.shards)
@@ -186,7 +186,7 @@ class MixedDataset(Packing):
         puts: dict[Coords, Put] = {}
         open_files: list[OpenedFile] = []
         nbytes = 0
-        for key, file in load_ahead(self.source.read_ahead, partial(OpenedFile.of, self), cells, first=4):
+        for key, file in load_ahead(self.source.read_ahead, partial(OpenedFile.from_key, self), cells, first=4):
             nbytes += size_of(file.content)
             puts[cells[key]] = Put(_stored(array, cells[key], file.content))
             if array.target.transform is None:

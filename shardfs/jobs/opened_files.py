@@ -61,7 +61,7 @@ class OpenedFile(NamedTuple):
     permit: Permit | None = None
 
     @classmethod
-    def of(cls, files: Files, key: str) -> OpenedFile:
+    def from_key(cls, files: Files, key: str) -> OpenedFile:
         """Return the content of a file. A remote one of several requests is copied to a temporary file first."""
         blob = files.blob(key)
         if blob.fd >= 0:
@@ -78,7 +78,7 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def _local(cls, blob: Blob, key: str) -> OpenedFile:
-        size, start = blob.stat().size, max(blob.base, 0)
+        size, start = blob.stat().size, max(blob.file_offset, 0)
         if size >= COPIED_SIZE and (permit := Permit.take()) is not None:
             return cls(FilePart(blob.fd, start, size), blob, permit)
         data = read_file(blob.fd, size, start)

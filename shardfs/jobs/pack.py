@@ -73,7 +73,7 @@ class NewShard(ShardUnit["PackJob"]):
 
 def _contents(packing: Packing, array: PackedArray, numbers: U64, open_files: list[OpenedFile]) -> Iterator[Bytes]:
     """Yield the contents of chunk files. Those of files that stay open are valid while `open_files` exists."""
-    load, names = partial(OpenedFile.of, packing), array.files(numbers)
+    load, names = partial(OpenedFile.from_key, packing), array.files(numbers)
     for _, file in load_ahead(packing.store.read_ahead, load, names, first=FIRST_LOADS):
         if file.blob is not None and not array.converts:
             open_files.append(file)

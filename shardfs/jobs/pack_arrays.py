@@ -261,7 +261,7 @@ class ArrayPlan:
         return len(self.chunks)
 
     @classmethod
-    def of(cls, array: PackedArray, chunks: U64) -> ArrayPlan:
+    def from_chunks(cls, array: PackedArray, chunks: U64) -> ArrayPlan:
         """Return the plan for these chunks (n,). Sorts `chunks` in place, so that little more memory is needed."""
         blocks = [chunks[i : i + BLOCK] for i in range(0, len(chunks), BLOCK)]
         bits = max((int(block.max()).bit_length() for block in blocks), default=0)

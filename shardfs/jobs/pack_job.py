@@ -97,7 +97,7 @@ class Packing(OpenedJob):
         }
         documents = ((key, raw) for key, raw in plan.documents.items() if not self._is_linked(key.rpartition("/")[0]))
         arrays = (path for path in plan.arrays if not self._is_linked(path))
-        return JobState.of(PACK, job.source, choices).planned(arrays, documents)
+        return JobState.from_choices(PACK, job.source, choices).planned(arrays, documents)
 
     def _is_linked(self, path: str) -> bool:
         """Whether a directory is behind a symbolic link."""
@@ -145,7 +145,7 @@ class Packing(OpenedJob):
             raise UnsupportedError(f"nothing was packed: {array.path}: {why}")
         bad = array.incomplete(numbers)
         survey.problems += [Problem(join(array.path, str(n)), ONLY_ONE, damaged=True) for n in bad.tolist()]
-        survey.plans.append(ArrayPlan.of(array, numbers[~np.isin(numbers, bad)] if len(bad) else numbers))
+        survey.plans.append(ArrayPlan.from_chunks(array, numbers[~np.isin(numbers, bad)] if len(bad) else numbers))
 
     def other_files(self) -> Iterator[str]:
         """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""

@@ -101,8 +101,8 @@ def places(
     """Return source and target of a job that is not in place."""
     storage = options.get("storage_options")
     return (
-        JobSource.of(source, storage, follow_symlinks=options.get("follow_symlinks", False)),
-        JobSource.of(dest, options.get("dest_storage_options") or storage),
+        JobSource.from_url(source, storage, follow_symlinks=options.get("follow_symlinks", False)),
+        JobSource.from_url(dest, options.get("dest_storage_options") or storage),
     )
 
 
@@ -121,4 +121,4 @@ def in_place(
 
     if options.get("part", (1, 1)) != (1, 1) or options.get("follow_symlinks"):
         raise TypeError("part and follow_symlinks do not go with in_place=True")
-    return complete(InPlaceRun(JobSource.of(source), abort=abort, options=how), options)
+    return complete(InPlaceRun(JobSource.from_url(source), abort=abort, options=how), options)

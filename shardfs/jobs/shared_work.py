@@ -1,7 +1,7 @@
 """Work on all shards of a source, as tasks for any `concurrent.futures` executor, here or on other machines.
 
     from shardfs.jobs import shared_work
-    source = shared_work.JobSource.of("s3://bucket/brain.zarr", {"anon": True})
+    source = shared_work.JobSource.from_url("s3://bucket/brain.zarr", {"anon": True})
     with ProcessPoolExecutor(8) as pool:
         for report in shared_work.verify(source, deep=True, executor=pool, workers=8):
             print(report.findings)
@@ -85,7 +85,7 @@ class JobSource:
     run: int = field(default_factory=time.time_ns)
 
     @classmethod
-    def of(
+    def from_url(
         cls,
         url: str | os.PathLike[str],
         storage_options: Mapping[str, Any] | None = None,

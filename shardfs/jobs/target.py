@@ -67,7 +67,7 @@ class JobState:
     plan: Mapping[str, str] | None = None
 
     @classmethod
-    def of(cls, job: str, source: JobSource, choices: Mapping[str, Any]) -> Self:
+    def from_choices(cls, job: str, source: JobSource, choices: Mapping[str, Any]) -> Self:
         """Return the state of a job whose plan is unknown."""
         return cls(job, canonical(source.url), json.loads(json.dumps(choices)))  # with lists instead of tuples
 

@@ -180,7 +180,7 @@ def _opened(store: ChunkStore, cells: Sequence[Coords], places: Sequence[StoredC
 def _local(store: ChunkStore, cell: Coords, place: StoredChunk | None) -> OpenedFile | Exception | None:
     is_copied = place is not None and not store.is_cached and place.size >= COPIED_SIZE
     if place is not None and is_copied and place.checksum is None and place.blob.fd >= 0:
-        return OpenedFile(FilePart(place.blob.fd, place.blob.base + place.start, place.size), place.blob)
+        return OpenedFile(FilePart(place.blob.fd, place.blob.file_offset + place.start, place.size), place.blob)
     try:
         return _in_memory(store.whole(cell, place))
     except (ShardfsError, OSError) as e:

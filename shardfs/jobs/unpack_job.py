@@ -119,7 +119,7 @@ class Unpacking(OpenedJob):
             "chunk_codec": job.chunk_codec,
             "unsupported=skip": job.skip_unsupported,
         }
-        state = JobState.of(UNPACK, job.source, choices)
+        state = JobState.from_choices(UNPACK, job.source, choices)
         if self._survey is None:
             return state
         arrays = (plan.path for plan in self._survey.plans)

@@ -66,11 +66,11 @@ class Stat(NamedTuple):
 class Blob(Protocol):
     """One object of a store, or a part or decoded form of one, in the version that was opened.
 
-    `fd` is a file descriptor with the same bytes, the first one at position `base`; -1 if there is none.
+    `fd` is a file descriptor with the same bytes, the first one at position `file_offset`; -1 if there is none.
     """
 
     fd: int
-    base: int
+    file_offset: int
 
     def stat(self) -> Stat:
         """Size, time and version. The first call may cost one request."""

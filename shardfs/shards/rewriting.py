@@ -478,7 +478,10 @@ class StoredShard:
             return wrapped(layer, plan, self.blob, None if old is None else old.blob)
 
     def usage(self) -> Usage:
-        """Return how many bytes of the shard serve which purpose. Bytes hidden by damage count as dead.
+        """Return how many bytes of the shard serve which purpose; zeros if there is no shard.
+
+        Reads every index, and for meshes every manifest. Bytes hidden by damage, such as a broken entry, count as dead.
+        Raise CorruptShardError only if the shard's only or top index, or the codecs around it, cannot be read.
 
         For nested shards, this is the use of the outermost shard. For a shard with codecs, it is that of the decoded
         bytes.

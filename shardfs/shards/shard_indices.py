@@ -126,7 +126,7 @@ class ShardIndices:
         self._cache = cache
         self._id = next(_ids)
         self._room = cache.limit // PART
-        self.on_reload: Callable[[int, int, Index, Index], None] = lambda shard, number, before, after: None
+        self.on_reload: Callable[[int, int, Index, Index], None] = lambda shard, page_number, before, after: None
         self.is_frozen = False
         self.pool = pool if ttl_s >= LEAST_TTL_S and self._room >= PAGE_BYTES else None
 
@@ -138,10 +138,10 @@ class ShardIndices:
         Costs no request if the page is cached. Raise CorruptShardError if the index cannot be read or the entry of this
         chunk is invalid.
         """
-        shard, number, slot = placement
-        page = self._cache.peek((self._id, shard, number))
+        shard, page_number, slot = placement
+        page = self._cache.peek((self._id, shard, page_number))
         if type(page) is not IndexPage:
-            page = self.page(shard, number)
+            page = self.page(shard, page_number)
             if page is None:
                 return None
         try:
@@ -153,12 +153,12 @@ class ShardIndices:
         start, size = extent
         blob = page.blob()
         if blob is None:
-            blob = self._open_again(shard, number, page)
+            blob = self._open_again(shard, page_number, page)
             if blob is None:
                 return self.at(placement, coords)
         return _new(StoredChunk, (blob, start, size, page.checksum, page.expires))  # twice as fast as the constructor
 
-    def _open_again(self, shard: int, number: int, page: IndexPage) -> Blob | None:
+    def _open_again(self, shard: int, page_number: int, page: IndexPage) -> Blob | None:
         """Return the shard's blob if it has the version of the page. Otherwise drop the page and return None."""
         try:
             blob = self.source.open(shard)
@@ -167,17 +167,17 @@ class ShardIndices:
                 return blob
         except (FileNotFoundError, ValueError):  # removed or undecodable; the page must be read again
             pass
-        self._cache.expire((self._id, shard, number))
+        self._cache.expire((self._id, shard, page_number))
         return None
 
-    def page(self, shard: int, number: int) -> IndexPage | None:
+    def page(self, shard: int, page_number: int) -> IndexPage | None:
         """Return a page; None if the shard is absent or the page empty. Raise CorruptShardError if it is unreadable."""
-        key = (self._id, shard, number)  # taken first: no later reader uses what is loaded for it after a freeze
+        key = (self._id, shard, page_number)  # taken first: no later reader uses what is loaded for it after a freeze
         if self.is_frozen:
             raise StaleShardError(f"{self.path or '/'}: {self.source.key(shard)}: {REPLACED}")
         page = self._cache.peek(key)
         if page is None:
-            page = self._cache.get(key, lambda: self._load(shard, number))
+            page = self._cache.get(key, lambda: self._load(shard, page_number))
         if page is ABSENT:
             return None
         if type(page) is _Damaged:
@@ -185,9 +185,9 @@ class ShardIndices:
             raise page.error.with_traceback(None)
         return page  # type: ignore[no-any-return]
 
-    def cached_page(self, shard: int, number: int) -> IndexPage | None:
+    def cached_page(self, shard: int, page_number: int) -> IndexPage | None:
         """Return a page if it is cached and can be read; else None. Sends no request."""
-        page = self._cache.peek((self._id, shard, number))
+        page = self._cache.peek((self._id, shard, page_number))
         return page if type(page) is IndexPage else None
 
     def pages(self, shard: int, first: int) -> Iterator[int]:
@@ -270,9 +270,9 @@ class ShardIndices:
 
     def load_quietly(self, home: tuple[int, int]) -> int:
         """Cache a page and the attributes of its shard, and return the bytes. The caller of `page` gets the errors."""
-        shard, number = home
+        shard, page_number = home
         with suppress(*UNREADABLE):
-            page = self.page(shard, number) if self.pool is not None else None
+            page = self.page(shard, page_number) if self.pool is not None else None
             if page is not None:
                 self.stat(shard)
                 if page.index.nbytes > self._room:  # the cache may not keep it until it is needed
@@ -282,24 +282,24 @@ class ShardIndices:
 
     # ---- the cache ----
 
-    def cached(self, kind: str, number: int, load: Callable[[], tuple[T, int, float]]) -> T:
+    def cached(self, kind: str, page_number: int, load: Callable[[], tuple[T, int, float]]) -> T:
         """Return the cached value of this kind for a shard or an object, which `load` makes (see `ByteLRU.get`)."""
-        return self._cache.get((self._id, kind, number), load)
+        return self._cache.get((self._id, kind, page_number), load)
 
     def loaded(self, chunk: StoredChunk) -> float:
         """Return when the page of a chunk was loaded, as a time of `time.monotonic`; -inf if pages do not expire."""
         return -math.inf if self.ttl_s == math.inf else chunk.expires - self.ttl_s
 
-    def invalidate(self, kind: str, number: int) -> None:
+    def invalidate(self, kind: str, page_number: int) -> None:
         """Invalidate a value of `cached`."""
-        self._cache.invalidate((self._id, kind, number))
+        self._cache.invalidate((self._id, kind, page_number))
 
-    def invalidate_page(self, shard: int, number: int) -> None:
+    def invalidate_page(self, shard: int, page_number: int) -> None:
         """Drop everything cached for a page of a shard, so that the next lookup reads the current shard."""
         self._invalidate_shard(shard)
         # The page expires last. A thread that began to read it earlier has the old shard open, and its version check
         # fails.
-        self._cache.expire((self._id, shard, number))
+        self._cache.expire((self._id, shard, page_number))
 
     def invalidate_all(self) -> None:
         """Drop everything that is cached."""
@@ -313,21 +313,21 @@ class ShardIndices:
 
     # ---- reading ----
 
-    def _load(self, shard: int, number: int) -> tuple[object, int, float]:
+    def _load(self, shard: int, page_number: int) -> tuple[object, int, float]:
         if self.ttl_s != math.inf:
             self._invalidate_shard(shard)  # page, root and modification time must have the same version
         page: object
         try:
-            page = self._twice_if_replaced(shard, lambda: self._read_page(shard, number)) or ABSENT
+            page = self._twice_if_replaced(shard, lambda: self._read_page(shard, page_number)) or ABSENT
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
             page = _Damaged(self._unreadable(shard, e))
         except (FileNotFoundError, NotADirectoryError):
             page = ABSENT if shard >= self.source.required else _Damaged(self._damage(shard, MISSING))
         except (ValueError, UnsupportedError) as e:
             page = _Damaged(self._damage(shard, str(e)))
-        former, index = self._cache.former((self._id, shard, number)), _entries(page)
+        former, index = self._cache.former((self._id, shard, page_number)), _entries(page)
         if type(former) is IndexPage:
-            self.on_reload(shard, number, former.index, index)
+            self.on_reload(shard, page_number, former.index, index)
         return (page, 1000, DAMAGE_TTL_S) if type(page) is _Damaged else (page, index.nbytes, self.ttl_s)
 
     def _damage(self, shard: int, why: str) -> CorruptShardError:
@@ -370,11 +370,11 @@ class ShardIndices:
         self._invalidate_shard(shard)
         return read()
 
-    def _read_page(self, shard: int, number: int) -> IndexPage | None:
+    def _read_page(self, shard: int, page_number: int) -> IndexPage | None:
         blob, walks = self._open_shard(shard), self.format.walk is not None
         root = self._root(shard, blob)
         local = blob.fd >= 0 or isinstance(blob, BytesBlob)
-        index = read_page(self.format, shard, number, root, blob, blob.stat().size if local else MAX_OBJECT)
+        index = read_page(self.format, shard, page_number, root, blob, blob.stat().size if local else MAX_OBJECT)
         if index is None:
             return None
         if walks:

@@ -22,14 +22,14 @@ READ_ONLY_PAIR = (
 class SliceBlob:
     """A byte range of another blob, such as a shard inside a shard."""
 
-    __slots__ = ("__weakref__", "_outer", "_size", "_start", "base", "fd")
+    __slots__ = ("__weakref__", "_outer", "_size", "_start", "fd", "file_offset")
 
     def __init__(self, outer: Blob, start: int, size: int) -> None:
         self._outer = outer
         self._start = start
         self._size = size
         self.fd = outer.fd
-        self.base = outer.base + start
+        self.file_offset = outer.file_offset + start
 
     def stat(self) -> Stat:
         return self._outer.stat()._replace(size=self._size)
@@ -42,13 +42,13 @@ class SliceBlob:
 class BytesBlob:
     """The decoded form of another blob, in memory, with the other blob's time and version."""
 
-    __slots__ = ("__weakref__", "_data", "_origin", "base", "fd")
+    __slots__ = ("__weakref__", "_data", "_origin", "fd", "file_offset")
 
     def __init__(self, data: bytes, origin: Blob) -> None:
         self._data = data
         self._origin = origin
         self.fd = -1
-        self.base = 0
+        self.file_offset = 0
 
     def stat(self) -> Stat:
         return self._origin.stat()._replace(size=len(self._data))
@@ -63,7 +63,7 @@ class PairBlob:
     Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`.
     """
 
-    __slots__ = ("__weakref__", "_data", "_head", "_index", "base", "fd")
+    __slots__ = ("__weakref__", "_data", "_head", "_index", "fd", "file_offset")
 
     def __init__(self, index: Blob, data: Blob, head: int) -> None:
         self._index = index
@@ -71,7 +71,7 @@ class PairBlob:
         self._head = head
         # All chunks are in the data file, so `fd` is that file; position 0 of the pair is `head` bytes before it.
         self.fd = data.fd
-        self.base = data.base - head
+        self.file_offset = data.file_offset - head
 
     def stat(self) -> Stat:
         a, b = self._index.stat(), self._of_data(lambda data: data.stat())
@@ -105,13 +105,13 @@ class PairBlob:
 class EitherBlob:
     """A blob with a fallback for the case that it does not exist, which remote stores report only at a request."""
 
-    __slots__ = ("__weakref__", "_blob", "_other", "base", "fd")
+    __slots__ = ("__weakref__", "_blob", "_other", "fd", "file_offset")
 
     def __init__(self, blob: Blob, other: Callable[[], Blob]) -> None:
         self._blob = blob
         self._other = other
         self.fd = blob.fd
-        self.base = blob.base
+        self.file_offset = blob.file_offset
 
     def _with_fallback(self, ask: Callable[[Blob], T]) -> T:
         try:

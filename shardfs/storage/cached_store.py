@@ -153,13 +153,13 @@ class CachedBlob:
         "_stat",
         "_store",
         "_used",
-        "base",
         "fd",
+        "file_offset",
     )
 
     def __init__(self, store: CachedStore, inner: FsspecBlob, name: str) -> None:
         self.fd = -1
-        self.base = 0
+        self.file_offset = 0
         self._store = store
         self._inner = inner
         self._name = name

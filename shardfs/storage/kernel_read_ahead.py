@@ -45,7 +45,7 @@ class KernelReadAhead(ReadAhead):
         blob, ranges = members[0][1].blob, [piece.where for c, piece in members if (owner, c) in self._fetches]
         start, stop = min((r.start for r in ranges), default=0), max((r.stop for r in ranges), default=0)
         for at in range(start, stop, ADVICE) if blob.fd >= 0 else ():  # not of a decoded shard, which is in memory
-            os.posix_fadvise(blob.fd, blob.base + at, min(ADVICE, stop - at), os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(blob.fd, blob.file_offset + at, min(ADVICE, stop - at), os.POSIX_FADV_WILLNEED)
 
 
 def is_slow(path: str) -> bool:

@@ -57,11 +57,11 @@ class _Descriptor:
 class LocalBlob:
     """An open file. It keeps reading the opened version even after a rename has replaced the file."""
 
-    __slots__ = ("__weakref__", "_owner", "_stat", "_waiting", "base", "fd")
+    __slots__ = ("__weakref__", "_owner", "_stat", "_waiting", "fd", "file_offset")
 
     def __init__(self, fd: int, info: os.stat_result, waiting: Callable[[], None]) -> None:
         self.fd = fd
-        self.base = 0
+        self.file_offset = 0
         self._waiting = waiting
         self._owner = _Descriptor(fd)
         self._stat = stat_of(info)

@@ -33,11 +33,11 @@ class FsspecBlob:
     Later reads raise StaleShardError if their answers are of another version (`same_version`).
     """
 
-    __slots__ = ("__weakref__", "_known", "_lock", "_store", "base", "fd", "key")
+    __slots__ = ("__weakref__", "_known", "_lock", "_store", "fd", "file_offset", "key")
 
     def __init__(self, store: FsspecStore, key: str) -> None:
         self.fd = -1
-        self.base = 0
+        self.file_offset = 0
         self._store = store
         self.key = key
         self._known: Stat | None = None

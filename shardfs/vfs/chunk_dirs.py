@@ -197,7 +197,11 @@ class ChunkDirs:
         return self._names.cell(name) if isinstance(self._names, IdNames) else None
 
     def small_listing(self, directory: int, limit: int) -> list[EntryRow] | None:
-        """Return all entries of a directory with at most `limit` places; None for any other directory."""
+        """Return the entries of a directory with at most `limit` places; None if the collection must be scanned for it.
+
+        These are all subdirectories, also empty ones, or the stored chunks. The size of a damaged one is -1. Files that
+        are no chunks are left out.
+        """
         place = self.numbers.position(directory)
         level = place.level
         if not self._has_rows or self.chunks.filler is not None:

@@ -141,7 +141,7 @@ class CollectionShards:
                 return None
             raise FileNotFoundError(f"{self.path or '/'}: no chunk {coords}")
         codecs = (*self._collection.codecs, *([transform.name] if transform is not None else []))
-        offset = chunk.start + max(chunk.blob.base, 0)
+        offset = chunk.start + max(chunk.blob.file_offset, 0)
         return Located(self.path, coords, self._chunks.layer.key_of(coords), offset, chunk.size, codecs)
 
     # ---- changes ----

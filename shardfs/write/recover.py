@@ -100,7 +100,9 @@ def journals(base: str | Path | None = None) -> list[Path]:
 
 
 def find(source: str, base: str | Path | None = None) -> Path:
-    """Return a journal's directory, given its source or the directory itself.
+    """Return a journal's directory, given the directory itself, which is tried first, or its source.
+
+    `base`: where the journals of sources are; by default, in the state directory of the user.
 
     Raise FileNotFoundError if there is no journal.
     """

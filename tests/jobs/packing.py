@@ -30,7 +30,7 @@ def pack(
     **how: Any,
 ) -> Iterator[PackReport]:
     """Run a `PackJob`, of which `how` are further arguments; yield the report of each task."""
-    places = JobSource.of(source, storage_options), JobSource.of(target)
+    places = JobSource.from_url(source, storage_options), JobSource.from_url(target)
     job = PackJob(*places, tuple(chunks_per_shard), arrays=tuple(arrays), **how)
     yield from PackRun(job, part).run(executor, workers)
 
@@ -39,4 +39,4 @@ def pack_in_place(
     source: str, *, abort: bool = False, executor: Executor | None = None, workers: int = 1, **options: Any
 ) -> Iterator[PackReport]:
     """Pack in place, or go back, and yield the report of each task. `options` are those of `PackJob`."""
-    yield from InPlaceRun(JobSource.of(source), abort=abort, options=options).run(executor, workers)
+    yield from InPlaceRun(JobSource.from_url(source), abort=abort, options=options).run(executor, workers)

@@ -156,10 +156,10 @@ def test_a_killed_process_with_workers_continues(plain: Path, tmp_path: Path, ab
 
 
 def test_tasks_of_an_earlier_run_do_nothing(plain: Path) -> None:
-    run = InPlaceRun(JobSource.of(str(plain)), options=HOW)
+    run = InPlaceRun(JobSource.from_url(str(plain)), options=HOW)
     task = next(run._tasks())
     run.close()
-    InPlaceRun(JobSource.of(str(plain)), abort=True).close()
+    InPlaceRun(JobSource.from_url(str(plain)), abort=True).close()
     before = files(plain)
     with pytest.raises(BusyError, match="another run of this job has begun"):
         task()

@@ -268,9 +268,9 @@ def test_an_interrupted_job_continues(plain: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_that_sees_another_target_fails(plain: Path, tmp_path: Path) -> None:
     """Its shards would be missing in the target of the main process, and be read as fill values."""
-    run = PackRun(PackJob(JobSource.of(str(plain)), JobSource.of(str(tmp_path / "target"))))
+    run = PackRun(PackJob(JobSource.from_url(str(plain)), JobSource.from_url(str(tmp_path / "target"))))
     task, elsewhere = next(run._tasks()), tmp_path / "elsewhere"
-    task_elsewhere = replace(task, job=replace(run.job, target=JobSource.of(str(elsewhere))))
+    task_elsewhere = replace(task, job=replace(run.job, target=JobSource.from_url(str(elsewhere))))
     with pytest.raises(FileNotFoundError):
         task_elsewhere()
     elsewhere.mkdir()

@@ -67,7 +67,7 @@ def plain(root: Path, rows: int, columns: int, size: int = 16) -> str:
 
 
 def job(source: str, target: Path, *per_shard: int) -> PackJob:
-    return PackJob(JobSource.of(source), JobSource.of(str(target)), per_shard)
+    return PackJob(JobSource.from_url(source), JobSource.from_url(str(target)), per_shard)
 
 
 # ---- counts
@@ -127,9 +127,9 @@ def test_files_that_were_opened_in_vain_do_not_use_up_the_descriptors(
     run = PackRun(job(plain(tmp_path / "source", 1, 4), tmp_path / "target", 1, 2))
 
     def content() -> Bytes:
-        return opened_files.OpenedFile.of(run._opened, "c/0/0").content
+        return opened_files.OpenedFile.from_key(run._opened, "c/0/0").content
 
-    in_vain = opened_files.OpenedFile.of(run._opened, "c/0/0")
+    in_vain = opened_files.OpenedFile.from_key(run._opened, "c/0/0")
     assert isinstance(content(), bytes), "no descriptor is free, so the file is read"
     del in_vain
     assert isinstance(content(), FilePart)

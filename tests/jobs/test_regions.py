@@ -31,13 +31,13 @@ CASES = {**handmade.CASES, **handmade_ids.CASES, **{f"n5_{name}": case for name,
 
 
 def collections(path: Path) -> dict[str, ChunkRegions]:
-    return {tree.path: ChunkRegions(tree) for tree in JobSource.of(str(path)).tree().collections()}
+    return {tree.path: ChunkRegions(tree) for tree in JobSource.from_url(str(path)).tree().collections()}
 
 
 def damaged(path: Path, *, deep: bool = False, workers: int = 1) -> list[Region]:
     damaged_regions = DamagedRegions(collections(path))
     out: list[Region] = []
-    for report in shared_work.verify(JobSource.of(str(path)), deep=deep, regions=True, workers=workers):
+    for report in shared_work.verify(JobSource.from_url(str(path)), deep=deep, regions=True, workers=workers):
         for finding in report.findings:
             out += damaged_regions.rows(finding)
     return [*out, *damaged_regions.rest()]

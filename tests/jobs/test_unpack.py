@@ -63,13 +63,13 @@ def shown(root: Path, layout: str = "native", **options: Any) -> dict[str, bytes
 
 def unpacked(source: Path | str, target: Path, *, part: JobPart = WHOLE, workers: int = 1, **how: Any) -> UnpackRun:
     """Run a job to its end; assert that nothing was left out, except on request."""
-    run = UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(target), **how), part)
+    run = UnpackRun(UnpackJob(JobSource.from_url(source), JobSource.from_url(target), **how), part)
     assert [p for report in run.run(workers=workers) for p in report.problems if not p.skipped] == []
     return run
 
 
 def problems(source: Path, target: Path, **how: Any) -> list[Problem]:
-    run = UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(target), **how))
+    run = UnpackRun(UnpackJob(JobSource.from_url(source), JobSource.from_url(target), **how))
     return [problem for report in run.run() for problem in report.problems]
 
 
@@ -213,7 +213,7 @@ def test_options_of_a_mount_hold(sharded: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="times"):
         unpacked(sharded, tmp_path / "target", layout="n5")
     assert not (tmp_path / "target").exists()
-    places = JobSource.of(sharded), JobSource.of(tmp_path / "target")
+    places = JobSource.from_url(sharded), JobSource.from_url(tmp_path / "target")
     run = UnpackRun(UnpackJob(*places, "n5", "raw", skip_unsupported=True))
     assert [p.path for report in run.run() for p in report.problems if p.skipped] == ["times"]
     assert files(tmp_path / "target") == shown(sharded, "n5", chunk_codec="raw", unsupported="skip")
@@ -275,14 +275,16 @@ def test_zarr2_packed_and_unpacked_is_the_original(tmp_path: Path) -> None:
 
 def test_an_interrupted_job_continues(sharded: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    job = UnpackJob(JobSource.of(sharded), JobSource.of(target))
+    job = UnpackJob(JobSource.from_url(sharded), JobSource.from_url(target))
     interrupted(UnpackRun(job).run(), 4)
     assert not list(target.rglob("zarr.json"))
     with pytest.raises(FileExistsError, match="other options"):
         unpacked(sharded, target, layout="zarr2")
     before = {name: os.stat(target / name).st_ino for name in files(target)}
     (target / "b").mkdir(exist_ok=True)
-    reports: list[PackReport] = list(UnpackRun(UnpackJob(JobSource.of(sharded), JobSource.of(target))).run())
+    reports: list[PackReport] = list(
+        UnpackRun(UnpackJob(JobSource.from_url(sharded), JobSource.from_url(target))).run()
+    )
     assert sum(report.shards for report in reports) == 12
     assert sum(report.shards for report in reports if report.nbytes) == 12 - 3
     assert files(target) == shown(sharded)
@@ -291,7 +293,7 @@ def test_an_interrupted_job_continues(sharded: Path, tmp_path: Path) -> None:
 
 def test_a_chunk_that_an_interrupted_task_has_begun_is_written_again(sharded: Path, tmp_path: Path) -> None:
     target, longer = tmp_path / "target", b"z" * 5000
-    run = UnpackRun(UnpackJob(JobSource.of(sharded), JobSource.of(target)))
+    run = UnpackRun(UnpackJob(JobSource.from_url(sharded), JobSource.from_url(target)))
     (target / "a" / "c" / "0").mkdir(parents=True)
     (target / "a" / "c" / "0" / "0").write_bytes(longer)
     (target / "a" / "c" / "0" / "1").write_bytes(b"")
@@ -348,7 +350,7 @@ def test_another_run_completes_the_job_meanwhile(
         shardfs.unpack(sharded, tmp_path / "plain")
     source, job = (tmp_path / "plain", PackJob) if kind is PackRun else (sharded, UnpackJob)
     target = tmp_path / "target"
-    runs = [kind(job(JobSource.of(source), JobSource.of(target))) for _ in range(2)]
+    runs = [kind(job(JobSource.from_url(source), JobSource.from_url(target))) for _ in range(2)]
     slower = runs[1].run(workers=workers)
     reports = list(islice(slower, first_tasks))
     list(runs[0].run())
@@ -358,7 +360,7 @@ def test_another_run_completes_the_job_meanwhile(
     assert [(run.finished, run.files, run.objects) for run in runs] == [(True, runs[0].files, runs[0].objects)] * 2
     assert files(target) == wanted
     assert parsed(shown(target) if kind is PackRun else wanted) == parsed(shown(sharded))
-    assert kind(job(JobSource.of(source), JobSource.of(target))).repeated
+    assert kind(job(JobSource.from_url(source), JobSource.from_url(target))).repeated
 
 
 @pytest.mark.parametrize("part", [WHOLE, JobPart(1, 2)])
@@ -368,7 +370,7 @@ def test_another_run_ends_the_job_while_a_task_notes_that_it_is_finished(
     zarr.create_array(tmp_path / "source", shape=(40,), chunks=(5,), shards=(10,), dtype="u1")[:] = 1
     note, calls = JobTarget.note_task, 0
     for at in count():
-        job = UnpackJob(JobSource.of(tmp_path / "source"), JobSource.of(tmp_path / "target"))
+        job = UnpackJob(JobSource.from_url(tmp_path / "source"), JobSource.from_url(tmp_path / "target"))
         numbers, faster = count(), UnpackRun(job)
 
         def hook(name: str, function: Callable[..., Any], args: tuple[Any, ...], *, at: int = at) -> Any:
@@ -408,7 +410,7 @@ def spoil(shard: Path) -> bytes:
 def test_a_broken_shard_stops_only_itself(workers: int, sharded: Path, tmp_path: Path) -> None:
     wanted, target = shown(sharded), tmp_path / "target"
     raw = spoil(sharded / "a" / "c" / "0" / "1")
-    run = UnpackRun(UnpackJob(JobSource.of(sharded), JobSource.of(target)))
+    run = UnpackRun(UnpackJob(JobSource.from_url(sharded), JobSource.from_url(target)))
     problem_list = [problem for report in run.run(workers=workers) for problem in report.problems]
     assert {(p.path.rpartition("/")[0] or p.path)[:1] for p in problem_list} == {"a"}
     assert all(p.damaged for p in problem_list)
@@ -597,7 +599,7 @@ def test_files_with_the_names_of_chunks_are_named(name: str, tmp_path: Path) -> 
     zarr.create_array(source / "a", shape=(20, 20), chunks=(5, 5), shards=(10, 10), dtype="u1")[:] = 1
     (source / "a" / name).parent.mkdir(parents=True, exist_ok=True)
     (source / "a" / name).write_bytes(b"left from a larger array")
-    reports = list(UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(target))).run())
+    reports = list(UnpackRun(UnpackJob(JobSource.from_url(source), JobSource.from_url(target))).run())
     (problem,) = [problem for report in reports for problem in report.problems]
     assert f"a/{name}".startswith(problem.path)
     assert (problem.damaged, "has the name of a chunk" in problem.why) == (False, True)
@@ -610,8 +612,8 @@ def test_a_lost_superchunk_is_damage(tmp_path: Path) -> None:
     data_bcolz.write_array(source, np.arange(1000, dtype="<u4"), 64, 5)
     (source / "data" / "__2__.bin").unlink()
     (source / "data" / "__4.blp").write_bytes(b"of bcolz 1.x")
-    reports = list(UnpackRun(UnpackJob(JobSource.of(source), JobSource.of(tmp_path / "target"))).run())
+    reports = list(UnpackRun(UnpackJob(JobSource.from_url(source), JobSource.from_url(tmp_path / "target"))).run())
     problems = {problem.path: problem.damaged for report in reports for problem in report.problems}
     assert problems == {"data/__2__.bin": True, "data/__4.blp": False}
-    damage = [f for report in shared_work.verify(JobSource.of(source)) for f in report.findings]
+    damage = [f for report in shared_work.verify(JobSource.from_url(source)) for f in report.findings]
     assert [(f.shard, f.kind) for f in damage] == [("data/__2__.bin", "read")]

@@ -386,7 +386,7 @@ _MEMORY = """
 import resource, sys
 from shardfs.jobs import shared_work
 def used(shards):
-    source = shared_work.JobSource.of(sys.argv[1])
+    source = shared_work.JobSource.from_url(sys.argv[1])
     plans = [p._replace(shards=p.shards[:shards]) for p in shared_work.plan(source)]
     for report in shared_work.verify(source, plans, deep=True):
         pass
@@ -428,7 +428,7 @@ def test_the_draft_of_2022(compressed: bool, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_called_as_a_shard_is(name: str, shard: str, why: str, tmp_path: Path) -> None:
-    job_source = shared_work.JobSource.of(str(handmade.CASES[name](tmp_path / "x").path))
+    job_source = shared_work.JobSource.from_url(str(handmade.CASES[name](tmp_path / "x").path))
     (finding,) = told(shared_work.verify(job_source))[0]
     assert (finding.shard, finding.kind, finding.why) == (shard, "read", why)
     assert not any(p.strays for p in shared_work.plan(job_source, shared_work.JobPart(2, 2)))
@@ -504,7 +504,7 @@ def told(reports: Iterable[Report]) -> tuple[list[Damage], dict[str, ShardTally]
 
 
 def test_however_it_is_done_the_same_is_found(source: str) -> None:
-    job_source = shared_work.JobSource.of(source)
+    job_source = shared_work.JobSource.from_url(source)
     alone = told(shared_work.verify(job_source, deep=True))
     assert {f.collection for f in alone[0]} == {"zarr_range_past_end", "volume_data_gzip_damaged/s", "many"}
     with ThreadPoolExecutor(3) as threads:
@@ -516,7 +516,7 @@ def test_however_it_is_done_the_same_is_found(source: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 100])
 def test_the_parts_make_the_whole(n: int, source: str) -> None:
-    job_source = shared_work.JobSource.of(source)
+    job_source = shared_work.JobSource.from_url(source)
     whole = [(p.collection, s) for p in shared_work.plan(job_source) for s in p.shards.tolist()]
     parts = [
         [(p.collection, s) for p in shared_work.plan(job_source, shared_work.JobPart(i, n)) for s in p.shards.tolist()]
@@ -534,7 +534,7 @@ def test_the_parts_make_the_whole(n: int, source: str) -> None:
 def test_tasks_are_values_that_travel(source: str) -> None:
     import pickle
 
-    job_source = shared_work.JobSource.of(source, {"auto_mkdir": True})
+    job_source = shared_work.JobSource.from_url(source, {"auto_mkdir": True})
     work = list(shared_work.tasks(shared_work.VerifyJob(job_source, deep=True), shared_work.plan(job_source)))
     assert pickle.loads(pickle.dumps(work)) == work
     assert all(len(pickle.dumps(task)) < 1000 for task in work)
@@ -550,7 +550,7 @@ def deadly(self, shard):
     return original(self, shard)
 verify.ShardVerifier.verify = deadly
 if __name__ == "__main__":
-    found = [f for r in shared_work.verify(shared_work.JobSource.of(sys.argv[1]), workers=2) for f in r.findings]
+    found = [f for r in shared_work.verify(shared_work.JobSource.from_url(sys.argv[1]), workers=2) for f in r.findings]
     for f in found:
         print(f.collection, f.shard, f.kind, f.why)
 """
@@ -566,7 +566,7 @@ def test_a_dead_process_ends_only_its_own_shard(source: str, tmp_path: Path) -> 
     lines = completed.stdout.splitlines()
     died = "task could not be verified: the process that did it died"
     assert [line for line in lines if " task " in line] == [f"many many/c/{s} {died}" for s in ("2/0", "5/1")]
-    assert len(lines) == len(told(shared_work.verify(shared_work.JobSource.of(source)))[0]) + 2
+    assert len(lines) == len(told(shared_work.verify(shared_work.JobSource.from_url(source)))[0]) + 2
 
 
 class Unlucky(Executor):
@@ -590,7 +590,7 @@ class Unlucky(Executor):
 
 
 def test_an_executor_that_fails_ends_nothing(source: str) -> None:
-    job_source = shared_work.JobSource.of(source)
+    job_source = shared_work.JobSource.from_url(source)
     findings, tallies = told(shared_work.verify(job_source, executor=Unlucky()))
     failed = [f.why for f in findings if f.kind == "task"]
     assert failed[:4] == ["could not be verified: MemoryError: no memory left"] * 4
@@ -602,7 +602,7 @@ def test_an_executor_that_fails_ends_nothing(source: str) -> None:
 
 def test_a_source_that_is_gone_meanwhile(tmp_path: Path) -> None:
     handmade.CASES["zarr_sound"](tmp_path / "x")
-    job_source = shared_work.JobSource.of(str(tmp_path / "x"))
+    job_source = shared_work.JobSource.from_url(str(tmp_path / "x"))
     plans = list(shared_work.plan(job_source))
     for shard in (tmp_path / "x" / "c").rglob("?"):
         if shard.is_file():
@@ -702,7 +702,7 @@ def test_a_bar_on_a_terminal(source: str) -> None:
 
 
 def test_secrets_are_in_no_words_of_a_task() -> None:
-    source = shared_work.JobSource.of("s3://user:word@host/x", {"secret": "a1b2c3"})
+    source = shared_work.JobSource.from_url("s3://user:word@host/x", {"secret": "a1b2c3"})
     task = shared_work.Task(shared_work.VerifyJob(source), shared_work.ShardsToVerify("x", (1,)))
     assert "a1b2c3" not in repr(task)
     assert "word" not in repr(task)

@@ -307,7 +307,7 @@ def test_programs_write_to_each_source(
     assert [("jpeg" in line) for line in refusals] == [True] * (layout != "precomputed")
     for name, wanted in arrays.items():
         SOURCES[name].check(source / name, wanted, tmp_path)
-    assert [f for report in verify(JobSource.of(str(source)), deep=True) for f in report.findings] == []
+    assert [f for report in verify(JobSource.from_url(str(source)), deep=True) for f in report.findings] == []
 
 
 @pytest.mark.parametrize("layout", WRITERS)

@@ -57,7 +57,7 @@ def write_meshes(path: Path) -> None:
 class DistantBlob:
     """A local file without a descriptor, whose reads are recorded with the name of the reading thread."""
 
-    fd, base = -1, 0
+    fd, file_offset = -1, 0
 
     def __init__(self, blob: LocalBlob, store: Distant) -> None:
         self._blob, self._store = blob, store

@@ -42,7 +42,7 @@ KIB = 1 << 10
 class Store:
     """Shards of 64 chunks in C order. Records requests. `fails` makes every request fail, `gate` holds them."""
 
-    fd, base = -1, 0
+    fd, file_offset = -1, 0
 
     def __init__(self, dims: Sequence[int] = DIMS, size: int = 4 * KIB) -> None:
         self.dims, self.size = dims, size

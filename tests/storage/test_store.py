@@ -420,7 +420,7 @@ def test_slices_bytes_and_pairs(tmp_path: Path) -> None:
     requests: list[ByteRequest] = [ByteRange(10, 20), ByteRange(100, 130), Suffix(7), ByteRange(n - 2, n + 9)]
     assert pair.read(requests) == whole.read(requests)
     assert pair.stat().size == n
-    assert os.pread(pair.fd, 5, pair.base + 200) == DIGITS[200:205]
+    assert os.pread(pair.fd, 5, pair.file_offset + 200) == DIGITS[200:205]
     part = SliceBlob(SliceBlob(whole, 50, 1000), 10, 100)
     assert part.stat().size == 100
     assert part.read([ByteRange(0, 5), Suffix(5), ByteRange(90, 400), ByteRange(500, 600)]) == [
@@ -429,7 +429,7 @@ def test_slices_bytes_and_pairs(tmp_path: Path) -> None:
         DIGITS[150:160],
         b"",
     ]
-    assert os.pread(part.fd, 5, part.base) == DIGITS[60:65]
+    assert os.pread(part.fd, 5, part.file_offset) == DIGITS[60:65]
     blob = BytesBlob(b"0123456789", whole)
     assert blob.read([ByteRange(2, 4), Suffix(3), Suffix(100), ByteRange(8, 20)]) == [
         b"23",

@@ -40,7 +40,7 @@ class Sample:
 class MemoryBlob:
     """A `model.Blob` of bytes; `reads` are the requests of each read."""
 
-    fd, base = -1, 0
+    fd, file_offset = -1, 0
 
     def __init__(self, data: bytes) -> None:
         self._data = data

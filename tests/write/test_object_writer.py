@@ -473,7 +473,7 @@ def test_parts_are_the_plan(drawn: list[tuple[str, int, int]]) -> None:
 @given(pieces, st.integers(0, 400), st.integers(0, 400))
 def test_a_planned_blob_reads_as_the_object_will(drawn: list[tuple[str, int, int]], start: int, size: int) -> None:
     class Old:
-        fd, base = -1, 0
+        fd, file_offset = -1, 0
 
         def read(self, requests: list[ByteRange]) -> list[bytes]:
             return [bytes(range(240))[r.start : r.stop] for r in requests]

@@ -40,7 +40,7 @@ def through(source: Path, top: Path, client: str, *arguments: str, create: str =
         completed = mount.umount()
     assert (completed.returncode, completed.stderr) == (0, "")
     assert [str(p) for p in source.rglob("*") if LEFT.fullmatch(p.name)] == []
-    assert [f for report in verify(JobSource.of(str(source)), deep=True) for f in report.findings] == []
+    assert [f for report in verify(JobSource.from_url(str(source)), deep=True) for f in report.findings] == []
     with np.load(top / "expected.npz") as found:
         return dict(found)
 

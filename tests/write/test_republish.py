@@ -32,7 +32,7 @@ def _published(source: Path, target: Path) -> Path:
     """What shardfs shows of it is the same, and sound."""
     republish(source, target)
     assert walk(open_tree(str(target))) == walk(open_tree(str(source)))
-    assert [f for report in verify(JobSource.of(str(target)), deep=True) for f in report.findings] == []
+    assert [f for report in verify(JobSource.from_url(str(target)), deep=True) for f in report.findings] == []
     return target
 
 

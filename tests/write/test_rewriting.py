@@ -94,7 +94,7 @@ def entry_of(collection: Collection, shard: bytes, coords: Coords) -> tuple[int,
     """Where a chunk starts, in the decoded bytes if codecs surround the shard, and its size."""
     number = rewriting.shard_of(collection, coords)
     (chunk,) = StoredShard(collection, number, MemoryBlob(shard)).stored_chunks([coords])
-    return None if chunk is None else (chunk.base, chunk.stat().size)
+    return None if chunk is None else (chunk.file_offset, chunk.stat().size)
 
 
 def stored_chunk(collection: Collection, shard: bytes, coords: Coords) -> bytes | None:

@@ -192,8 +192,8 @@ def codec_of(doc: Mapping[str, Any]) -> Any:
 def split_transformers(transformers: Any) -> tuple[list[Any], list[dict[str, Any]]]:
     """The other transformers, which the shown document keeps, and those for sharding, in their order from the array.
 
-    Raise ValueError for another transformer after one for sharding, since it could change the names or the content of
-    shards.
+    Raise one of `UNFIT` for an invalid list, and ValueError for another transformer after one for sharding, since it
+    could change the names or the content of shards.
     """
     other_transformers: list[Any] = []
     shardings: list[dict[str, Any]] = []

@@ -220,11 +220,11 @@ def age_s(date: str | None, modified: datetime) -> float:
 class PinnedBlob:
     """One version of an object. Reading raises Changed if another version has replaced it."""
 
-    __slots__ = ("__weakref__", "_data", "_objects", "_path", "_start", "base", "fd", "version")
+    __slots__ = ("__weakref__", "_data", "_objects", "_path", "_start", "fd", "file_offset", "version")
 
     def __init__(self, objects: Objects, path: str, version: ObjectVersion, first: ByteRequest, data: bytes) -> None:
         self.fd = -1
-        self.base = 0
+        self.file_offset = 0
         self._objects = objects
         self._path = path
         self.version = version

@@ -28,11 +28,11 @@ def part_of(piece: Piece, start: int, stop: int) -> Piece:
 class PlannedBlob:
     """The content that a plan makes of an old object, readable before it is written. Holds only the plan in memory."""
 
-    __slots__ = ("__weakref__", "_old", "_stops", "base", "fd", "plan")
+    __slots__ = ("__weakref__", "_old", "_stops", "fd", "file_offset", "plan")
 
     def __init__(self, plan: Plan, old: Blob | None) -> None:
         self.fd = -1
-        self.base = 0
+        self.file_offset = 0
         self.plan = plan
         self._old = old
         self._stops = list(accumulate(map(piece_size, plan)))
