@@ -57,30 +57,32 @@ NONE_WRITTEN: Mapping[str, WrittenForm] = MappingProxyType({})
 # ---- one direction ----
 
 
-def translated(layout: Format, view: View, path: str, documents: Documents) -> dict[str, bytes]:
-    """The documents of `view`'s format, without shards, that describe what the layout's documents describe.
+def translated(parser: Format, printer: View, path: str, documents: Documents) -> dict[str, bytes]:
+    """The documents of `printer`'s format, without shards, that describe what `parser`'s documents describe.
 
-    `documents` are all documents of the layout for the dataset in directory `path`. Raise ValueError, with the reason,
-    if they describe no dataset, or one that the other format cannot express.
+    `documents` are all documents of `parser`'s format for the dataset in directory `path`. Raise ValueError, with the
+    reason, if they describe no dataset, or one that the other format cannot express.
     """
     try:
-        dataset = _dataset(layout, path, documents)
+        dataset = _dataset(parser, path, documents)
         if dataset is None:
             raise ValueError("documents that describe a dataset are missing")
         levels = {
-            at: level for at in view.children(dataset, frozenset()) if (level := _opened(layout, path, at, documents))
+            at: level
+            for at in printer.children(dataset, frozenset())
+            if (level := _opened(parser, path, at, documents))
         }
-        translation = dict(view.show(path, dataset, Surroundings(levels)).documents)
-        for at in {document_place(name, layout.documents)[0] for name in documents} - {""}:
-            below = None if view.renames and at in levels else _opened(layout, path, at, documents)
+        translation = dict(printer.show(path, dataset, Surroundings(levels)).documents)
+        for at in {document_place(name, parser.documents)[0] for name in documents} - {""}:
+            below = None if printer.renames and at in levels else _opened(parser, path, at, documents)
             if below is not None:
-                translated_below = view.show(join(path, at), below, Surroundings()).documents
+                translated_below = printer.show(join(path, at), below, Surroundings()).documents
                 translation = {join(at, name): raw for name, raw in translated_below.items()} | translation
         return translation
     except CorruptShardError as e:
         raise ValueError(f"{e.key}: {e.why}") from e
     except UnsupportedError as e:
-        raise ValueError(f"{view.name} cannot express it: {e}") from e
+        raise ValueError(f"{printer.name} cannot express it: {e}") from e
 
 
 def _dataset(layout: Format, path: str, documents: Documents) -> Dataset | None:

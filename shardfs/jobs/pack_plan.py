@@ -48,8 +48,8 @@ class FileForm(NamedTuple):
     """What the files of a dataset determine about its shards.
 
     Args:
-        suffix: the compression suffix of all its chunk files; "" for none.
-        ids: the number of its files with ids; 0 for arrays.
+        suffix: the compression suffix of its chunk files, as the first one of each part has it; "" for none.
+        ids: the number of files with ids of its largest part; 0 for arrays.
         gzipped: whether the target's format has its chunks with `data_encoding: gzip`.
         chunk_bytes: the size of a chunk before compression, where the format's rules cannot know it.
     """

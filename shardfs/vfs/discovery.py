@@ -151,7 +151,8 @@ class Datasets:
         items = [*directory.inherited.below, *self._items(path, shown_dataset)]
         documents, below = _by_name(items)
         if not dataset.closed:
-            # each member is a dataset for layouts; natively, a member need not have shards
+            # Each member is a dataset for layouts: an empty list counts as shown data (`Content.is_sharded`). Natively,
+            # a member need not have shards, so None says that there may be only a directory.
             for name in self.source.members(path, directory.inherited.scope):
                 below.setdefault(name, [((), None)] if self.layout is None else [])
         collections = [item for parts, item in items if not parts and isinstance(item, CollectionAt)]

@@ -146,7 +146,7 @@ class Descriptions(Part):
         name = os.fsdecode(raw)
         if not is_document(name) or self._names.classify_name(directory, raw).kind is not NameKind.DOCUMENT:
             return
-        self._names.waiting()
+        self._names.before_waiting()
         size = self._overlay.attributes(number).size
         if size > MAX_DOCUMENT:
             return
@@ -228,6 +228,7 @@ class Descriptions(Part):
                 if file is None or file.kind in DESCRIBED
             ]
             for path, file, meaning in meanings:
+                # A hidden name stands for a chunk that was removed here.
                 target = self._pending.shards.target(path) if file is None else file.target
                 if meaning.target is None and target is not None and target.tree in former:
                     continue  # outside of the new shape, but still readable and deletable

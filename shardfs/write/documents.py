@@ -243,7 +243,7 @@ class Documents:
         if not has_members and not (in_layout and edit.edited):
             return Written(text, set())
         if has_members:
-            self.expected.record_written(document)
+            self.expected.drop_deleted(document)
         for below, raw in edit.edited.items():
             changed |= self._update_copies(document.stored_at(below), raw, through_layout=in_layout)
         return Written(None if in_layout else text, changed)
@@ -339,7 +339,10 @@ class Documents:
         return set()
 
     def _before_deletion(self, document: Document, raw: bytes | None) -> None:
-        """Remember the sharding that a document has, whose stored bytes are `raw`. Raise as `require_known`."""
+        """Remember the sharding that a document has, whose stored bytes are `raw`. Raise as `require_known`.
+
+        Returns None, the new content: `Rewrite` then removes the document.
+        """
         sources = {n: other for n, other in self._sources(document).items() if n != document.name}
         self._require_known(document, sources if raw is None else {**sources, document.name: raw})
         if raw is not None:

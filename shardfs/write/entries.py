@@ -76,7 +76,7 @@ class Entries(Part):
         path = join(directory, name)
         if entry.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        self._names.waiting()
+        self._names.before_waiting()
         with self._names.writeback(self._files.by_number.get(entry.number)):
             self._unlink(parent, directory, name, entry)
 
@@ -144,7 +144,7 @@ class Entries(Part):
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
         """Create a copy of a file under another name: files here have one name each."""
         directory = self._unused(new_parent, new_name)
-        self._names.waiting()
+        self._names.before_waiting()
         meaning, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
         if meaning.kind is NameKind.COMPRESSED:
             raise PermissionError(errno.EPERM, "a compressed chunk loses its suffix at close: copy or rename it", path)
@@ -199,7 +199,7 @@ class Entries(Part):
                 file = self._files.new(directory, name, NameKind.DIRECTORY)
                 file.set_status(mtime_ns=time.time_ns(), mode=shown_mode(mode, True))
             return self._contents.attributes(file)
-        self._names.waiting()
+        self._names.before_waiting()
         self._descriptions.make_stored_directory(directory)
         disk.make_directory(path, stat.S_IMODE(mode))
         self._directories.show(path)
@@ -212,7 +212,7 @@ class Entries(Part):
         path = join(directory, name)
         if not entry.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        self._names.waiting()
+        self._names.before_waiting()
         self._writer.require_own_name(f"{path}/")  # the directory itself may be a link, too
         self.remove_directory(entry.number, path)
 
@@ -299,7 +299,7 @@ class Entries(Part):
 
     def sync_directory(self, number: int) -> None:
         """Make the names in a directory survive a power failure."""
-        self._names.waiting()
+        self._names.before_waiting()
         self._pending.sync()
         path = self._names.path_of(number)
         disk = self._writer.disk

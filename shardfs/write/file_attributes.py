@@ -117,7 +117,7 @@ class FileMetadata(Part):
         """
         if name == FLUSH:
             timeout = _seconds(value)
-            self._names.waiting()
+            self._names.before_waiting()
             self._pending.publish(self._names.path_of(number), timeout)
             return
         with self._to_change(number, name) as path:

@@ -58,7 +58,7 @@ class FileCalls(Part):
         with self._names.gate.shared():
             meaning = self._open_files.classify_to_write(directory, name)
             if meaning.kind is NameKind.PLAIN and (disk := self._writer.disk) is not None:
-                self._names.waiting()
+                self._names.before_waiting()
                 with self._names.renaming():
                     path = join(directory, name)
                     self._descriptions.make_stored_directory(directory)
@@ -143,7 +143,7 @@ class FileCalls(Part):
         file, opened = self._open_files.add_known(number, os.O_WRONLY)
         try:
             if file.writers == 1:
-                self._names.waiting()
+                self._names.before_waiting()
             self._resize(file, size)
             if file.writers == 1:  # else the close of another writer saves it
                 self._kinds.commit(file)
@@ -161,7 +161,7 @@ class FileCalls(Part):
         file = self._open_files.writable(handle)
         if file.fd < 0:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        self._names.waiting()
+        self._names.before_waiting()
         syscalls.allocate(file.fd, offset, size, mode)
 
     # ---- closing ----
@@ -189,7 +189,7 @@ class FileCalls(Part):
         """Save the data of a file. Raise OSError for this version, or an earlier one that the handle has not got."""
         if file.dirty:
             if file.kind not in JOURNALED or not self._pending.is_quick(file.target, file.size()):
-                self._names.waiting()
+                self._names.before_waiting()
             self._kinds.commit(file)
         self._raise_errors(handle, path)
 
@@ -212,7 +212,7 @@ class FileCalls(Part):
         if file is None:
             return
         if file.fd >= 0:
-            self._names.waiting()
+            self._names.before_waiting()
             syscalls.fsync(file.fd)
         elif file.kind is NameKind.SCRATCH and (file.path or "").endswith(LOCK):
             self._raise_errors(handle, file.path)
@@ -224,7 +224,7 @@ class FileCalls(Part):
         """Close a handle for good. Data written through a memory mapping since the last flush are saved here."""
         opened = self._open_files.handles[handle]
         if opened.file is not None and opened.writes and opened.file.dirty:
-            self._names.waiting()
+            self._names.before_waiting()
         with self._names.lock:
             opened = self._open_files.handles.pop(handle)
             file = opened.file

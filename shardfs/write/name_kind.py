@@ -242,8 +242,8 @@ class ExpectedDatasets:
             earlier = before.documents if before is not None and before.format == sharding.format else {}
             self._deleted[directory] = Sharding(sharding.format, {**earlier, **sharding.documents})
 
-    def record_written(self, document: Document) -> None:
-        """Forget the sharding of a deleted document that is written again."""
+    def drop_deleted(self, document: Document) -> None:
+        """Drop the sharding of a deleted document, because it is written again."""
         before = self._deleted.pop(document.directory, None)
         if before is not None and (remaining := {n: raw for n, raw in before.documents.items() if n != document.name}):
             self._deleted[document.directory] = Sharding(before.format, remaining)

@@ -37,13 +37,13 @@ class Names:
         gate: held shared while files are created, and exclusively while a document or directory changes what names are.
         numbers: inode numbers under which the kernel knows directories, by path.
         modes, times: set on the mount for files of the tree; times of directories hold until an entry changes.
-        waiting: to be called before a thread waits.
+        waiting: to be called before a thread waits. It may raise `Postponed`: the request is then repeated.
     """
 
     def __init__(self, base: Tree, documents: Documents, waiting: Callable[[], None] = nothing) -> None:
         self.base = base
         self.documents = documents
-        self.waiting = waiting
+        self.before_waiting = waiting
         base.follows_documents = False  # paths and numbers are cached here
         base.datasets.trees.is_writable = True
         self.hooks = base.hooks
@@ -82,7 +82,7 @@ class Names:
     def _acquire(self, lock: threading.RLock) -> None:
         """Acquire a lock whose holder may wait for a disk."""
         if not lock.acquire(blocking=False):
-            self.waiting()
+            self.before_waiting()
             lock.acquire()
 
     # ---- numbers and paths ----

@@ -41,14 +41,14 @@ class Renames(Entries):
         if old == new:
             return
         if entry.directory:
-            self._names.waiting()
+            self._names.before_waiting()
             self._rename_directory(entry, old, new, replaced)
             return
         if replaced is not None and replaced.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
         moved, meaning = self._files.by_number.get(entry.number), self._names.classify_name(directory, new_name)
         if moved is None or not self._moves_quickly(moved, meaning):
-            self._names.waiting()
+            self._names.before_waiting()
         while not self._try_to_rename(entry, replaced, old, new, meaning):
             meaning = self._names.classify_name(directory, new_name)
 
