@@ -163,7 +163,7 @@ class Descriptions(Part):
         entry: Attributes | None = None
         data: bytes | None = None
         with suppress(OSError, CorruptShardError):
-            self._open_files.keep(self._overlay.number(path))
+            self._open_files.keep_readable(self._overlay.number(path))
         with self._names.gate.alone():
             for at in self._documents.concerned(directory, name):
                 self.describe_anew(at)
@@ -274,7 +274,7 @@ class Descriptions(Part):
                     self._files.unname(file)
                     self._names.invalidate(*split(path))
 
-    def describes(self, name: bytes) -> bool:
+    def changes_kinds(self, name: bytes) -> bool:
         """Return whether a passed-through file with this name changes what other names in its directory are."""
         text = os.fsdecode(name)
         return is_document(text) or text == FOREIGN

@@ -27,7 +27,7 @@ from shardfs.formats.registry import formats
 from shardfs.formats.translate import Translation, WrittenForm
 from shardfs.model.changes import Removal, Rewrite
 from shardfs.model.errors import NOT_FOUND, CorruptShardError
-from shardfs.write.files import join, keep, upwards
+from shardfs.write.files import join, put_bounded, upwards
 from shardfs.write.name_kind import Document, ExpectedDatasets, document_at, is_document
 from shardfs.write.seen_documents import Seen, same_document
 
@@ -83,14 +83,14 @@ class Documents:
         self.wins = wins
         self.seen = Seen()
         self._compared: dict[str, tuple[int, float]] = {}  # by path: a hash of the document's sources, and when
-        self._forms: dict[str, Mapping[str, WrittenForm]] = {}  # by directory and name
+        self._written_forms: dict[str, Mapping[str, WrittenForm]] = {}  # by directory and name
 
     # ---- which documents belong together
 
     def described_by(self, directory: str, name: str) -> str:
         """Return the directory that a document describes; it may differ from the document's own directory."""
         document = document_at(self._base, directory, name)
-        return directory if document is None else document.form.described_by(document.directory, document.name)
+        return directory if document is None else document.format.described_by(document.directory, document.name)
 
     def concerned(self, directory: str, name: str) -> set[str]:
         """Return the directories that may have another description when a document has changed in the source."""
@@ -120,7 +120,7 @@ class Documents:
             return not self._base.store.entry(directory).directory
         return False
 
-    def _is_generated(self, document: Document) -> bool:
+    def _is_unstored(self, document: Document) -> bool:
         """Return whether no stored document has the contents: the dataset is one file, or the document a copy."""
         return document.is_copy or self.is_in_a_file(document.directory)
 
@@ -162,11 +162,11 @@ class Documents:
         if document.is_copy:
             return bool(self._base.outdated_below(document.directory, self._base.documents_ttl_s))
         last_hash, when = self._compared.get(document.path, (0, -math.inf))
-        if not self._base.may_be_old(now - when) or self._is_generated(document):
+        if not self._base.may_be_old(now - when) or self._is_unstored(document):
             return False
         sources = self._sources(document)
         present_hash = hash(frozenset(sources.items()))
-        keep(self._compared, document.path, (present_hash, now))
+        put_bounded(self._compared, document.path, (present_hash, now))
         form, directory, name = document
         if present_hash == last_hash:
             return False
@@ -176,7 +176,7 @@ class Documents:
     def require_known(self, directory: str, name: str) -> None:
         """Raise UnseenChangeError if another program has changed a document since it was read here."""
         document = document_at(self._base, directory, name)
-        if document is not None and not self._is_generated(document):
+        if document is not None and not self._is_unstored(document):
             self._require_known(document, self._sources(document))
 
     def _require_known(self, document: Document, sources: Mapping[str, bytes]) -> None:
@@ -191,7 +191,7 @@ class Documents:
         The reason is a change by another program that the writing program may not know.
         """
         path = document.path
-        theirs = document.form.shown(document.directory, sources, document.name)
+        theirs = document.format.shown(document.directory, sources, document.name)
         latest = self._latest(path, theirs)
         if same_document(data, theirs) or (data is None and latest is None):
             return ""
@@ -225,7 +225,7 @@ class Documents:
         document = document_at(self._base, directory, name) or self.expected.new_document(directory, name)
         if document is None:
             return None
-        if self._is_generated(document):
+        if self._is_unstored(document):
             self._require_alike(document, data)
             return Written(None if document.is_copy else data, set())
         try:
@@ -237,8 +237,8 @@ class Documents:
             log.warning("%s: the document is refused, and the old one stays: %s", document.path, e)
             raise OSError(errno.EINVAL, str(e), document.path) from e
         text = self._note_written(edit, data)
-        in_layout = isinstance(document.form, Translation)
-        changed = {document.directory, document.form.described_by(document.directory, document.name)}
+        in_layout = isinstance(document.format, Translation)
+        changed = {document.directory, document.format.described_by(document.directory, document.name)}
         has_members = _has_members(data)
         if not has_members and not (in_layout and edit.edited):
             return Written(text, set())
@@ -258,7 +258,7 @@ class Documents:
             text = self.shown(path)
             if document.is_copy and text is None:
                 return
-            changes = document.form.differences(text or b"", data)
+            changes = document.format.differences(text or b"", data)
         except (ValueError, RecursionError, OSError) as e:
             raise OSError(errno.EINVAL, str(e), path) from e
         lacks = (at for at, value in changes.items() if document.is_copy and value is REMOVED and len(at) <= 2)
@@ -287,18 +287,18 @@ class Documents:
             if name != written and (path := join(directory, name)) in self.seen:
                 self.seen.changed(path, form.shown(directory, before, name), form.shown(directory, after, name))
         if isinstance(form, Translation):
-            forms = {**self._forms.get(directory, {}), written: WrittenForm(data, text)}
-            keep(self._forms, directory, forms, MAX_FORMS)
+            forms = {**self._written_forms.get(directory, {}), written: WrittenForm(data, text)}
+            put_bounded(self._written_forms, directory, forms, MAX_FORMS)
         return text
 
     def edited(self, document: Document, sources: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
         """Return the sources to store for a written document, by path below the directory. Raise ValueError."""
         form, directory, name = document
         if isinstance(form, Translation):
-            edited = form.edit(directory, sources, name, data, written=self._forms.get(directory, {}))
+            edited = form.edit(directory, sources, name, data, written=self._written_forms.get(directory, {}))
             return self._with_shards(document, form, edited, sources)
         if name in sources:
-            rules = (r for f, r in self.expected.candidates(directory, name) if f is form and isinstance(r, Rule))
+            rules = (r for f, r in self.expected.shardings_for(directory, name) if f is form and isinstance(r, Rule))
             return form.edit(directory, sources, name, data, next(rules, None))
         return self.expected.sharded(directory, name, data) or form.edit(directory, sources, name, data)
 
@@ -327,12 +327,12 @@ class Documents:
         The sharding of its array is remembered. The array is shown until its directory is removed.
         """
         document = document_at(self._base, directory, name)
-        if document is None or self._is_generated(document):
+        if document is None or self._is_unstored(document):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
             return set()
-        if isinstance(document.form, Translation):
-            return self._remove_translated(document, document.form)
+        if isinstance(document.format, Translation):
+            return self._remove_translated(document, document.format)
         with self._base.datasets.forms.removing(document.path):
             self._writer.update(document.path, Rewrite(partial(self._before_deletion, document)))
         self.seen.wrote(document.path, None)

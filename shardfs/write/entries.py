@@ -88,7 +88,7 @@ class Entries(Part):
         kind = self._kinds[meaning.kind]
         kind.require_own_name(path, meaning.target)
         if meaning.kind is not NameKind.PLAIN:
-            self._open_files.keep(entry.number)
+            self._open_files.keep_readable(entry.number)
             if meaning.kind is NameKind.DOCUMENT:
                 self._remove_cleared(parent, directory, besides=name)
                 kind.leave(path)
@@ -100,7 +100,7 @@ class Entries(Part):
                     kind.remove(join(directory, name), meaning.target)
             return
         with self._names.renaming():
-            self._open_files.keep(entry.number)
+            self._open_files.keep_readable(entry.number)
             self._writer.delete(path)
             kind.remove(path, None)
             self._base.changed(path)
@@ -153,7 +153,7 @@ class Entries(Part):
             if self._metadata.copy_on_disk(number, path):
                 with self._names.lock:
                     file = self._files.new(directory, new_name, NameKind.PLAIN)
-                if self._descriptions.describes(new_name):
+                if self._descriptions.changes_kinds(new_name):
                     self._descriptions.describe_anew(directory)
                 return self._contents.attributes(file)
         return self._copy_bytes(number, path, directory, new_name, meaning)

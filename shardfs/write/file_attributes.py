@@ -16,7 +16,7 @@ from shardfs.storage import descriptors, syscalls
 from shardfs.storage.regular_files import open_regular
 from shardfs.vfs.inodes import ROOT
 from shardfs.write.file_contents import Part
-from shardfs.write.files import keep, shown_mode, split
+from shardfs.write.files import put_bounded, shown_mode, split
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ class FileMetadata(Part):
         elif file is not None:
             file.set_status(mode=shown_mode(mode, file.kind is NameKind.DIRECTORY))
         else:
-            keep(self._names.modes, number, shown_mode(mode, self._base.attributes(number).directory))
+            put_bounded(self._names.modes, number, shown_mode(mode, self._base.attributes(number).directory))
         if disk is not None and (document := self._stored_path(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
                 disk.set_mode(document, mode)
@@ -72,7 +72,7 @@ class FileMetadata(Part):
         elif file is not None and file.kind is NameKind.DIRECTORY:
             file.set_status(mtime_ns=when)
         elif file is None and self._base.attributes(number).directory:
-            keep(self._names.times, number, when)
+            put_bounded(self._names.times, number, when)
         else:
             file = self._open_files.adopt(number)
             with self._names.lock:

@@ -313,7 +313,7 @@ class WritableFile:
             self.stored = base
 
 
-def keep(table: dict[K, V], key: K, value: V, limit: int = MAX_KEPT) -> None:
+def put_bounded(table: dict[K, V], key: K, value: V, limit: int = MAX_KEPT) -> None:
     """Add an entry to a table; clear the table first if it has `limit` entries."""
     if len(table) >= limit:
         table.clear()

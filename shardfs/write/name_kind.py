@@ -48,7 +48,7 @@ def is_document(name: str) -> bool:
 class Document(NamedTuple):
     """A metadata document, by the directory of its dataset and its path below that directory."""
 
-    form: Format
+    format: Format
     directory: str
     name: str
 
@@ -59,14 +59,14 @@ class Document(NamedTuple):
     @property
     def is_copy(self) -> bool:
         """Whether a layout generates the document from others."""
-        return isinstance(self.form, Translation) and self.form.is_copy(self.name)
+        return isinstance(self.format, Translation) and self.format.is_copy(self.name)
 
     def stored_at(self, below: str) -> Document:
         """Return the document that the source has at this path below the directory."""
-        if not isinstance(self.form, Translation):
+        if not isinstance(self.format, Translation):
             return self._replace(name=below)
-        at, name = self.form.stored_name(below)
-        return Document(self.form.source, join(self.directory, at) if at else self.directory, name)
+        at, name = self.format.stored_name(below)
+        return Document(self.format.source, join(self.directory, at) if at else self.directory, name)
 
 
 def document_at(base: Tree, directory: str, name: str) -> Document | None:
@@ -113,7 +113,7 @@ class ExpectedDatasets:
             return NameKind.SCRATCH
         if not self._rules.rules and not self._deleted:
             return NameKind.PLAIN
-        if self.candidates(directory, name):
+        if self.shardings_for(directory, name):
             return NameKind.DOCUMENT
         if self._may_be_chunk(directory, name):
             return NameKind.ORPHAN
@@ -156,7 +156,7 @@ class ExpectedDatasets:
                     return dataset.format
         return ""
 
-    def candidates(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
+    def shardings_for(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
         """Return the formats and shardings that may apply to a new document."""
         fitting = [(f, sharding) for f, sharding in self._shardings(directory) if f.describes(name)]
         return fitting if fitting and not self._base.is_closed(directory) else []
@@ -165,7 +165,7 @@ class ExpectedDatasets:
         """Return the documents that a rule or a remembered sharding makes of a new one; None if no sharding applies."""
         path = join(directory, name)
         refusals: list[ValueError] = []
-        for form, sharding in self.candidates(directory, name):
+        for form, sharding in self.shardings_for(directory, name):
             try:
                 documents = form.shard(directory, name, data, sharding)
             except ValueError as e:
@@ -235,7 +235,7 @@ class ExpectedDatasets:
 
     def record_deleted(self, document: Document, documents: Mapping[str, bytes]) -> None:
         """Keep the sharding of a dataset whose stored document is deleted."""
-        sharding = document.form.sharding(documents)
+        sharding = document.format.sharding(documents)
         directory = document.directory
         if sharding is not None:
             before = self._deleted.get(directory)

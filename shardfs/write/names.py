@@ -14,7 +14,7 @@ from shardfs.model.kinds import OWN, NameKind, is_scratch
 from shardfs.storage.cache import nothing
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED, ROOT
-from shardfs.write.files import Files, keep, split
+from shardfs.write.files import Files, put_bounded, split
 from shardfs.write.rw_lock import RWLock
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Names:
         if path is None and file is None and number < CREATED:
             path = self.base.shown_path(number) or None
             if path is not None:
-                keep(self._paths, number, path)
+                put_bounded(self._paths, number, path)
         if path is None:
             raise FileNotFoundError(errno.ENOENT, "the file was removed or replaced", str(number))
         return path
@@ -116,7 +116,7 @@ class Names:
         with suppress(*NOT_FOUND):
             entry = self.base.resolve(path)
             if entry.directory:  # a missing directory is not recorded, because it may appear at any time
-                keep(self._base_numbers, path, entry.number)
+                put_bounded(self._base_numbers, path, entry.number)
                 return entry.number
         return None
 

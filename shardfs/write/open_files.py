@@ -172,7 +172,7 @@ class OpenFiles(Part):
             fd = disk.open_file(file.path, flags)
             file.use_disk(fd)
 
-    def keep(self, number: int, *, replaced: bool = False) -> None:
+    def keep_readable(self, number: int, *, replaced: bool = False) -> None:
         """Keep an open file's bytes readable before its name is unlinked or replaced. Called without the lock held.
 
         With `replaced`, another file gets the name. A process that has looked up the old file may then be about to open

@@ -106,7 +106,7 @@ class Renames(Entries):
         kinds = {meaning.kind, kind}
         with self._names.renaming() if NameKind.PLAIN in kinds else nullcontext():
             if replaced is not None:
-                self._open_files.keep(replaced.number, replaced=True)
+                self._open_files.keep_readable(replaced.number, replaced=True)
             if kinds == {NameKind.PLAIN}:
                 self._rename_plain(file, old, new)
             else:
@@ -120,7 +120,7 @@ class Renames(Entries):
                     self.clear(source, name)
         if kinds == {NameKind.PLAIN}:
             for above, last in ((source, name), (directory, new_name)):
-                if self._descriptions.describes(last):
+                if self._descriptions.changes_kinds(last):
                     self._descriptions.describe_anew(above)
 
     def _rename_plain(self, file: WritableFile, old: str, new: str) -> None:

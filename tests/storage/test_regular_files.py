@@ -96,14 +96,13 @@ def test_state_of_a_job(make: Callable[[Path], None], tmp_path: Path, opened: li
     assert opened == []
 
 
-SOUND = {"command": "pack", "direction": "pack", "stage": "mixed", "plain": ["a/.zarray"], "sharded": [], "options": {}}
+SOUND = {"direction": "pack", "stage": "mixed", "plain": ["a/.zarray"], "sharded": [], "options": {}}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"command": None},
-        {"command": ["pack"]},
+        {"command": "pack"},
         {"direction": "sideways"},
         {"stage": "gone"},
         {"stage": []},
