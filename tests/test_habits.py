@@ -115,6 +115,13 @@ def test_a_room_has_none_of_the_habits(room: str) -> None:
     assert places == []
 
 
+def test_few_names_in_the_tests_are_vague() -> None:
+    """At most two per 1,000 lines of code."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    places = [f"{f}:{line}" for f in files for line, text in habits(ast.parse(f.read_text())) if "is vague" in text]
+    assert 0 < len(places) <= 100
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     "code",
