@@ -130,7 +130,7 @@ def view(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shown]:
 
 
 def in_layout(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("shown", [name], indirect=True)
+    return pytest.mark.parametrize("view", [name], indirect=True)
 
 
 # ---- zarr2 ----
@@ -254,13 +254,13 @@ def test_deleting_attributes_deletes_the_marker_that_names_of_axes_made(view: Sh
 
 
 @pytest.mark.parametrize(
-    ("shown", "document", "source"),
+    ("view", "document", "source"),
     [
         ("zarr2", "array/.zarray", "array/zarr.json"),
         ("n5", "array/attributes.json", "array/zarr.json"),
         ("zarr3", "n5/zarr.json", "n5/attributes.json"),
     ],
-    indirect=["shown"],
+    indirect=["view"],
 )
 @pytest.mark.parametrize("codecs", [[LITTLE, GZIP, CRC], [LITTLE, GZIP, GZIP, CRC]])
 def test_an_array_whose_document_is_deleted_and_written_again(
