@@ -166,7 +166,7 @@ def message(error: BaseException) -> str:
     elif isinstance(error, FileNotFoundError):  # fsspec's consist of a path only
         text = ": ".join(filter(None, [str(error), os.strerror(errno.ENOENT)]))
     elif is_expected(error):
-        text = str(error)
+        text = str(error) or type(error).__name__  # clients of stores raise errors without any text
     else:
         text = f"{type(error).__name__}: {error}"
     return printable(redacted(" ".join(text.split())))

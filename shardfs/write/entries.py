@@ -245,9 +245,7 @@ class Entries(Part):
         with self._names.lock:
             self._files.forget_below(path)
         self._base.store.reopen(path)
-        self._documents.seen.discard_below(
-            path
-        )  # the sharding is kept: tools delete an array in order to write it anew
+        self._documents.seen.discard_below(path)  # the sharding is kept: tools delete an array to write it anew
         self._names.renew(path)
 
     def _has_entries(self, number: int, besides: bytes = b"") -> bool:

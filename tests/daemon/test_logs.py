@@ -85,6 +85,7 @@ def test_output_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_errors() -> None:
     assert message(FileNotFoundError(2, "No such file", "x\x1b[31m\x9b")) == "x\\x1b[31m\\x9b: No such file"
+    assert [message(e) for e in (TimeoutError(), ConnectionResetError())] == ["TimeoutError", "ConnectionResetError"]
 
 
 @pytest.mark.parametrize("command", ["ls", "info", "verify"])
