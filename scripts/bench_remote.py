@@ -92,8 +92,9 @@ os._exit(0)
 
 
 class Measured(NamedTuple):
-    """One run of one contestant: seconds, requests to the store, CPU seconds of the daemon, a remark, and the bytes that
-    the workload needed if only the run knows them.
+    """One run of one contestant: seconds, requests to the store, CPU seconds of the daemon, a remark.
+
+    Last, the bytes that the workload needed if only the run knows them.
     """
 
     seconds: float
