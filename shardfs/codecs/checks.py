@@ -23,7 +23,10 @@ HEADS: Mapping[str, int] = {"blosc": 16, "blosc2": 16, "zstd": 18, "gzip": 3}
 
 
 class Image(NamedTuple):
-    """What an encoding of voxels (`images`) must know about the chunks: `shape` returns the shape of each."""
+    """What an encoding of voxels (`images`) must know about the chunks.
+
+    `shape` returns the shape of the chunk at some coordinates: (c, z, y, x) or (z, y, x).
+    """
 
     channels: int
     data_type: str

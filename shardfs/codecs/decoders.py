@@ -223,7 +223,7 @@ CHECKSUMS = (
 
 
 def blosc2_index(chunk: bytes) -> bytes:
-    """Decode the Blosc2 chunk that holds a frame's offsets. Raise ValueError with the reason.
+    """Return the decoded bytes of the Blosc2 chunk that holds a frame's offsets. Raise ValueError with the reason.
 
     https://github.com/Blosc/c-blosc2/blob/main/README_CHUNK_FORMAT.rst. Only the built-in codecs and filters that
     Blosc2 uses for such chunks are accepted: other ones could make the library load plugins.
@@ -290,7 +290,10 @@ def decode(codecs: Sequence[Codec], data: bytes, size: int | None = None) -> byt
 
 
 def decode_into(codecs: Sequence[Codec], data: bytes, out: memoryview) -> None:
-    """`decode` to `out`, which must be filled exactly. Faster than `decode` and a copy: touching new memory is slow."""
+    """`decode` to `out`, which must be filled exactly. Faster than `decode` and a copy: touching new memory is slow.
+
+    Raise ValueError, with the reason, if a codec fails or the decoded size is not that of `out`.
+    """
     if not codecs or codecs[0].name not in DECODE_INTO:
         decoded = decode(codecs, data, len(out))
         if len(decoded) != len(out):

@@ -106,7 +106,7 @@ class EncodedChunks:
         return np.asarray(((cells + np.uint64(1)) * self._chunk <= self._shape).all(axis=1))
 
     def sizes(self, cells: U64) -> Sizes:
-        """Sizes of newly serialized chunks, by arithmetic; -1 if they are compressed."""
+        """Sizes in bytes (n,) of newly serialized chunks at cells (n, rank), by arithmetic; -1 if compressed."""
         if not self.is_plain and not self.stores:
             return np.full(len(cells), -1, np.int64)
         starts = cells * self._chunk
@@ -126,7 +126,10 @@ class EncodedChunks:
     # ---- from bytes to elements ----
 
     def parse_header(self, cell: Coords, data: bytes) -> tuple[int, Coords]:
-        """The position of the payload, and the shape of the elements in it. Raise ValueError for a wrong header."""
+        """The position of the payload, and the shape of the elements in it, in the array's axes.
+
+        Raise ValueError for a wrong header.
+        """
         if self.encoding.frame == "n5":
             return self._parse_n5_header(data)
         if self.encoding.frame == "bcolz" and not data.startswith(BCOLZ_HEADER[:4]):
@@ -177,7 +180,10 @@ class EncodedChunks:
             raise ValueError(f"a chunk of {rows} rows is too large: the array has {inside} there; resize it first")
 
     def elements(self, payload: bytes, shape: Coords) -> npt.NDArray[Any]:
-        """The decoded elements, axes in the array's order."""
+        """The decoded elements, axes in the array's order.
+
+        Raise ValueError, with the reason, if they cannot be decoded.
+        """
         encoding, memory = self.encoding, tuple(shape[a] for a in self.encoding.order)
         if self.is_bytes:
             size = self._nbytes(shape)
@@ -196,7 +202,10 @@ class EncodedChunks:
     # ---- from elements to bytes ----
 
     def made_of(self, cell: Coords, elements: npt.NDArray[Any]) -> bytes | memoryview:
-        """The bytes of a chunk with these elements, cropped or padded with the fill value as needed."""
+        """The bytes of a chunk with these elements, cropped or padded with the fill value as needed.
+
+        Raise ValueError, with the reason, if they cannot be encoded.
+        """
         encoding, wanted = self.encoding, self.shape(cell)
         buffer, room = self.room(wanted)
         # One copy transposes, changes byte order, and places elements behind the header: chunks are large.

@@ -257,14 +257,17 @@ def can_store(codecs: Sequence[Codec]) -> bool:
 
 
 def stored_sizes(codecs: Sequence[Codec], sizes: Sizes) -> Sizes:
-    """How many bytes `store` makes of data of these sizes."""
+    """How many bytes `store` makes of data of these sizes (n,). The codecs must satisfy `can_store`."""
     for codec in codecs:
         sizes = STORED_ENCODERS[codec.name].size(sizes)
     return sizes
 
 
 def store(codecs: Sequence[Codec], data: bytes) -> bytes:
-    """Apply the codecs like `encode`, but without compression. `decode` undoes both."""
+    """Apply the codecs like `encode`, but without compression. `decode` undoes both.
+
+    The codecs must satisfy `can_store`.
+    """
     for codec in codecs:
         data = STORED_ENCODERS[codec.name].store(data, codec.configuration)
     return data

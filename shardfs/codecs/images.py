@@ -104,7 +104,10 @@ def lacking(name: str, dtype: npt.DTypeLike, channels: int) -> str:
 
 
 def decode(name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]) -> Elements:
-    """Decode a chunk of shape (c, z, y, x) or (z, y, x). Raise ValueError, with the reason, if that fails."""
+    """Return the elements of a chunk of shape (c, z, y, x) or (z, y, x), as a read-only array where possible.
+
+    Raise ValueError, with the reason, if that fails.
+    """
     encoding = encoding_of(name, dtype, _channels(shape))
     if encoding is None:
         raise ValueError(f"encoding {name!r:.80} is unknown")
@@ -158,7 +161,10 @@ def encode(name: str, elements: Elements, configuration: Mapping[str, Any]) -> b
 
 
 def encode_here(name: str, elements: Elements, configuration: Mapping[str, Any]) -> bytes:
-    """`encode` in this process. What a library encodes that may crash is decoded again, and compared."""
+    """`encode` in this process. What a library encodes that may crash is decoded again, and compared.
+
+    Raise ValueError, with the reason, if that fails, also if the encoding is lossy.
+    """
     encoding = encoding_of(name, elements.dtype, _channels(elements.shape)) or ENCODINGS[name]
     if encoding.encode is None:
         raise ValueError(f"{name}: lossy")
@@ -181,7 +187,7 @@ def _channels(shape: Coords) -> int:
 def decode_here(
     name: str, data: bytes, shape: Coords, dtype: np.dtype[Any], configuration: Mapping[str, Any]
 ) -> Elements:
-    """`decode` in this process, which damaged data may crash (`SANDBOXES`)."""
+    """`decode` in this process, which damaged data may crash (`SANDBOXES`). Raise ValueError as `decode`."""
     channels, (z, y, x) = _channels(shape), shape[-3:]
     encoding = encoding_of(name, dtype, channels) or ENCODINGS[name]
     chunk = ImageShape(channels, z, y, x, dtype, configuration)

@@ -89,7 +89,7 @@ class Rule:
         return (*ones, *numbers[max(len(numbers) - rank, 0) :]) if last_is_fastest else (*numbers[:rank], *ones)
 
     def most(self, chunk_bytes: int) -> int:
-        """The largest number of chunks in an automatic shard."""
+        """The largest number of chunks in an automatic shard, given the bytes of a chunk without compression."""
         if self.shard_bytes is not None:
             return min(max(self.shard_bytes // max(chunk_bytes, 1), 1), MOST_CHUNKS)
         return max(min(MAX_CHUNKS, MAX_BYTES // max(chunk_bytes, 1)), 1)
@@ -154,7 +154,10 @@ def _rule(text: str) -> Rule:
 
 
 def parse_chunks_per_shard(value: str) -> Coords:
-    """Numbers separated by commas or by `x`. Unlike a comma, `x` needs no backslash in the mount options after `-o`."""
+    """Numbers separated by commas or by `x`; () for `auto`. Raise ValueError for anything else.
+
+    Unlike a comma, `x` needs no backslash in the mount options after `-o`.
+    """
     numbers = re.split("[,x]", value)
     if value == "auto":
         return ()

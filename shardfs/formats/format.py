@@ -30,13 +30,19 @@ class Edits(Protocol):
     """Translates documents that clients write to the documents of sharded datasets: see the methods of `Format`."""
 
     def edited(self, name: str, raw: bytes | None, new: bytes, rule: Rule | None = None) -> bytes:
-        """The document to store for the stored one `raw` when a client writes `new`."""
+        """The document to store for the stored one `raw` when a client writes `new`.
+
+        Raise ValueError as `Format.edit`.
+        """
 
     def sharding(self, documents: Mapping[str, bytes]) -> Sharding | None:
         """The sharding of these documents; None if they have no sharding."""
 
     def sharded(self, name: str, new: bytes, like: Sharding | Rule) -> Mapping[str, bytes] | None:
-        """The documents of a new dataset with shards; None if there is nothing to shard."""
+        """The documents of a new dataset with shards, by name; None if there is nothing to shard.
+
+        Raise as `Format.shard`.
+        """
 
 
 class Format(Protocol):
@@ -130,7 +136,7 @@ class Format(Protocol):
         return None if self.edits is None else self.edits.sharding(documents)
 
     def shard(self, path: str, name: str, new: bytes, sharding: Sharding | Rule) -> Mapping[str, bytes] | None:
-        """The documents of the sharded dataset, made from the document `new` of an unsharded one.
+        """The documents of the sharded dataset, by name, made from the document `new` of an unsharded one.
 
         None if there is nothing to shard (a group). Raise ValueError, with the reason, if the dataset cannot be
         sharded, or is sharded already.

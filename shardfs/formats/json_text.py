@@ -117,7 +117,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def with_additions(written: Any, before: Any, shown_doc: Any) -> Any:
-    """The written document, with the members that only the shown one has."""
+    """The written value, with the members that `shown_doc` has in addition to `before`, in nested objects, too."""
     if not (isinstance(written, dict) and isinstance(shown_doc, dict)):
         return written
     old = before if isinstance(before, dict) else {}
@@ -141,7 +141,7 @@ def differences(old: Any, new: Any) -> dict[Path, Any]:
 
 
 def rebased(base: bytes, new: bytes, theirs: bytes) -> bytes:
-    """The text of `theirs` with the changes from `base` to `new`, which replace differing values in `theirs`.
+    """The text of `theirs` with the changes from `base` to `new`. Where `theirs` has changed, too, `new` wins.
 
     Raise ValueError if one of the documents is not JSON, or is beyond the limits of `load_json`.
     """

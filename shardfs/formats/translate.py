@@ -250,7 +250,7 @@ class Translation(Format):
         """Whether documents of the source's format describe an array."""
         with suppress(CorruptShardError):
             dataset = self.source.open(path, documents)
-            return dataset is not None and bool(dataset.collections or dataset.unsharded)
+            return dataset is not None and bool(dataset.all_collections)
         return False
 
     def is_copy(self, name: str) -> bool:

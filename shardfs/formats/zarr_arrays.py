@@ -88,7 +88,12 @@ def opened(
     A problem is added if the array cannot be shown unsharded. `indescribable` is set if other layouts cannot show it.
 
     Args:
-        describe: the collection that the document of an unsharded array describes, with its `Array`.
+        dataset: gets the collection and the shown document.
+        doc: the parsed document.
+        unshard: the collection of a sharded array, and the document to show; None for other arrays. Raises one of
+            `UNFIT`.
+        describe: the collection that the document of an unsharded array describes, with its `Array`. Raises one of
+            `UNFIT`.
     """
     try:
         unsharded = unshard(doc)

@@ -75,11 +75,14 @@ class Array:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The number of chunks along each axis."""
+        """The number of chunks along each of the array's axes, those at the edge included."""
         return tuple(-(-s // c) for s, c in zip(self.shape, self.chunk, strict=True))
 
     def inside(self, coords: Sequence[int]) -> tuple[int, ...]:
-        """The number of the array's elements along each axis in the chunk at these grid coordinates."""
+        """The number of the array's elements along each axis in the chunk at these grid coordinates.
+
+        Below 1 along an axis on which the coordinates are outside of the grid.
+        """
         cells = (0 if axis is None else coords[axis] for axis in self.grid_axes)
         return tuple(min(c, n - cell * c) for cell, n, c in zip(cells, self.shape, self.chunk, strict=True))
 
@@ -111,7 +114,7 @@ MOST = sys.float_info.max
 
 
 def numbers(values: Any, count: int) -> tuple[float, ...]:
-    """The values as `count` floats. Raise ValueError if they are not `count` numbers, or exceed the largest float."""
+    """The values as `count` floats. Raise ValueError if they are not `count` finite numbers."""
     elements = tuple(values)
     if len(elements) != count or not all(isinstance(v, int | float) and abs(v) <= MOST for v in elements):
         raise ValueError(f"{count} numbers expected, not {elements!r:.80}")

@@ -9,16 +9,22 @@ if TYPE_CHECKING:
 
 
 class Extent(NamedTuple):
-    """Bytes shown exactly as they lie in a local file: byte i of the shown file is byte `start + i` of `blob`."""
+    """Bytes shown verbatim: byte i of the shown file is byte `start + i` of `blob`, which has a file descriptor."""
 
     blob: Blob
     start: int
 
 
 class Attributes(NamedTuple):
-    """What `stat` tells of a file or directory. `extent` is given if its bytes may be read straight from a file.
+    """The attributes of a file or directory.
 
-    `mode` are permission bits; 0 means those of all files, or directories, of the mount.
+    Args:
+        number: the inode number.
+        size: bytes; 0 for a directory, and -1 in a listing where the size is unknown or would cost a request.
+        mtime_ns: nanoseconds since 1970 UTC; 0 if the store has no time.
+        extent: given if a local file has the shown bytes.
+        mode: file type and permission bits, as `st_mode`; 0 means those that all files, or directories, of the mount
+            have.
     """
 
     number: int

@@ -35,7 +35,10 @@ def absolute(request: ByteRequest, size: int) -> ByteRange:
 
 
 class FilePart(NamedTuple):
-    """Bytes `[start, start + size)` of a local file, which is open: of the journal, mostly."""
+    """Bytes `[start, start + size)` of the file with the open descriptor `fd`, mostly of the journal.
+
+    Its receiver does not close `fd`, and uses it only as long as the giver promises.
+    """
 
     fd: int
     start: int
@@ -56,7 +59,10 @@ Content: TypeAlias = Bytes | Plan
 
 
 class Stat(NamedTuple):
-    """An object's attributes in its store. `version` changes whenever the bytes may have changed."""
+    """An object's attributes in its store: `size` in bytes and `mtime_ns` in nanoseconds since 1970 UTC, 0 if unknown.
+
+    `version` differs whenever the bytes may differ.
+    """
 
     size: int
     mtime_ns: int
@@ -66,7 +72,8 @@ class Stat(NamedTuple):
 class Blob(Protocol):
     """One object of a store, or a part or decoded form of one, in the version that was opened.
 
-    `fd` is a file descriptor with the same bytes, the first one at position `file_offset`; -1 if there is none.
+    `fd` is a file descriptor with the same bytes, the first one at position `file_offset`; -1 if there is none. The
+    blob owns the descriptor. All methods raise OSError (FileNotFoundError if the object is gone) if the store fails.
     """
 
     fd: int
@@ -76,16 +83,22 @@ class Blob(Protocol):
         """Size, time and version. The first call may cost one request."""
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
-        """The bytes of each request, in order; fewer where the object ends. Adjacent requests are coalesced."""
+        """The bytes of each request, in the order of the requests; fewer where the object ends.
+
+        Adjacent requests are coalesced.
+        """
 
 
 def whole(blob: Blob) -> bytes:
-    """All bytes of an object."""
+    """All bytes of an object. Raise the errors of `Blob.read`."""
     return bytes(blob.read([ByteRange(0, blob.stat().size)])[0])
 
 
 def read_file(fd: int, size: int, start: int) -> bytes:
-    """Read `size` bytes, fewer at the end of the file. One pread(2) returns at most 2,147,479,552 bytes."""
+    """The `size` bytes at offset `start` of a file, fewer at its end. Raise OSError.
+
+    One pread(2) returns at most 2,147,479,552 bytes.
+    """
     data = os.pread(fd, size, start)
     if len(data) == size or not data:
         return data

@@ -1,4 +1,4 @@
-"""Parses JSON that nobody vouches for, with bounds for time and memory."""
+"""Parses JSON from outside sources, with bounds for time and memory."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Coverage(NamedTuple):
 
 
 def leaving(starts: Unsigned, sizes: Unsigned, object_size: int) -> Bool:
-    """Which ranges leave an object of this size, also if start plus size overflows 64 bits."""
+    """A mask (n,) of the ranges that leave an object of this size, also if start plus size overflows 64 bits."""
     limit = np.uint64(object_size)
     return np.asarray((starts > limit) | (sizes > limit - np.minimum(starts, limit)))
 
@@ -58,7 +58,7 @@ def require_still_leaving(starts: U64, sizes: U64, old_size: int, new_size: int)
 
 
 def cover(starts: U64, stops: U64) -> Coverage:
-    """The union of ranges (n,), which may be in any order."""
+    """The union of ranges (n,), which may be in any order. Empty ranges cover nothing."""
     order = np.lexsort((stops, starts))
     starts, stops = starts[order], stops[order]
     filled = stops > starts
@@ -91,9 +91,10 @@ def groups(starts: U64, stops: U64, span: int) -> list[tuple[int, int, int]]:
 
 
 def coalesce(ranges: Sequence[ByteRange], max_gap: int, max_merged: int) -> list[tuple[ByteRange, list[int]]]:
-    """Merge ranges that are close to each other.
+    """Merge ranges with at most `max_gap` bytes between them to ranges of at most `max_merged` bytes.
 
-    Return each merged range with the indices of its members in `ranges`.
+    Return each merged range with the indices of its members in `ranges`, ascending by start. A range that is longer
+    than `max_merged` stays alone.
     """
     merged: list[tuple[ByteRange, list[int]]] = []
     for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):

@@ -138,7 +138,7 @@ def decimal(name: bytes, digits: int = 19) -> int | None:
 
 
 def cell_of(key: str, separator: str, rank: int) -> Coords | None:
-    """The coordinates in a key such as `1/23/45`; None if the key has another form."""
+    """The coordinates in a key such as `1/23/45`; None if the key does not have `rank` decimal numbers."""
     parts = [decimal(os.fsencode(part)) for part in key.split(separator)]
     cell = tuple(part for part in parts if part is not None)
     return cell if len(cell) == len(parts) == rank else None
@@ -409,7 +409,7 @@ class BoxNames(_Joined):
         return tuple(min((g + 1) * c, s) - g * c for g, c, s in zip(coords, self._chunk, self._size, strict=True))
 
     def voxels_many(self, coords: U64) -> U64:
-        """The number of voxels of each chunk, for (n, 3) coordinates."""
+        """The number of voxels (n,) of the chunks at (n, 3) coordinates, clipped to the volume."""
         n = np.ones(len(coords), np.uint64)
         for axis in range(len(self.grid)):
             c = np.uint64(self._chunk[axis])

@@ -60,7 +60,11 @@ class Batch(NamedTuple):
 
     @classmethod
     def from_entries(cls, entries: Sequence[tuple[bytes, Attributes]], position: int) -> Batch:
-        """A batch of names with their attributes; the first one has the position after `position`."""
+        """A batch of names with their attributes. The first entry has the cookie `position + 1`, the next ones follow.
+
+        The size of an entry with a mode is -1, because a listing carries no mode: the kernel then asks for its
+        attributes.
+        """
         rows = [a for _, a in entries]
         return cls(
             np.array([name for name, _ in entries], "S"),

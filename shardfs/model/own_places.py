@@ -11,9 +11,10 @@ from contextlib import suppress
 
 
 def require_own_place(directory: str, advice: str) -> None:
-    """Raise PermissionError if another user owns a directory, or may rename the names in it.
+    """Raise PermissionError if another user owns a directory, or may rename the names in it; OSError if it is absent.
 
-    The owner may be root. A directory that other users may write to is accepted if it is sticky, like `/tmp`.
+    The owner may be root. A directory that other users may write to is accepted if it is sticky, like `/tmp`. `advice`
+    ends the message.
     """
     info = os.stat(directory)
     if not is_own(info):
@@ -25,7 +26,7 @@ def require_own_place(directory: str, advice: str) -> None:
 
 
 def is_closed(directory: str) -> bool:
-    """Return whether no other user than root may create a name in a directory."""
+    """Return whether no other user than root may create a name in a directory. Raise OSError if there is none."""
     info = os.stat(directory)
     return is_own(info) and not _is_shared(info)
 

@@ -63,7 +63,7 @@ def _masked_value(name: str, value: Any) -> Any:
 
 
 def secrets_of(source: str, *groups: Mapping[str, Any]) -> Iterator[str]:
-    """The texts that `public_name` and `masked` hide."""
+    """Yield the texts that `public_name` and `redacted_values` hide in a source and in groups of options."""
     for part in source.split("::"):
         url = urlsplit(part) if "://" in part else None
         if url is not None:

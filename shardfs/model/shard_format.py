@@ -63,7 +63,7 @@ class Index(Protocol):
         """Bytes of memory that the page takes."""
 
     def find(self, slot: int) -> tuple[int, int] | None:
-        """Start and size of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
+        """Start and size in bytes of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
 
         Raise ValueError, with the reason, if the entry is invalid.
         """
@@ -148,7 +148,7 @@ class ShardIndex(Index):
         return i if i < len(self.slots) and int(self.slots[i]) == slot else -1
 
     def positions(self, slots: U64) -> npt.NDArray[np.intp]:
-        """`position` of many slots at once."""
+        """`position` of many slots (n,) at once; -1 for each slot that is absent."""
         if self.slots is None:
             present = slots < len(self.starts)
             return np.where(present, slots, 0).astype(np.intp) - np.where(present, 0, 1)
@@ -159,20 +159,20 @@ class ShardIndex(Index):
         return np.where(self.slots[i] == slots, i, -1)
 
     def extent_at(self, i: int) -> tuple[int, int]:
-        """Start and size of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
+        """Start and size in bytes of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
         if self.faults is not None and self.faults[i]:
             raise ValueError(self.reason(i))
         return self.starts.item(i), self.sizes.item(i)
 
     def sizes_at(self, positions: npt.NDArray[np.intp]) -> Sizes:
-        """Sizes of the entries at these positions; -1 for a broken entry."""
+        """Sizes in bytes of the entries at these positions; -1 for a broken entry."""
         sizes = self.sizes[positions].astype(np.int64)
         if self.faults is not None:
             sizes[self.faults[positions] > 0] = -1
         return sizes
 
     def find(self, slot: int) -> tuple[int, int] | None:
-        """`extent_at` of the entry of `slot`; None if the chunk is absent."""
+        """`extent_at` of the entry of `slot`; None if the chunk is absent. Raise ValueError as `extent_at`."""
         if self.slots is not None or slot >= len(self.starts):
             slot = self.position(slot)
             if slot < 0:
@@ -223,7 +223,7 @@ class ShardIndex(Index):
         return replace(self, slots=slots, starts=self.starts[at], sizes=self.sizes[at], faults=faults)
 
     def without(self, slots: Collection[int]) -> ShardIndex:
-        """The entries of other slots."""
+        """The entries of all slots but these, also of repeated ones."""
         if not slots:
             return self
         index = self.selected(~np.isin(self.all_slots(), np.fromiter(slots, np.uint64, len(slots))))
@@ -269,7 +269,7 @@ class StoredIndex(Protocol):
     size: int
 
     def root(self) -> bytes | None:
-        """The root; None if the format has no root."""
+        """The root, fewer bytes if the shard is shorter; None if the format has no root."""
 
     def parts(self, pages: Sequence[int] | None = None) -> Iterator[IndexPart]:
         """The nonempty ones of these pages, or of all pages.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Coords: TypeAlias = tuple[int, ...]
+"""The position of a chunk in its collection's grid, or its id: see `Collection`."""
 
 U64: TypeAlias = npt.NDArray[np.uint64]
 
@@ -17,3 +18,5 @@ Bool: TypeAlias = npt.NDArray[np.bool_]
 Sizes: TypeAlias = npt.NDArray[np.int64]
 
 Version: TypeAlias = Hashable
+"""An object's version in the notation of its store. Different bytes have different versions. None: unknown or absent.
+"""

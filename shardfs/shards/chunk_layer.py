@@ -33,7 +33,14 @@ NONE = -2
 
 
 class ChunkBatch(NamedTuple):
-    """Existing chunks: coordinates (n, d), stored sizes (-1 if the entry is broken), the shard's mtime, and cookies."""
+    """Existing chunks of one shard, as parallel columns.
+
+    Args:
+        coords: (n, d) coordinates.
+        sizes: stored bytes (n,); -1 where the index entry is broken.
+        mtime_ns: the shard's modification time in ns; 0 if unknown.
+        cookies: positions (n,), ascending; `ChunkLayer.scan` continues after one.
+    """
 
     coords: U64
     sizes: Sizes
@@ -83,12 +90,16 @@ class ChunkLayer:
     def locate(self, coords: Coords) -> StoredChunk | None:
         """Return the location of a chunk; None if the chunk is absent. Costs no request if the index page is cached.
 
-        Raise CorruptShardError if the index cannot be read or the entry of this chunk is invalid.
+        Raise CorruptShardError if the index cannot be decoded or the entry of this chunk is invalid; OSError if the
+        store fails; StaleShardError if the array was replaced.
         """
         return self.index.at(self.format.place(coords), coords)
 
     def stored(self, coords: Coords) -> StoredChunk | None:
-        """Return the location of the stored bytes from which the chunk is made; None if the chunk is absent."""
+        """Return the location of the stored bytes from which the chunk is made; None if it is absent.
+
+        Raise as `locate`.
+        """
         return self.locate(coords)
 
     def invalidate_shard(self, coords: Coords) -> None:
@@ -142,9 +153,10 @@ class ChunkLayer:
         return exists, sizes, mtimes
 
     def row(self, place: Callable[[int], Placement], n: int) -> list[tuple[int, int, int]]:
-        """Return last coordinate, size and mtime of the existing chunks among the first `n` of a row.
+        """Return last coordinate, stored bytes and mtime in ns of the existing chunks among the first `n` of a row.
 
-        Faster than `present` for short rows, where numpy's overhead dominates. `place` is from `ShardFormat.row`.
+        The bytes are -1 for a damaged chunk. Faster than `present` for short rows, where numpy's overhead dominates.
+        `place` is from `ShardFormat.row`. Raise as `present`.
         """
         out: list[tuple[int, int, int]] = []
         home: tuple[int, int] | None = None

@@ -47,10 +47,10 @@ class StoredOrder:
         self._pages: OrderedDict[tuple[int, int], _Page] = OrderedDict()
 
     def access(self, coords: Coords, room: int) -> tuple[list[Coords], int]:
-        """Take note of an access to an existing chunk. Return chunks that will probably be asked for next.
+        """Take note of an access to an existing chunk.
 
-        If the pages after that of the chunk should be entered now, the number says by how many chunks; otherwise it
-        is 0.
+        Return at most `room` chunks that will probably be asked for next. If the pages after that of the chunk should
+        be entered now, the number says by how many chunks; otherwise it is 0.
         """
         shard, number, slot = self._index.format.place(coords)
         entry = self._index.cached_page(shard, number)
@@ -65,9 +65,9 @@ class StoredOrder:
         return self._chunks(shard, number, index, positions), stream.used if stream is not None and ends else 0
 
     def enter(self, shard: int, number: int, index: ShardIndex, ahead: int, room: int) -> list[Coords]:
-        """Return the first chunks of a page, for a stream that comes from the page before and has used so many.
+        """Return the first chunks of a page, at most `room`, for a stream that comes from the page before.
 
-        None are returned if chunks of the page were read already.
+        `ahead` is how many chunks the stream has used there. None are returned if chunks of the page were read already.
         """
         if not room or (shard, number) in self._pages:
             return []

@@ -75,9 +75,10 @@ class ChunkStore:
     # ---- attributes ----
 
     def attributes(self, number: int, coords: Coords, place: StoredChunk | None) -> Attributes:
-        """Return the attributes of chunk file `number`, at this location; its size is that of the shown bytes.
+        """Return the attributes of chunk file `number` at this location; its size is that of the shown bytes.
 
-        Raise FileNotFoundError if the chunk does not exist, and CorruptShardError if its size needs its damaged bytes.
+        `place` None: the chunk is not stored. Raise FileNotFoundError if it is not filled either, CorruptShardError if
+        its size needs its damaged bytes, and OSError if the store fails.
         """
         if place is None:
             if self.filler is None:
@@ -115,7 +116,8 @@ class ChunkStore:
     def read(self, number: int, coords: Coords, offset: int, size: int) -> bytes | memoryview:
         """Return `size` shown bytes of a chunk from `offset` on; fewer only at its end.
 
-        Raise FileNotFoundError if the chunk does not exist, and the errors of `stored_bytes`.
+        Raise FileNotFoundError if the chunk does not exist, and the errors of `stored_bytes`. `number` is the key of
+        the cache.
         """
         key = number, "shown"
         data = None if self._transform is None else self._cache.peek(key)
@@ -178,7 +180,11 @@ class ChunkStore:
     ) -> bytes | None:
         """Return the stored bytes of a chunk, or `part` of them; None if the chunk is absent.
 
-        `place`: what `ChunkLayer.locate` has returned just now. Raise the errors of `_twice`.
+        Raise CorruptShardError if they are damaged, StaleShardError if the shard changed twice meanwhile, and OSError.
+
+        Args:
+            part: relative to the beginning of the chunk; None for all.
+            place: what `ChunkLayer.locate` has returned just now.
         """
 
         def read(chunk: StoredChunk) -> bytes:
@@ -190,7 +196,7 @@ class ChunkStore:
     def whole(self, coords: Coords, place: StoredChunk | None = None) -> bytes | memoryview | None:
         """Return all shown bytes of a chunk, verified as far as its shard has a checksum; None if it is absent.
 
-        No cache of bytes is used. Raise the errors of `_twice`.
+        No cache of bytes is used. Raise the errors of `stored_bytes`, and OSError (ESTALE) if the chunk is clipped.
         """
         transform = self._transform
         if transform is None:
@@ -243,7 +249,7 @@ class ChunkStore:
         raise CorruptShardError(layer.index.path, key, why, slot)
 
     def fetched_ahead(self, coords: Coords, place: StoredChunk, part: ByteRange | None = None) -> bytes | None:
-        """Return the bytes of `StoredChunk.range` if they were fetched already. Notes the access."""
+        """Return the bytes of `StoredChunk.range` if they were fetched already, else None. Notes the access."""
         if self._ahead is None:
             return None
         return self._ahead.read(coords, place.range(), place.range(part), self.layer.index.loaded(place))

@@ -25,7 +25,10 @@ PAGES = 256
 
 
 def read_root(format: ShardFormat, blob: Blob) -> bytes | None:
-    """Return the root, fewer bytes if the shard is shorter, with one request; None if this format has no root."""
+    """Return the root, fewer bytes if the shard is shorter, with one request; None if this format has no root.
+
+    Raise FileNotFoundError if the shard is absent, and another OSError if the store fails.
+    """
     where = format.root_request()
     return None if where is None else blob.read([where])[0]
 
@@ -33,7 +36,7 @@ def read_root(format: ShardFormat, blob: Blob) -> bytes | None:
 def read_page(
     format: ShardFormat, shard: int, page: int, root: bytes | None, blob: Blob, size: int = MAX_OBJECT
 ) -> Index | None:
-    """Return one page; None if it is empty. Raise ValueError, with the reason, if it cannot be read."""
+    """Return one page; None if it is empty. Raise ValueError, with the reason, if it is damaged, and OSError."""
     for _, _, index in read_pages(format, shard, [page], root, blob, size):
         if isinstance(index, ValueError):
             raise index

@@ -29,9 +29,12 @@ def open_chunks(
     index_ttl_s: float = math.inf,
     mtime_ns: int = 0,
 ) -> ChunkStore:
-    """Return the chunks of a collection whose outermost shards are in `directory` of the store.
+    """Return the chunks of a collection whose outermost shards are in `directory` of the store. Reads nothing.
 
-    `path` is the path of the collection, for messages; `mtime_ns` the modification time of filled chunks.
+    Args:
+        path: the path of the collection, for messages.
+        index_ttl_s: seconds for which index pages stay cached.
+        mtime_ns: the modification time of filled chunks.
     """
     layers = collection.layers
     lead = collection.lead

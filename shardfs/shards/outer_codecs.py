@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def unwrapped(layer: Layer, blob: Blob, key: str = "", cache: ByteLRU | None = None) -> Blob:
     """Return the shard without the codecs around it. Raise ValueError, with the reason, if it cannot be decoded.
 
-    `cache` keeps decoded shards by `key`, the shard's name, and version. An entry of another version is never found, so
-    nothing must be invalidated.
+    The whole shard is read if it has codecs. `cache` keeps decoded shards by `key`, the shard's name, and version. An
+    entry of another version is never found, so nothing must be invalidated.
     """
     if layer.trailer:
         return SliceBlob(blob, 0, max(0, blob.stat().size - layer.trailer))

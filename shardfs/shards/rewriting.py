@@ -75,7 +75,7 @@ def shard_of(collection: Collection, coords: Coords) -> int:
 
 
 def shards_of(collection: Collection, cells: U64) -> U64:
-    """Return the numbers of the outermost shards of chunks (n, d), all of which have places."""
+    """Return the numbers (n,) of the outermost shards of chunks (n, d), all of which have places."""
     for layer, outer in zip(collection.layers[:0:-1], collection.layers[-2::-1], strict=True):
         cells = unravel_many(layer.format.place_many(cells).shard, outer.format.grid)
     return collection.layers[0].format.place_many(cells).shard
@@ -445,7 +445,7 @@ class StoredShard:
     # ---- the whole shard ----
 
     def replaces_all(self, changed: Set[Coords]) -> bool:
-        """Return whether every chunk of the shard is among the changed ones. Reads all indices and nothing else.
+        """Return whether `changed` has every chunk of the shard. Reads all indices and nothing else.
 
         False if the shard is damaged or absent, has chunks outside of the array, or is of a kind that `index_request`
         excludes.

@@ -135,8 +135,7 @@ class ShardIndices:
     def at(self, placement: Placement, coords: Coords) -> StoredChunk | None:
         """Return the location of a chunk with this placement; None if the chunk is absent.
 
-        Costs no request if the page is cached. Raise CorruptShardError if the index cannot be read or the entry of this
-        chunk is invalid.
+        Raise as `ChunkLayer.locate`. Costs no request if the page is cached.
         """
         shard, page_number, slot = placement
         page = self._cache.peek((self._id, shard, page_number))
@@ -171,7 +170,11 @@ class ShardIndices:
         return None
 
     def page(self, shard: int, page_number: int) -> IndexPage | None:
-        """Return a page; None if the shard is absent or the page empty. Raise CorruptShardError if it is unreadable."""
+        """Return a page; None if the shard is absent or the page empty.
+
+        Raise CorruptShardError if it is damaged, StaleShardError if the array was replaced, and OSError if the store
+        fails.
+        """
         key = (self._id, shard, page_number)  # taken first: no later reader uses what is loaded for it after a freeze
         if self.is_frozen:
             raise StaleShardError(f"{self.path or '/'}: {self.source.key(shard)}: {REPLACED}")
@@ -193,7 +196,7 @@ class ShardIndices:
     def pages(self, shard: int, first: int) -> Iterator[int]:
         """Yield the numbers of a shard's nonempty pages, ascending, from `first` on; none for an absent shard.
 
-        Raise CorruptShardError if the root cannot be read.
+        Raise CorruptShardError if the root cannot be decoded, and OSError if the store fails.
         """
         try:
             root = self._twice_if_replaced(shard, lambda: self._root(shard, self._open_shard(shard)))
@@ -269,7 +272,10 @@ class ShardIndices:
         return 0
 
     def load_quietly(self, home: tuple[int, int]) -> int:
-        """Cache a page and the attributes of its shard, and return the bytes. The caller of `page` gets the errors."""
+        """Cache a page, given as (shard, page), and the attributes of its shard. Return the bytes that they take.
+
+        Errors are ignored: the caller of `page` gets them.
+        """
         shard, page_number = home
         with suppress(*UNREADABLE):
             page = self.page(shard, page_number) if self.pool is not None else None
@@ -283,7 +289,11 @@ class ShardIndices:
     # ---- the cache ----
 
     def cached(self, kind: str, page_number: int, load: Callable[[], tuple[T, int, float]]) -> T:
-        """Return the cached value of this kind for a shard or an object, which `load` makes (see `ByteLRU.get`)."""
+        """Return the cached value of this kind for a shard or an object; if there is none, what `load` makes.
+
+        `load` returns the value, its size in bytes and the seconds for which it is valid (see `ByteLRU.get`). Raise its
+        errors.
+        """
         return self._cache.get((self._id, kind, page_number), load)
 
     def loaded(self, chunk: StoredChunk) -> float:

@@ -168,9 +168,9 @@ class StoreShards(ShardSource):
         return self._walk("", self._entries(""), self.layer.format.key(0).count("/"), [] if faults is None else faults)
 
     def listed(self, parent: str) -> dict[str, Stat | None]:
-        """Return all objects in a directory by name, none if it does not exist. None if a listing has no attributes.
+        """Return the attributes of all objects in a directory by name; None where the store lists names only.
 
-        `parent` is relative to the directory of the collection.
+        Empty if there is no such directory. `parent` is relative to the directory of the collection.
         """
         where = f"{self._prefix}{parent}".rstrip("/")
         return {e.name: e.stat for e in self._store.scan(where) if not e.directory}

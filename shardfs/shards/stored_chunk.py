@@ -26,7 +26,10 @@ class StoredChunk(NamedTuple):
     expires: float = math.inf
 
     def range(self, part: ByteRange | None = None) -> ByteRange:
-        """Return the range of a part of the chunk; without `part`, of the chunk and its checksum."""
+        """Return the range in `blob` of a part of the chunk; without `part`, of the chunk and its checksum.
+
+        `part` is relative to the beginning of the chunk, and is clipped to the chunk.
+        """
         end = self.start + self.size
         if part is not None:
             return ByteRange(min(self.start + part.start, end), min(self.start + part.stop, end))

@@ -86,6 +86,7 @@ class Carray(NamedTuple):
 
     @property
     def chunks(self) -> int:
+        """The number of chunks."""
         return ceil_div(self.shape[0], self.chunklen)
 
 
@@ -166,7 +167,10 @@ def described(array: Carray, frame: Literal["none", "bcolz"], attributes: Mappin
 
 
 def open_carray(path: str, sizes: Mapping[str, Any], storage: Mapping[str, Any], attributes: bytes | None) -> Dataset:
-    """The dataset of a bcolz 1.x array, which already has a file for each chunk."""
+    """The dataset of a bcolz 1.x array, which already has a file for each chunk.
+
+    It is `indescribable`, with the reason, if its documents are not those of such an array.
+    """
     dataset = Dataset("bcolz", closed=True, format_names=FORM)
     try:
         shape = integers(sizes["shape"], "shape", 0)

@@ -64,7 +64,10 @@ def parse_yaml(raw: bytes) -> Any:
 
 
 def integers(value: Any, name: str, minimum: int) -> Coords:
-    """The integers in a list, a single integer, or text such as `(30, 20)`, which YAML makes of a Python tuple."""
+    """The integers in a list, a single integer, or text such as `(30, 20)`, which YAML makes of a Python tuple.
+
+    Raise ValueError, with the reason, for anything else, and for integers below `minimum`.
+    """
     if isinstance(value, str) and re.fullmatch(r"\(\s*\d{1,20}\s*(,\s*\d{1,20}\s*)*,?\s*\)", value):
         value = [int(n) for n in re.findall(r"\d+", value)]
     if isinstance(value, int):

@@ -25,7 +25,10 @@ MAX_RANK = 64
 
 
 def open_whole(describe: Describe, path: str, info: dict[str, Any]) -> Dataset:
-    """The dataset of a directory whose only part is the whole info document."""
+    """The dataset of a directory whose only part is the whole info document.
+
+    Raise CorruptShardError as `Parts.dataset`.
+    """
     parts = Parts(path)
     return parts.dataset(parts.unshard(info, "", describe), closed=True)
 

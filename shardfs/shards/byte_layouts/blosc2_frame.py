@@ -49,7 +49,15 @@ MAX_TRAILER = 16 << 20
 
 
 class FrameHeader(NamedTuple):
-    """The header. Sizes are in bytes; `nbytes` and `cbytes` are those of all data, decoded and as stored."""
+    """The header. Sizes are in bytes.
+
+    Args:
+        length: of the header itself.
+        frame_length: of the whole frame: header, chunks, table of offsets and trailer.
+        nbytes, cbytes: of all data, decoded and as stored.
+        typesize: of an element.
+        chunk_bytes: of a decoded chunk; 0 if chunks differ in size.
+    """
 
     length: int
     frame_length: int
@@ -94,7 +102,13 @@ def read_head(blob: Blob) -> bytes:
 
 
 class Frame:
-    """A contiguous frame without its chunks. The methods raise ValueError, with the reason, if the frame is invalid."""
+    """A contiguous frame without its chunks. All methods raise ValueError, with the reason, if the frame is invalid.
+
+    Attributes:
+        head, trailer: the bytes before the chunks, and those after the table of offsets.
+        offsets: (n,) the start of each chunk, counted from the end of the header; negative for a chunk of a special
+            value, which has no bytes.
+    """
 
     def __init__(self, blob: Blob, head: bytes | None = None) -> None:
         """`head` is the result of `read_head`, if the caller has it already."""
@@ -143,14 +157,14 @@ class Frame:
     # ---- rewriting ----
 
     def kept(self) -> tuple[Sizes, Plan]:
-        """Return the offsets, and the plan of the bytes behind the header: all remain, also the table and trailer.
+        """Return new offsets (n,) and a plan that keeps all bytes behind the header, also the table and trailer.
 
         New chunks follow, so that a reader with the old table still finds the old chunks.
         """
         return self.offsets.copy(), [ByteRange(self.header.length, self.header.frame_length)]
 
     def packed(self, index: ShardIndex) -> tuple[Sizes, Plan]:
-        """Return the offsets and the plan of the chunks that remain, without the bytes between them."""
+        """Return new offsets (n,) and the plan of the chunks in `index`, without the bytes between them."""
         offsets = self.offsets.copy()
         slots, starts, sizes = index.columns()
         offsets[slots] = np.cumsum(sizes) - sizes
@@ -167,7 +181,7 @@ class Frame:
             raise UnsupportedError(f"chunk {slot} would have {decoded} bytes when decoded, and should have {wanted}")
 
     def head_of(self, chunks: int, table: int) -> bytes:
-        """Return the header of a frame with this many bytes of chunks, and with a table of offsets of `table` bytes."""
+        """Return the header of a frame with so many bytes of chunks, and with a table of offsets of `table` bytes."""
         head = bytearray(self.head)
         struct.pack_into(">Q", head, FRAME_LENGTH, len(head) + chunks + table + len(self.trailer))
         struct.pack_into(">q", head, CHUNK_BYTES, chunks)

@@ -96,7 +96,7 @@ class ShardedAxis:
         return len(self.bounds) - 1 if self.bounds else ceil_div(self.chunks, self.per_shard)
 
     def split(self, c: U64) -> tuple[U64, U64]:
-        """Return the numbers of the shards of chunks (n), and the numbers of the chunks inside of their shards."""
+        """Return for chunks (n,) the numbers (n,) of their shards, and the numbers (n,) of the chunks in these."""
         if not self.bounds:
             per = np.uint64(self.per_shard)
             return c // per, c % per
@@ -124,7 +124,7 @@ class ShardedAxis:
 
 
 def sharding_of(layers: Sequence[Layer]) -> str:
-    """Describe layers of `ShardingIndexed`, outermost first, for `info`."""
+    """Return a line for `info` about layers of `ShardingIndexed`, given outermost first."""
     outer = layers[0]
     location = outer.format.index.location if isinstance(outer.format, ShardingIndexed) else ""
     words = [f"sharding_indexed, index at {location}"]

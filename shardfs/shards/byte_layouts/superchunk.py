@@ -161,7 +161,7 @@ class Beginning:
         return min(MAX_BLOSC_CHUNKS, self.size // BLOSC_HEADER)
 
     def index(self, limit: int = MAX_BLOSC_CHUNKS) -> ShardIndex:
-        """Return the index of all chunks; chunks that cannot be found are broken.
+        """Return the index of all chunks; chunks that cannot be found are broken. Reads the header of each chunk.
 
         Raise ValueError for more than `limit` chunks.
         """
