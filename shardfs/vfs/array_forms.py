@@ -26,7 +26,7 @@ class Forms:
     """Compares arrays with their documents in the source. Thread-safe.
 
     Args:
-        read: returns the dataset that the documents in a directory describe now.
+        read: returns the dataset that the documents in a directory describe now, given what the directory inherits.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class Forms:
     def now(self, tree: ChunkDirs) -> str | None:
         """Return the present `Collection.form` of the array of a tree; None if no document describes the array now.
 
-        An array whose documents this mount has removed keeps its form until there are others. Read the documents, and
-        look for others if they have changed. Raise OSError or CorruptShardError if they cannot be read.
+        An array whose documents this mount has removed keeps its form until there are others. Costs one read of the
+        documents, and a look for others if they have changed. Raise OSError or CorruptShardError if they cannot be
+        read.
         """
         while (description := tree.description) is not None and not self._is_stored(description):
             dataset = self._read(description.directory, Inherited(scope=description.scope))
@@ -63,9 +64,9 @@ class Forms:
         return tree.collection.form
 
     def is_changed(self, tree: ChunkDirs) -> bool:
-        """Return whether documents say something else about the chunks of a tree than its layout may show.
+        """Return whether documents give the array of a tree another form, or another fill value, than the tree shows.
 
-        This is another form or fill value.
+        Raise the errors of `now`.
         """
         form, before = self.now(tree), tree.collection.description
         fill_values = {repr(d.fill_value) for d in (before, tree.description) if d is not None}
@@ -92,5 +93,5 @@ class Forms:
 
 
 def hashes_of(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return a digest of each document."""
+    """Return a 16-byte digest of each document, by the same paths."""
     return {path: hashlib.blake2b(raw, digest_size=16).digest() for path, raw in documents.items()}

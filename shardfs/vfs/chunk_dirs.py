@@ -44,7 +44,7 @@ class _Row(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A chunk of a sharded collection."""
+    """A chunk of a sharded collection, stored or not, by its grid coordinates."""
 
     tree: ChunkDirs
     coords: Coords
@@ -68,7 +68,10 @@ class NameMeaning(NamedTuple):
 
 
 def not_a_chunk(name: str, looks_like_one: bool, other: NameKind) -> NameMeaning:
-    """Return the kind of a name that is no chunk in a directory of chunks; `other` is that of ordinary files."""
+    """Return the kind of a name that is no chunk in a directory of chunks; `other` is that of ordinary files.
+
+    A name that looks like a chunk's, such as one outside of the grid, is an orphan.
+    """
     if looks_like_one:
         return NameMeaning(NameKind.ORPHAN)
     return NameMeaning(NameKind.SCRATCH if is_scratch(name) else other)
@@ -134,7 +137,8 @@ class ChunkDirs:
     def lookup(self, parent: int | None, name: bytes) -> Attributes | None:
         """Return the child of a directory (None: the dataset's); None if the collection has no such name.
 
-        Raise FileNotFoundError for a chunk that does not exist, and NotADirectoryError if `parent` is a chunk.
+        Raise FileNotFoundError for a chunk that does not exist, NotADirectoryError if `parent` is a chunk, and the
+        errors of `ChunkStore.attributes`.
         """
         row = self._rows.get(parent)
         if row is not None:
@@ -170,7 +174,7 @@ class ChunkDirs:
     def find(self, names: Sequence[bytes]) -> Attributes | None:
         """Return a directory or chunk by its path below the dataset's directory; None if the path names neither.
 
-        Raise FileNotFoundError for a chunk that does not exist, and NotADirectoryError if a parent is a chunk.
+        Raise the errors of `lookup`.
         """
         if self.root is not None:
             if not names or names[0] != self._names.prefix:
@@ -199,8 +203,8 @@ class ChunkDirs:
     def small_listing(self, directory: int, limit: int) -> list[EntryRow] | None:
         """Return the entries of a directory with at most `limit` places; None if the collection must be scanned for it.
 
-        These are all subdirectories, also empty ones, or the stored chunks. The size of a damaged one is -1. Files that
-        are no chunks are left out.
+        The entries are all subdirectories, also empty ones, or the stored chunks, ascending. The size of a damaged
+        chunk is -1. Stored files that are no chunks are not among them.
         """
         place = self.numbers.position(directory)
         level = place.level
@@ -223,7 +227,10 @@ class ChunkDirs:
     # ---- attributes and bytes ----
 
     def attributes(self, number: int) -> Attributes:
-        """Return the attributes of a directory or a chunk. Raise FileNotFoundError for a chunk that does not exist."""
+        """Return the attributes of a directory or a chunk of this collection.
+
+        Raise FileNotFoundError for a chunk that does not exist, and the errors of `ChunkStore.attributes`.
+        """
         position = number - self.first - self.directories
         if position < 0:
             return Attributes(number, True, 0, self.mtime_ns)
@@ -235,24 +242,28 @@ class ChunkDirs:
         return self._in_row(row, value)
 
     def chunk_attributes(self, number: int, coords: Coords) -> Attributes:
-        """Return the attributes of the chunk at these coordinates with this inode number."""
+        """Return the attributes of the chunk at these coordinates with this inode number. Raise as `attributes`."""
         return self.chunks.attributes(number, coords, self.chunks.layer.locate(coords))
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of a chunk; fewer than `size` only at its end."""
+        """Return `size` bytes of a chunk from `offset` on; fewer only at its end.
+
+        Raise FileNotFoundError for a chunk that does not exist, IsADirectoryError for a directory, and the errors of
+        `ChunkStore.read`.
+        """
         if number - self.first < self.directories:
             path = self.directory_path(self.numbers.position(number), is_shown=True)
             raise IsADirectoryError(errno.EISDIR, "is a directory of chunks", path)
         return self.chunks.read(number, self.numbers.coords(number), offset, size)
 
     def read_chunk(self, coords: Coords, offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of the chunk at these coordinates; fewer than `size` only at its end."""
+        """Return `size` bytes, from `offset` on, of the chunk at these coordinates. Return and raise as `read`."""
         return self.chunks.read(self.numbers.of_chunk(self.path, coords), coords, offset, size)
 
     # ---- kinds of names ----
 
     def classify_name(self, directory: int, name: bytes) -> NameMeaning:
-        """Return the kind of a name in a directory of chunks."""
+        """Return the kind of a name in a directory of chunks, given by its inode number. The name need not exist."""
         place, text = self.numbers.position(directory), os.fsdecode(name)
         other = NameKind.FIXED if self.is_moved else NameKind.PLAIN
         return self.classify_child(directory, name) or not_a_chunk(text, self.reserved(place.level, text), other)
@@ -282,7 +293,10 @@ class ChunkDirs:
         return NameMeaning(NameKind.COMPRESSED) if whole is not None and whole.target is not None else None
 
     def reserved(self, level: int, name: str) -> bool:
-        """Return whether a stored name in a directory of chunks is a shard or looks like a chunk name."""
+        """Return whether a stored name in a directory of chunks is a shard or looks like a chunk name.
+
+        `level` is the number of components between the collection's top directory and the directory.
+        """
         if self._names.reserved(level, os.fsencode(name)):
             return True
         layer = self.collection.layers[0]
@@ -312,7 +326,7 @@ class ChunkDirs:
         return self.chunk_paths(np.array([coords], np.uint64).reshape(1, -1))[0]
 
     def chunk_paths(self, coords: U64) -> list[str]:
-        """Return the shown paths of chunks (n, d)."""
+        """Return the shown paths of chunks (n, d), in this order."""
         if isinstance(self._names, IdNames):  # ids above `SMALL_IDS` have no values
             levels = [self._names.names(coords)]
         else:
@@ -342,7 +356,10 @@ class ChunkDirs:
             tree.shards.outermost.source.allow_missing(first)
 
     def resized(self, hooks: KernelHooks, coords: U64, sizes: Sizes) -> None:
-        """Invalidate the bytes of chunks of at most these sizes, and what the kernel knows, after they were resized."""
+        """Invalidate cached bytes of chunks (n, d) that were resized, and what the kernel knows of these chunks.
+
+        `sizes`: for each chunk the larger one of its sizes before and after.
+        """
         numbers = self.numbers.of_chunks(self.path, coords)
         for number, size in zip(numbers.tolist(), sizes.tolist(), strict=True) if self.chunks.is_cached else ():
             self.chunks.invalidate(number, size)
@@ -352,7 +369,10 @@ class ChunkDirs:
             hooks.resized(numbers)
 
     def found_clipped(self, hooks: KernelHooks, positions: set[tuple[int, int]]) -> None:
-        """Invalidate what the kernel knows of chunks at these positions, after a block has shown that it is clipped."""
+        """Invalidate what the kernel knows of the chunks at these positions, because one of their blocks is clipped.
+
+        A position is an axis of the array and the number of a chunk along it.
+        """
         for coords in note_clipped(self.collection, positions):
             numbers = self.numbers.of_chunks(self.path, coords)
             hooks.resized(numbers)

@@ -28,7 +28,10 @@ as fast, while `ls -l` takes five times as long.
 
 
 class ChunkListing:
-    """Lists the directories of a collection in batches. `mtime_ns` is the time of subdirectories and filled chunks."""
+    """Lists the directories of a collection in batches.
+
+    `mtime_ns` is the modification time of subdirectories and of chunks that are shown but not stored.
+    """
 
     def __init__(self, numbers: ChunkNumbers, chunks: ChunkStore, mtime_ns: int) -> None:
         self._numbers = numbers
@@ -38,7 +41,10 @@ class ChunkListing:
         self._mtime_ns = mtime_ns
 
     def scan(self, place: TreePosition, cookie: int) -> Iterator[Batch]:
-        """Yield the entries of a directory that follow `cookie`."""
+        """Yield the entries of a directory that follow `cookie`, ascending. Cookies are below `REST`.
+
+        Raise CorruptShardError as `ChunkLayer.scan`, after the entries that could be read.
+        """
         if place.level + 1 < self._numbers.depth:
             return self._scan_directories(place, cookie)
         # In rows, the chunks of missing shards are listed, too.

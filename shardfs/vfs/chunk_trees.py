@@ -83,7 +83,16 @@ class ChunkTrees:
         return tree
 
     def open(self, path: str, shown_path: str, placed: CollectionAt, mtime_ns: int) -> ChunkDirs:
-        """Return the tree of the collection in a directory, which is shown as `shown_path`."""
+        """Return the tree of the collection in a directory, which is shown as `shown_path`.
+
+        It replaces the tree of another collection that was in this directory: the kernel then looks up the names there
+        again. Raise CorruptShardError if the grid has more than `MAX_NODES` nodes; OSError (EOVERFLOW) if no inode
+        numbers are left.
+
+        Args:
+            path: the directory in the store.
+            mtime_ns: the modification time that directories of chunks get.
+        """
         collection = placed.collection
         _, chunk_cache, ttl_s = self._caches
         with self._lock:
@@ -94,10 +103,10 @@ class ChunkTrees:
                 self._detached.pop(path, None)
                 return former
             numbers = self._reserve(path, collection, is_first=former is None)
-            chunks = open_chunks(self._store, placed.shards, shown_path, collection, *self._caches, mtime_ns)
+            chunks = open_chunks(self._store, placed.directory, shown_path, collection, *self._caches, mtime_ns)
             tree = ChunkDirs(
                 shown_path, collection, chunks, chunk_cache, numbers, mtime_ns, ttl_s,
-                stored_path=path, is_moved=shown_path != placed.shards,
+                stored_path=path, is_moved=shown_path != placed.directory,
             )  # fmt: skip
             chunks.layer.on_resize = partial(tree.resized, self.hooks)
             chunks.on_clipped = partial(tree.found_clipped, self.hooks)
@@ -108,7 +117,7 @@ class ChunkTrees:
             if former is not None:
                 self._replace(former, tree)
                 if former.is_frozen:
-                    self._store.reopen_below(placed.shards)
+                    self._store.reopen_below(placed.directory)
         if former is not None:
             self.hooks.names_changed(*_changed(shown_path, former.collection.names, collection.names))
         return tree
@@ -165,7 +174,10 @@ class ChunkTrees:
                     tree.description = tree.description.without(document)
 
     def describe(self, tree: ChunkDirs, before: Description, present: Collection) -> bool:
-        """Note the documents that describe a tree now. Return False if others were noted since `before`."""
+        """Note the documents of `present` as those that describe a tree.
+
+        Return False if others were noted since `before`.
+        """
         with self._lock:
             is_latest = tree.description is before
             if is_latest:
@@ -186,7 +198,7 @@ class ChunkTrees:
         return [tree.path for tree in detached.values()]
 
     def move(self, old: str, new: str) -> None:
-        """Update the paths of all trees in a directory that was renamed."""
+        """Update the paths of all trees in a directory of the store that was renamed from `old` to `new`."""
         with self._lock:
             for tree in self._trees:
                 if is_in(tree.stored_path, old):

@@ -21,7 +21,7 @@ BATCH = 1 << 16
 
 
 def edges(array: Array) -> set[tuple[int, int]]:
-    """Return axes, and the positions on them of the chunks that end with the array."""
+    """Return where chunks are cut by the end of the array: an axis, and the number of the chunk along this axis."""
     return {(axis, n // c) for axis, (n, c) in enumerate(zip(array.shape, array.chunk, strict=True)) if n % c}
 
 
@@ -32,7 +32,11 @@ def note_edges(old: Collection, new: Collection) -> None:
 
 
 def note_clipped(collection: Collection, positions: set[tuple[int, int]]) -> Iterator[U64]:
-    """Make the transform of an array expect clipped chunks at these positions. Yield their coordinates (n, d)."""
+    """Make the transform of an array expect clipped chunks at these positions, as in `edges`.
+
+    Yield the grid coordinates (n, d) of these chunks, at most `BATCH` at a time. Nothing happens before the first is
+    taken.
+    """
     if isinstance(collection.transform, Transcoder) and collection.array is not None:
         collection.transform.clipped |= positions
         yield from _chunks_at(positions, collection.array)

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class CollectionShards:
-    """The shards of a collection and its stored chunks.
+    """The shards of a collection and its stored chunks. Coordinates are those of the innermost layer's grid.
 
     Args:
         path: the path of the collection, for messages.
         first: the first inode number of the collection, which distinguishes it in the cache.
+        ttl_s: seconds for which answers of the store are cached.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class CollectionShards:
         return self.layers[0]
 
     def number_of(self, coords: Coords) -> int:
-        """Return the number of the outermost shard of a chunk."""
+        """Return the number of the outermost shard to which a chunk belongs, stored or not."""
         shard = self._chunks.layer.shard_of(coords)
         for outer in self.layers[-2::-1]:
             shard = outer.shard_of(unravel(shard, outer.format.grid))
@@ -91,7 +92,10 @@ class CollectionShards:
         return not self.outermost.source.exists()
 
     def usage(self) -> tuple[int, int]:
-        """Return the live and the dead bytes of all shards. Reads every index."""
+        """Return the live and the dead bytes of all shards, without damaged shards. Reads every index.
+
+        Live bytes are those of chunks, dead ones those to which no index entry refers.
+        """
         live = dead = 0
         for shard in self.outermost.existing_shards().tolist():
             with suppress(OSError, ValueError, CorruptShardError):  # `verify` reports damaged shards
@@ -103,7 +107,10 @@ class CollectionShards:
     # ---- stored chunks ----
 
     def stored_in(self, shards: U64) -> Iterator[ChunkBatch]:
-        """Yield all chunks in these outermost shards, ascending. Raise CorruptShardError like `ChunkLayer.scan`."""
+        """Yield all stored chunks in these outermost shards, shard by shard.
+
+        Raise CorruptShardError as `ChunkLayer.scan`.
+        """
         for outer in self.layers[:-1]:
             inner = [np.empty(0, np.uint64)]
             for batch in outer.scan(0, shards):
@@ -114,11 +121,17 @@ class CollectionShards:
         yield from self._chunks.layer.scan(0, shards)
 
     def has(self, coords: Coords) -> bool:
-        """Return whether a chunk is stored. Both files of a chunk are stored together."""
+        """Return whether a chunk is stored. Both files of a chunk (`Lead`) count as stored if the chunk is.
+
+        Raise OSError or CorruptShardError if the index cannot be read.
+        """
         return self._stored(coords) is not None
 
     def stored_chunk(self, coords: Coords) -> SliceBlob | None:
-        """Return the stored bytes of a chunk, like `StoredShard.stored_chunks`; None if absent."""
+        """Return the bytes of a chunk, still in the chunk codecs; None if it is absent, or an empty second file.
+
+        Raise OSError or CorruptShardError if the index cannot be read.
+        """
         chunk = self._stored(coords)
         if chunk is not None and self._collection.lead is not None and coords[-1] == 1:
             chunk = self._second_file(coords)
@@ -134,7 +147,10 @@ class CollectionShards:
         return None
 
     def locate(self, coords: Coords) -> Located | None:
-        """Return the location of a chunk; None if the chunk is filled. Raise FileNotFoundError if it does not exist."""
+        """Return the location of a chunk; None if the chunk is not stored but shown anyway (`Collection.filler`).
+
+        Raise FileNotFoundError if it does not exist, and OSError or CorruptShardError if the index cannot be read.
+        """
         chunk, transform = self._chunks.layer.stored(coords), self._collection.transform_of(coords)
         if chunk is None:
             if self._collection.filler is not None:

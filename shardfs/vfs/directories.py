@@ -54,7 +54,10 @@ class StoreDirectories:
         self._changes = 0  # counts the calls of `generated`
 
     def content(self, number: int) -> Content:
-        """Return the content of the directory with this inode number."""
+        """Return the content of the directory with this inode number.
+
+        Raise as `NodeTable.directory` and `Datasets.open`.
+        """
         return self._datasets.open(self._nodes.directory(number))
 
     def stored_path(self, number: int) -> str | None:
@@ -78,8 +81,8 @@ class StoreDirectories:
     ) -> Attributes:
         """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError.
 
-        A rewritten document that was read more than `age_s` seconds ago is read again. If it has changed, it gets
-        another inode number. `anew`: read it again in any case, and keep the number.
+        A rewritten document whose stored bytes were read more than `age_s` seconds ago is read again. If it has
+        changed, it gets another inode number. `anew`: read it again in any case, and keep the number.
         """
         content = self._datasets.open(directory)
         name = os.fsdecode(raw)
@@ -173,7 +176,10 @@ class StoreDirectories:
         return self._files.known(path, entry, inherited)
 
     def renew(self, directory: DirectoryNode, child: Node, name: str) -> None:
-        """Read what is known about a child of a directory again."""
+        """Read a child of a directory again after documents have changed: a document, or what a directory inherits.
+
+        Raise the errors of `lookup`. The children of a directory are not read.
+        """
         if isinstance(child, DirectoryNode):
             child.inherited = self._datasets.open(directory).inherited(name)
         elif isinstance(child, DocumentNode) and child.outdated:
@@ -184,7 +190,10 @@ class StoreDirectories:
     # ---- listings ----
 
     def scan(self, directory: DirectoryNode) -> Iterator[tuple[str, Attributes]]:
-        """Yield the entries of a directory that are not chunks; the size is -1 where it would cost a request."""
+        """Yield names and attributes of entries that are no chunks; the size is -1 where it would cost a request.
+
+        Raise OSError if the store cannot list the directory.
+        """
         content = self._datasets.open(directory)
         chunks = content.chunks
         for name, raw in content.documents.items():
@@ -230,7 +239,7 @@ class StoreDirectories:
             return NameMeaning(NameKind.DOCUMENT)
         chunks, path = content.chunks, self._nodes.directory(number).child_path(text)
         placed = [item for _, item in content.below.get(text, ()) if isinstance(item, CollectionAt)]
-        if text in content.below and (other is NameKind.FIXED or any(not is_in(c.shards, path) for c in placed)):
+        if text in content.below and (other is NameKind.FIXED or any(not is_in(c.directory, path) for c in placed)):
             return NameMeaning(NameKind.DIRECTORY)
         if chunks is None:
             return NameMeaning(NameKind.SCRATCH if content.documents and is_scratch(text) else other)
@@ -302,7 +311,7 @@ class StoreDirectories:
         directory = self._nodes.directory(number)
         below, path = self._datasets.open(directory).below.get(name), directory.child_path(name)
         placed = [item for _, item in below or () if item is not None]
-        if below is None or not all(isinstance(item, CollectionAt) and is_in(item.shards, path) for item in placed):
+        if below is None or not all(isinstance(item, CollectionAt) and is_in(item.directory, path) for item in placed):
             return False
         if self._store.remote and placed:  # a remote store has no directories
             chunks = self.content(self.lookup(directory, os.fsencode(name)).number).chunks
@@ -318,9 +327,10 @@ class StoreDirectories:
     # ---- directories below ----
 
     def walk(self, limit: int | None = None, start: DirectoryNode | None = None) -> Iterator[DirectoryNode]:
-        """Open and yield, breadth first, the directories that may hold datasets.
+        """Open and yield, breadth first, the directories at `start` (None: the root) and below that may hold datasets.
 
-        Damaged ones are reported and skipped.
+        At most `limit` directories. Damaged ones are reported and skipped. Raise OSError if the root itself cannot be
+        read.
         """
         level, count = [start or self.root], 0
         while level:
@@ -356,7 +366,7 @@ class StoreDirectories:
             yield directory, None
 
     def collections(self) -> Iterator[ChunkDirs]:
-        """Yield all sharded collections. Opens every directory that may hold one."""
+        """Yield all sharded collections, breadth first. Opens every directory that may hold one. Raise as `walk`."""
         for directory in self.walk():
             if directory.content is not None and directory.content.chunks is not None:
                 yield directory.content.chunks

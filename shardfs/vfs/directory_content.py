@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class CollectionAt(NamedTuple):
     """A collection and the directory of the store that contains its shards."""
 
     collection: Collection
-    shards: str
+    directory: str
 
 
 class ScopeAt(NamedTuple):
@@ -35,14 +35,14 @@ class ScopeAt(NamedTuple):
 
 
 class DocumentsRead(NamedTuple):
-    """The documents that were looked for in a directory, and digests of those that exist."""
+    """The names of documents that were looked for in a directory, and digests (`hashes_of`) of those that exist."""
 
     names: Sequence[str]
     digests: Mapping[str, bytes]
 
 
 class ChunkLevel(NamedTuple):
-    """A directory of chunks that are stored as files: their names, and the level of the names in this directory.
+    """A directory of chunks that are files of their own: their names, and the level of the names in this directory.
 
     The level is -1 in the directory of the array if all names have a prefix.
     """
@@ -57,8 +57,17 @@ class ChunkLevel(NamedTuple):
         return ChunkLevel(names, level + 1) if leads_on and level + 1 < len(names.dims) else None
 
 
-ItemBelow: TypeAlias = "tuple[tuple[str, ...], CollectionAt | bytes | Multiscale | None]"
-"""A collection, a document, an image of which an array is a level, or a directory (None), with its relative path."""
+class ItemBelow(NamedTuple):
+    """What documents of a directory say about a path in it or below.
+
+    Args:
+        parts: the components of the path, relative to the directory; () for the directory itself.
+        item: a collection that is shown there, a document with its bytes, the image of which an array there is a level,
+            or None: a directory that need not be stored.
+    """
+
+    parts: tuple[str, ...]
+    item: CollectionAt | bytes | Multiscale | None
 
 
 class Inherited(NamedTuple):
@@ -79,7 +88,7 @@ class Inherited(NamedTuple):
     cells: ChunkLevel | None = None
 
     def shown(self, path: str) -> str:
-        """Return the shown path of a path in the store."""
+        """Return the path on the mount of a path in the store."""
         above, instead = self.moved
         return "/".join(filter(None, [instead, path.removeprefix(above).lstrip("/")]))
 
@@ -111,16 +120,20 @@ NOTHING_SHOWN = ShownDataset()
 class Content:
     """The content of an opened directory.
 
-    `documents` replace stored files of the same name. `shards` are the formats of the shards in the directory whose
-    chunks are shown in another form. `passed` is what all subdirectories inherit. `reads` are the stored documents of
-    which the content was made, by directory.
+    Args:
+        chunks: the tree of the sharded collection in the directory; None without one.
+        documents: documents by name, shown in place of stored files of the same name.
+        below: what documents say about names in the directory. A name with an empty list is a dataset.
+        hidden_shards: byte layouts of shards in the directory whose chunks are shown in another one.
+        passed: what all subdirectories inherit.
+        reads: the stored documents of which the content was made, by directory.
     """
 
     shown_dataset: ShownDataset = NOTHING_SHOWN
     chunks: ChunkDirs | None = None
     documents: Mapping[str, bytes] = field(default_factory=dict)
     below: Mapping[str, Sequence[ItemBelow]] = field(default_factory=dict)
-    shards: tuple[ShardFormat, ...] = ()
+    hidden_shards: tuple[ShardFormat, ...] = ()
     passed: Inherited = NOTHING_INHERITED
     reads: Mapping[str, DocumentsRead] = field(default_factory=dict)
 
@@ -135,7 +148,7 @@ class Content:
             return False
         if self.shown_dataset.is_omitted or (self.dataset is not None and name in self.dataset.hidden):
             return True
-        return any(_leads_to_shard(format, name) for format in self.shards)
+        return any(_leads_to_shard(format, name) for format in self.hidden_shards)
 
     def shows(self, name: str) -> bool:
         """Return whether the dataset has a document at this path below the directory, stored or generated."""
@@ -155,7 +168,7 @@ class Content:
     def is_sharded(self) -> bool:
         """Whether chunks are shown in this directory or below, according to metadata. A name alone proves nothing."""
         return self.chunks is not None or any(
-            not items or any(isinstance(item, CollectionAt | bytes) for _, item in items)
+            not items or any(isinstance(below.item, CollectionAt | bytes) for below in items)
             for items in self.below.values()
         )
 

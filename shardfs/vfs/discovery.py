@@ -1,7 +1,16 @@
-"""Opens the directories of a source: what each one shows, from its own documents and from those of its parents.
+"""Opens the directories of a source: finds out what each one shows, and keeps that as its `Content`.
 
-`SourceDatasets` reads the documents, `ShownDatasets` converts their dataset for the chosen layout, and `ChunkTrees`
-gives each sharded collection a `ChunkDirs` tree with inode numbers.
+`Datasets.open` works in these steps:
+
+1. `ShownDatasets` reads the documents of the directory with `SourceDatasets`, and converts the dataset that they
+   describe for the chosen layout. The result is the directory's *own* dataset.
+2. A dataset says what is shown in its directory and below: collections, documents, names of further datasets
+   (`ItemBelow`). The items of the own dataset are added to those that datasets of the parents have for this directory
+   (`Inherited.below`). Items in subdirectories are passed on to these.
+3. A collection in the directory gets a `ChunkDirs` tree with inode numbers from `ChunkTrees`.
+
+Other programs may change documents meanwhile. If a renewal of the directory has begun since step 1 (`Renewals`), the
+result is thrown away, and all steps are repeated.
 """
 
 from __future__ import annotations
@@ -20,18 +29,18 @@ from shardfs.model.errors import CorruptShardError
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
 from shardfs.vfs.array_forms import Forms
 from shardfs.vfs.chunk_trees import ChunkTrees
-from shardfs.vfs.directory_content import ChunkLevel, CollectionAt, Content, ScopeAt
+from shardfs.vfs.directory_content import ChunkLevel, CollectionAt, Content, ItemBelow, ScopeAt
 from shardfs.vfs.renewals import OutdatedError, Renewals
 from shardfs.vfs.shown_datasets import ShownDatasets
 from shardfs.vfs.source_datasets import SourceDatasets, directory_mtime, joined, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardfs.formats.translate import Translation
     from shardfs.storage.cache import ByteLRU
     from shardfs.storage.store import Store
-    from shardfs.vfs.directory_content import DocumentsRead, Inherited, ItemBelow, ShownDataset
+    from shardfs.vfs.directory_content import DocumentsRead, Inherited, ShownDataset
     from shardfs.vfs.nodes import DirectoryNode
 
 log = logging.getLogger(__name__)
@@ -54,7 +63,7 @@ class KnownDamage:
             raise damage.with_traceback(None)
 
     def put(self, number: int, error: CorruptShardError, seconds: float) -> None:
-        """Raise this error for an inode number for some time."""
+        """Let `require_none` raise this error for an inode number, for so many seconds."""
         self._cache.get(("damage", number), lambda: (error, 1000, seconds))
 
     def invalidate(self, number: int) -> None:
@@ -103,9 +112,11 @@ class Datasets:
         self.problems: dict[Problem, None] = {}
 
     def open(self, directory: DirectoryNode) -> Content:
-        """Return the content of a directory, read at the first call only.
+        """Return the content of a directory, read at the first call and at the first one after each renewal.
 
-        Raise CorruptShardError if a metadata document is damaged. The error is cached for `DAMAGE_TTL_S` seconds.
+        Raise CorruptShardError if a metadata document is damaged: the error is cached for `DAMAGE_TTL_S` seconds. Raise
+        UnsupportedError if the layout cannot express the dataset, BusyError for an array in an unfinished job, and
+        OSError if the store fails.
         """
         while (content := directory.content) is None:
             self.damage.require_none(directory.number)
@@ -115,11 +126,20 @@ class Datasets:
         return content
 
     def _open(self, directory: DirectoryNode, since: int) -> None:
-        """Set the content of a directory. Raise OutdatedError if a renewal has begun after the number `since`."""
+        """Set the content of a directory, or cache the error if its documents are damaged.
+
+        Raise OutdatedError instead if metadata of the directory has changed since the renewal number `since`.
+        """
         directory.checked = monotonic()
         try:
             with self.source.noting() as reads:
-                self._set_content(directory, self.shown_datasets.open(directory), reads, since)
+                shown_dataset = self.shown_datasets.open(directory)
+                items = [*directory.inherited.below, *self._own_items(directory.inside, shown_dataset)]
+                content = self._content(directory, shown_dataset, items, reads)
+            collection = self._collection(directory.inside, items)
+            mtime_ns = 0 if collection is None else directory_mtime(self.store, directory.inside)
+            install = partial(self._install, directory, content, collection, mtime_ns)
+            self.renewals.keep(directory.path, since, install)
         except CorruptShardError as e:
             damage = partial(self.damage.put, directory.number, e, DAMAGE_TTL_S)
             self.renewals.keep(directory.path, since, damage)
@@ -143,59 +163,69 @@ class Datasets:
         """
         return None if self.layout is None else self.shown_datasets.translation(directory, self.open(directory).dataset)
 
-    def _set_content(
-        self, directory: DirectoryNode, shown_dataset: ShownDataset, reads: Mapping[str, DocumentsRead], since: int
-    ) -> None:
-        """Combine what a directory shows of its own dataset with what it inherits from its parents."""
+    def _content(
+        self,
+        directory: DirectoryNode,
+        shown_dataset: ShownDataset,
+        items: Sequence[ItemBelow],
+        reads: Mapping[str, DocumentsRead],
+    ) -> Content:
+        """Return the content of a directory, yet without the tree of its collection. Report problems of its dataset.
+
+        `items` are those of its own dataset and of its parents' datasets; `reads` are the documents read for it.
+        """
         path, dataset = directory.inside, shown_dataset.dataset or NOTHING_DESCRIBED
-        items = [*directory.inherited.below, *self._items(path, shown_dataset)]
-        documents, below = _by_name(items)
-        if not dataset.closed:
-            # Each member is a dataset for layouts: an empty list counts as shown data (`Content.is_sharded`). Natively,
-            # a member need not have shards, so None says that there may be only a directory.
-            for name in self.source.members(path, directory.inherited.scope):
-                below.setdefault(name, [((), None)] if self.layout is None else [])
-        collections = [item for parts, item in items if not parts and isinstance(item, CollectionAt)]
         for problem in dataset.problems:
             self.report(problem)
-        if len(collections) > 1:
-            self.report(Problem(path, "a second sharded collection in the same directory"))
-        placed = (item.collection for _, item in items if isinstance(item, CollectionAt) and item.shards == path)
-        content = Content(
+        documents, below = _by_name(items)
+        if not dataset.closed:
+            for name in self.source.members(path, directory.inherited.scope):
+                # In a layout, each member is a dataset: an empty list counts as shown data (`Content.is_sharded`).
+                # Natively, a member may be a directory without shards.
+                below.setdefault(name, [] if self.layout is not None else [ItemBelow((), None)])
+        stored_here = (
+            at.item.collection for at in items if isinstance(at.item, CollectionAt) and at.item.directory == path
+        )
+        return Content(
             shown_dataset,
             documents=documents,
             below=below,
-            shards=tuple(c.layers[0].format for c in placed if c.shards is not None),
+            hidden_shards=tuple(c.layers[0].format for c in stored_here if c.shards is not None),
             passed=_passed_on(path, directory.inherited, dataset),
             # Without a dataset, a search for datasets below may have read very many documents.
             reads={at: read for at, read in reads.items() if shown_dataset.dataset is not None or at == path},
         )
-        mtime_ns = directory_mtime(self.store, path) if collections else 0
-        install = partial(self._install, directory, content, next(iter(collections), None), mtime_ns)
-        self.renewals.keep(directory.path, since, install)
+
+    def _collection(self, path: str, items: Iterable[ItemBelow]) -> CollectionAt | None:
+        """Return the first collection shown in a directory itself; None without one. Report a second one."""
+        collections = [at.item for at in items if not at.parts and isinstance(at.item, CollectionAt)]
+        if len(collections) > 1:
+            self.report(Problem(path, "a second sharded collection in the same directory"))
+        return collections[0] if collections else None
 
     def _install(
         self, directory: DirectoryNode, content: Content, collection: CollectionAt | None, mtime_ns: int
     ) -> None:
+        """Set the content of a directory, with the tree of its collection. `Renewals.keep` calls this."""
         if collection is not None:
             chunks = self.trees.open(directory.inside, directory.shown, collection, mtime_ns)
             content = replace(content, chunks=chunks)
         directory.content = content
 
-    def _items(self, path: str, shown_dataset: ShownDataset) -> Iterator[ItemBelow]:
-        """Yield the collections, documents and images of a dataset with their paths relative to its directory."""
+    def _own_items(self, path: str, shown_dataset: ShownDataset) -> Iterator[ItemBelow]:
+        """Yield what a directory's own dataset shows there and below."""
         dataset = shown_dataset.dataset or NOTHING_DESCRIBED
         for c in dataset.collections:
-            yield parts_of(c.path), CollectionAt(c, joined(path, c.stored_at))
+            yield ItemBelow(parts_of(c.path), CollectionAt(c, joined(path, c.stored_at)))
         for name, raw in dataset.documents.items():
-            yield parts_of(name), raw
+            yield ItemBelow(parts_of(name), raw)
         for at, image in shown_dataset.images.items():
-            yield parts_of(at), image
+            yield ItemBelow(parts_of(at), image)
         if dataset.scope is not None and not self.store.blind:  # the store may not have this directory yet
-            yield parts_of(dataset.scope.data), None
+            yield ItemBelow(parts_of(dataset.scope.data), None)
         if self.store.blind:
             for name in (*dataset.named, *(c.path for c in dataset.unsharded)):
-                yield parts_of(name), None
+                yield ItemBelow(parts_of(name), None)
 
     def report(self, problem: Problem) -> None:
         """Record why a directory is not expanded, and log each problem once."""
@@ -205,7 +235,10 @@ class Datasets:
 
 
 def _by_name(items: Iterable[ItemBelow]) -> tuple[dict[str, bytes], dict[str, list[ItemBelow]]]:
-    """Return the documents in a directory by name, and by name what is in its subdirectories."""
+    """Return the documents in a directory by name, and by name what is in its subdirectories.
+
+    The paths of the latter are relative to the subdirectory.
+    """
     documents: dict[str, bytes] = {}
     below: dict[str, list[ItemBelow]] = {}
     for parts, item in items:
@@ -213,12 +246,15 @@ def _by_name(items: Iterable[ItemBelow]) -> tuple[dict[str, bytes], dict[str, li
             # a document from a parent directory describes the whole, so it takes precedence
             documents.setdefault(parts[0], item)
         elif parts:
-            below.setdefault(parts[0], []).append((parts[1:], item))
+            below.setdefault(parts[0], []).append(ItemBelow(parts[1:], item))
     return documents, below
 
 
 def _passed_on(path: str, inherited: Inherited, dataset: Dataset) -> Inherited:
-    """Return what the subdirectories of a directory inherit from it and from its parents."""
+    """Return what the subdirectories of a directory inherit from it and from its parents, apart from `below`.
+
+    `Content.inherited` adds that, for each subdirectory.
+    """
     inherited = inherited._replace(closed=inherited.closed or dataset.closed)
     if dataset.scope is not None:
         inherited = inherited._replace(scope=ScopeAt(dataset.scope, path))

@@ -30,7 +30,10 @@ def number_of(path: str) -> int:
 
 
 class TreePosition(NamedTuple):
-    """A node of the tree: `level` components deep, the `nth` of the nodes of its level."""
+    """A node of the tree: `level` components below the collection's top directory, the `nth` of the nodes of its level.
+
+    Nodes of a level are counted in C order of the values of their components (`ChunkNames`).
+    """
 
     level: int
     nth: int
@@ -82,7 +85,7 @@ class ChunkNumbers:
         return values + np.uint64(self.number(place, 0))
 
     def coords(self, number: int) -> Coords:
-        """Return the grid coordinates of a chunk."""
+        """Return the grid coordinates of the chunk with this inode number."""
         return self.names.coords(unravel(number - self.first - self.directories, self.dims))
 
     def coords_in(self, place: TreePosition, value: int) -> Coords:
@@ -94,7 +97,7 @@ class ChunkNumbers:
         return int(self.of_chunks(path, np.array([coords], np.uint64))[0])
 
     def of_chunks(self, path: str, coords: U64) -> U64:
-        """Return the inode numbers of chunks (n, d) of the collection at `path`."""
+        """Return the inode numbers (n,) of chunks (n, d) of the collection at `path`."""
         numbers = ravel_many(self.names.values(coords), self.dims) + np.uint64(self.first + self.directories)
         if isinstance(self.names, IdNames):
             large = coords[:, 0] >= SMALL_IDS
@@ -102,9 +105,9 @@ class ChunkNumbers:
         return numbers
 
     def of_ids(self, path: str, coords: U64) -> U64:
-        """Return the inode numbers of chunks (n, d) of the collection at `path`, whose first coordinate is an id.
+        """Return inode numbers (n,) below `TABLE_END` of chunks (n, d) of the collection at `path`, addressed by ids.
 
-        The numbers are splitmix64 hashes.
+        The first coordinate is the id. The numbers are splitmix64 hashes, so two ids may collide.
         """
         x = coords[:, 0] + np.uint64(number_of(path)) + np.uint64(self._salt)
         for axis in range(1, coords.shape[1]):

@@ -28,7 +28,10 @@ RECENT_NODES = 65_536
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A file or directory of the store. `lookups` is the kernel's lookup count."""
+    """A file or directory of the store, at `path` in the store.
+
+    `lookups` counts references of the kernel and of handles.
+    """
 
     number: int
     path: str
@@ -101,7 +104,7 @@ class DirectoryNode(Node):
 
 
 class NodeTable:
-    """Nodes by inode number.
+    """Nodes by inode number. Thread-safe.
 
     A node is kept while the kernel or a handle refers to it. Of the other nodes, the last `RECENT_NODES` are kept.
     """
@@ -142,12 +145,12 @@ class NodeTable:
         return nodes
 
     def known(self, path: str) -> Node | None:
-        """Return the node of a path; None if there is none."""
+        """Return the node of a path in the store; None if there is none (any more)."""
         node = self._nodes.get(self._number(path))
         return node if node is not None and node.path == path else None
 
     def directory_at(self, shown_path: str) -> DirectoryNode | None:
-        """Return the directory shown at this path; None if it is not known."""
+        """Return the directory shown at this path; None if it, or a directory above it, is not known."""
         node: Node | None = self.root
         for name in shown_path.split("/") if shown_path else ():
             node = self.known(node.child_path(name)) if isinstance(node, DirectoryNode) else None

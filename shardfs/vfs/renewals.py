@@ -34,9 +34,10 @@ class Renewals:
             self._paths.append((self.count, path))
 
     def keep(self, path: str, since: int, install: Callable[[], None]) -> None:
-        """Call `install`, unless metadata of `path` has changed since `count` had the value `since`.
+        """Call `install`, or raise OutdatedError if metadata of `path` has changed since `count` was `since`.
 
-        Raise OutdatedError then. A renewal that begins meanwhile waits.
+        The lock is held meanwhile, so a renewal that begins waits. `install` must not call this object. Its errors are
+        passed on.
         """
         with self._lock:
             if self.count - since > REMEMBERED or any(n > since and is_in(path, at) for n, at in self._paths):

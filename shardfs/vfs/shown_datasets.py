@@ -40,7 +40,8 @@ class ShownDatasets:
     def open(self, directory: DirectoryNode) -> ShownDataset:
         """Return what a directory shows of its own dataset, apart from what it inherits from its parents.
 
-        Raise UnsupportedError if the view cannot express the dataset, unless it may be omitted.
+        In a layout, a directory with a scope shows the scope's data directory from then on. Raise UnsupportedError if
+        the view cannot express the dataset, unless it may be omitted, and the errors of `SourceDatasets.dataset`.
         """
         is_array = any(not parts and isinstance(item, CollectionAt) for parts, item in directory.inherited.below)
         if directory.inherited.closed or (is_array and self.view is None):
@@ -117,7 +118,8 @@ class ShownDatasets:
     def translation(self, directory: DirectoryNode, viewed: Dataset | None) -> Translation | None:
         """Return how the documents that the view shows for a directory become documents of the source.
 
-        None if the view shows the stored documents unchanged. `viewed` is the dataset that the view shows.
+        None if the view shows the stored documents unchanged. `viewed` is the dataset that the view shows, None without
+        one.
         """
         view, dataset = self.view, self._stored(directory)
         if view is None or (dataset is not None and dataset.format == view.name):

@@ -73,7 +73,10 @@ class SourceDatasets:
     # ---- documents ----
 
     def documents(self, path: str) -> Mapping[str, bytes]:
-        """Return the stored metadata documents of a directory by name."""
+        """Return the stored metadata documents of a directory by name; empty if there is no such directory.
+
+        Raise OSError.
+        """
         return self._drafts[path] if path in self._drafts else self._read(path, self.document_names)
 
     def _read(self, path: str, names: Sequence[str]) -> dict[str, bytes]:
@@ -84,7 +87,10 @@ class SourceDatasets:
 
     @contextmanager
     def noting(self) -> Iterator[Mapping[str, DocumentsRead]]:
-        """Note the documents that this thread reads, by directory, until the block ends."""
+        """Give the block a mapping in which the documents that this thread reads meanwhile are noted, by directory.
+
+        Blocks of one thread must not be nested.
+        """
         self._thread.reads = {}
         try:
             yield self._thread.reads
@@ -96,7 +102,7 @@ class SourceDatasets:
         return monotonic() - read_at >= max(age_s, REMOTE_DOCUMENTS_S if self.store.remote else 0)
 
     def have_changed(self, reads: Mapping[str, DocumentsRead]) -> bool:
-        """Return whether the source has other documents now. False if it cannot be read.
+        """Return whether the source has other documents now than `reads`, by directory. False if it cannot be read.
 
         In a remote store, only documents that existed are asked for, if there were any.
         """
@@ -126,7 +132,7 @@ class SourceDatasets:
         Raise CorruptShardError if a document is damaged, and BusyError as `require_no_job` does.
         """
         documents, home, scope = self.documents(path), path, inherited.scope
-        dataset = next((d for f in self.formats if (d := f.open(path, documents)) is not None), None)
+        dataset = next(self._described(path, documents), None)
         if dataset is None and scope is not None:
             documents, home = self._of_scope(path, scope), scope.path
             dataset = scope.scope.open(path, scope.relative(path), documents)
@@ -140,6 +146,16 @@ class SourceDatasets:
         )
         return replace(dataset, collections=self._in_codec(collections), unsharded=self._in_codec(dataset.unsharded))
 
+    def own_datasets(self, path: str) -> Iterator[Dataset]:
+        """Yield what each format takes a directory's own documents for, in the order of `formats`.
+
+        The mount shows the first of these datasets. Raise CorruptShardError if a document is damaged, and OSError.
+        """
+        yield from self._described(path, self.documents(path))
+
+    def _described(self, path: str, documents: Mapping[str, bytes]) -> Iterator[Dataset]:
+        return (dataset for f in self.formats if (dataset := f.open(path, documents)) is not None)
+
     def _in_codec(self, collections: Iterable[Collection]) -> tuple[Collection, ...]:
         """Return collections that layouts have to show in the chosen codec."""
         if self.codec is None:
@@ -147,7 +163,7 @@ class SourceDatasets:
         return tuple(replace(c, array=c.array and replace(c.array, codec=self.codec)) for c in collections)
 
     def format_of(self, name: str) -> Format:
-        """Return the format whose datasets have this `Dataset.format`."""
+        """Return the format whose datasets have this `Dataset.format`, which must be one of `formats`."""
         return next(f for f in self.formats if name in f.dataset_formats)
 
     def require_no_job(self, path: str, *, is_array: bool = False) -> None:
@@ -156,7 +172,7 @@ class SourceDatasets:
             self._jobs.require_none(self.store.path(path), is_array=is_array)
 
     def children(self, path: str, names: Iterable[str], inherited: Inherited) -> Iterator[tuple[str, Dataset | None]]:
-        """Yield names of directories below and their datasets; None for a damaged one, whose opening is an error."""
+        """Yield names of directories below and their datasets; None for a damaged one, or without a dataset."""
         for name in names:
             dataset = None
             with suppress(CorruptShardError):
@@ -164,7 +180,10 @@ class SourceDatasets:
             yield name, dataset
 
     def levels(self, path: str, levels: Levels, inherited: Inherited) -> dict[str, Array]:
-        """Return the arrays in a group that may be levels of an image, in the order of `Levels.paths`."""
+        """Return the arrays in a group that may be levels of an image, by path, in the order of `Levels.paths`.
+
+        Ends at the first path without exactly one array.
+        """
         arrays = {}
         for name, dataset in self.children(path, levels.paths(), inherited):
             collections = dataset.all_collections if dataset is not None else ()
@@ -176,9 +195,9 @@ class SourceDatasets:
     # ---- directories ----
 
     def listed(self, path: str) -> Iterator[DirEntry]:
-        """Yield the entries of a directory; none if a web server does not list it.
+        """Yield the entries of a directory of the store; none if a web server does not list it. Raise OSError.
 
-        The metadata names all that matters.
+        Without a list, the documents name all that matters.
         """
         try:
             yield from self.store.scan(path)
@@ -227,7 +246,7 @@ class SourceDatasets:
 
 
 def directory_mtime(store: Store, path: str) -> int:
-    """Return the modification time of a directory in ns: its own, or that of its nearest parent in the store."""
+    """Return the modification time of a directory in ns, or that of its nearest parent in the store; 0 if unknown."""
     if store.remote:
         return 0  # object stores have no directories
     while not (mtime_ns := _mtime(store, path)) and path:

@@ -31,11 +31,12 @@ ALL = 0o777
 
 
 class SourceModes:
-    """The permission bits of a local source's files. Remembered for `ttl_s` seconds.
+    """The permission bits (0 to 0o777) of a local source's files. Remembered for `ttl_s` seconds.
 
     Args:
-        gid: the group that the mount shows. The bits of another group count for nobody: its members are not known to
-            the kernel, and those of `gid` may have less rights.
+        gid: the group that the mount shows. The bits of another group are ignored: the kernel does not know its
+            members, and those of `gid` may have fewer rights. Such a file gives group members what it gives to all
+            users, at most.
     """
 
     def __init__(self, store: LocalStore, gid: int, cache: ByteLRU, ttl_s: float) -> None:
@@ -54,7 +55,8 @@ class SourceModes:
         """Return the bits of a document. One that is not stored has those that all documents beside it have.
 
         Args:
-            names: the names of documents.
+            path: of the document, in the store.
+            names: the names of the documents that may be beside it.
         """
         if (bits := self._mode_bits(path)) is not None:
             return bits
@@ -68,7 +70,11 @@ class SourceModes:
     def shard(self, key: str, array: str) -> int:
         """Return the bits of a shard, without those of users that may not search a directory between it and its array.
 
-        A chunk whose shard does not exist is readable where the directory of its array is.
+        A chunk whose shard does not exist has the bits of the array's directory, without those to search.
+
+        Args:
+            key: the path of the shard in the store.
+            array: the path in the store of the array's directory.
         """
         stem = key.removesuffix(".shard")
         files = [b for name in {key, f"{stem}.index", f"{stem}.data"} if (b := self._mode_bits(name)) is not None]

@@ -47,7 +47,7 @@ class StoredFiles:
     # ---- nodes ----
 
     def entry(self, path: str, inherited: Inherited) -> DirEntry:
-        """Return the entry of the store at a path.
+        """Return the entry of the store at a path. Raise FileNotFoundError, or another OSError if the store fails.
 
         A page of a web server counts as a directory if metadata documents or the parent's listing prove that it is one.
         """
@@ -68,7 +68,7 @@ class StoredFiles:
         return self._datasets.index_cache.get(("directories", parent), load)
 
     def known(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
-        """Return the attributes of an entry of the store, whose node is known from now on."""
+        """Return the attributes of an entry of the store, whose node is known from now on. Raise as `attributes`."""
         if entry.directory or self._is_dataset(path, entry.name, inherited):
             trusted = entry.stat is not None and not self.store.remote
             mtime = entry.stat.mtime_ns if entry.stat and trusted else directory_mtime(self.store, path)
@@ -79,7 +79,10 @@ class StoredFiles:
         return self.attributes(self._nodes.intern(path, FileNode))
 
     def listed(self, path: str, entry: DirEntry, inherited: Inherited) -> Attributes:
-        """Return the attributes of an entry for a listing, with size -1 where they are unknown or cost a request."""
+        """Return the attributes of an entry for a listing, with size -1 where they are unknown or cost a request.
+
+        Raises nothing: a file that cannot be read gets size -1, so that the kernel looks it up and gets the error.
+        """
         try:
             if entry.directory or self._is_dataset(path, entry.name, inherited):
                 return self.known(path, entry, inherited)
@@ -101,9 +104,13 @@ class StoredFiles:
         return isinstance(node, DirectoryNode)
 
     def dataset_in_file(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
-        """Return the dataset that a single file contains; None if it contains none. Damage is reported.
+        """Return the dataset that a single file contains; None if it contains none.
 
-        Raise OSError if the file cannot be read: what it contains is unknown, and the next call reads it again.
+        Damage is reported as a problem. Raise OSError if the file cannot be read: what it contains is unknown, and the
+        next call reads it again.
+
+        Args:
+            candidates: the formats that may have a dataset in a file of this name.
         """
         for f in candidates:
             try:
@@ -169,7 +176,7 @@ class StoredFiles:
         return self._datasets.chunk_cache.get((path, "stat"), lambda: (blob.stat(), 100, self._datasets.ttl_s))
 
     def read(self, path: str, offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of a file; fewer than `size` only at its end."""
+        """Return `size` bytes of a file from `offset` on; fewer only at its end. Raise OSError."""
         blob = self.store.open(path)
         if blob.fd >= 0:
             return blob.read([ByteRange(offset, offset + size)])[0]
@@ -209,7 +216,10 @@ class ForeignFiles:
         self._ttl = datasets.ttl_s
 
     def lookup(self, chunks: ChunkDirs, parent: int, name: str) -> Attributes:
-        """Return the attributes of a non-chunk name in a directory of chunks. Raise FileNotFoundError if missing."""
+        """Return the attributes of a stored file or directory in a directory of chunks.
+
+        Raise FileNotFoundError if missing. A name that is reserved for chunks or shards counts as missing.
+        """
         place = chunks.numbers.position(parent)
         if chunks.reserved(place.level, name):
             raise FileNotFoundError(errno.ENOENT, "no such chunk", name)
@@ -220,7 +230,10 @@ class ForeignFiles:
         return self._files.known(path, self._files.entry(path, NOTHING_INHERITED), NOTHING_INHERITED)
 
     def scan(self, chunks: ChunkDirs, place: TreePosition) -> Iterator[tuple[str, Attributes]]:
-        """Yield the foreign entries of a directory; the size is -1 where it would cost a request."""
+        """Yield names and attributes of the foreign entries of a directory; size -1 where it would cost a request.
+
+        Raise OSError if the store cannot list the directory; a directory that the store does not have is empty.
+        """
         if self._is_absent(chunks, place):
             return
         path, names = chunks.directory_path(place), set[str]()

@@ -51,14 +51,17 @@ class Survey:
         self._store = datasets.store
 
     def chunk_at(self, shard: str, offset: int) -> str | None:
-        """Return the shown path of the chunk that covers byte `offset` of a shard object; None if no chunk does."""
+        """Return the shown path of the chunk that covers byte `offset` of a shard object; None if no chunk does.
+
+        `shard` is the object's path in the store. Raise CorruptShardError if its index is damaged.
+        """
         for tree in self._directories.collections():
             if (coords := tree.chunks.layer.covering(shard, offset)) is not None:
                 return tree.chunk_path(coords)
         return None
 
     def summaries(self) -> Iterator[Summary]:
-        """Yield a summary of each collection. Reads every shard index."""
+        """Yield a summary of each collection, breadth first. Reads every shard index."""
         for tree in self._directories.collections():
             facts = tree.collection.facts
             yield Summary(
@@ -75,7 +78,10 @@ class Survey:
             )
 
     def unsharded(self) -> Iterator[tuple[str, str, Facts]]:
-        """Yield path, format and facts of each array whose chunks are shown as stored."""
+        """Yield path, format and facts of each array whose chunks are shown as stored, or that shardfs cannot describe.
+
+        The data type of the latter is `unknown (REASON)`.
+        """
         for directory in self._directories.walk():
             dataset = directory.content.dataset if directory.content is not None else None
             if dataset is None:

@@ -76,7 +76,10 @@ class Tree:
     # ---- the calls of a file system ----
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError."""
+        """Return the child of a directory. Raise FileNotFoundError, another OSError or CorruptShardError.
+
+        With `follows_documents`, documents that have changed in the source are read again first.
+        """
         if parent >= TABLE_END:
             chunks = self._chunks_of(parent)
             self._follow_array(chunks)
@@ -145,7 +148,11 @@ class Tree:
                 self._follow(directory)
 
     def attributes(self, number: int) -> Attributes:
-        """Return the attributes of a file or directory."""
+        """Return the attributes of a file or directory.
+
+        Raise OSError (ESTALE) for a number that is not used any more, FileNotFoundError for a chunk that does not
+        exist, or CorruptShardError.
+        """
         if number >= TABLE_END:
             return self._chunks_of(number).attributes(number)
         node = self.nodes.get(number)
@@ -158,7 +165,7 @@ class Tree:
         return self._files.attributes(node)
 
     def chunk_number(self, parent: int, name: bytes) -> int | None:
-        """Return the inode number that a chunk with this name has, if it exists; None for any other name."""
+        """Return the inode number of the chunk with this name, whether it exists or not; None for any other name."""
         target = self.classify_name(parent, name).target
         return None if target is None else target.tree.numbers.of_chunk(target.tree.path, target.coords)
 
@@ -167,7 +174,10 @@ class Tree:
         return self.target_of(number) is not None
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of a file; fewer than `size` only at its end."""
+        """Return `size` bytes of a file from `offset` on; fewer only at its end.
+
+        Raise as `attributes`, or IsADirectoryError.
+        """
         if number >= TABLE_END:
             return self._chunks_of(number).read(number, offset, size)
         node = self.nodes.get(number)
@@ -180,7 +190,10 @@ class Tree:
         return self._files.read(node.path, offset, size)
 
     def read_many(self, requests: Sequence[tuple[int, int, int]]) -> list[bytes | Exception]:
-        """Read several files, given as (number, offset, size). Neighboring chunks of a shard are fetched together."""
+        """Return the bytes of several files, or the exception of each failed read, in the order of the requests.
+
+        A request is (inode number, offset, size). Neighbouring chunks of a shard are fetched together.
+        """
         out: list[bytes | Exception] = [b""] * len(requests)
         groups: dict[ChunkDirs, list[int]] = {}
         for i, (number, offset, size) in enumerate(requests):
@@ -220,7 +233,11 @@ class Tree:
         return rows if alone else None
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
-        """Yield the entries of a directory that follow `cookie`, without `.` and `..`. Needs constant memory."""
+        """Yield the entries of a directory that follow `cookie`, without `.` and `..`. Needs constant memory.
+
+        A damaged index ends the chunks with an entry of size -1 whose lookup raises the error. Raise
+        NotADirectoryError, or OSError if the store cannot list the directory.
+        """
         chunks: ChunkDirs | None
         if number >= TABLE_END:
             chunks = self._chunks_of(number)
@@ -256,7 +273,10 @@ class Tree:
         return self.store.statvfs()
 
     def xattrs(self, number: int) -> dict[str, bytes]:
-        """Return the `user.shardfs.*` attributes with the location of a chunk; none for other files."""
+        """Return the `user.shardfs.*` attributes with the location of a stored chunk; none for other files.
+
+        Raise FileNotFoundError for a chunk that does not exist.
+        """
         target = self.target_of(number)
         where = target.tree.shards.locate(target.coords) if target is not None else None
         if where is None:
@@ -269,7 +289,7 @@ class Tree:
         }
 
     def costly_xattrs(self, number: int) -> dict[str, bytes]:
-        """Return the `user.shardfs.*` attributes with the live and dead bytes of an array.
+        """Return the `user.shardfs.*` attributes with the live and dead bytes of an array; none for other files.
 
         Reads each of its indices.
         """
@@ -304,7 +324,7 @@ class Tree:
         return attributes if parts else self.attributes(ROOT)
 
     def number(self, path: str) -> int:
-        """Return the inode number of a file to read.
+        """Return the inode number of a file to read. Raise as `resolve`.
 
         A chunk gets its number without a check that it exists; reading it raises the error. On a remote store, this
         saves a request for the modification time of the shard.
@@ -319,7 +339,10 @@ class Tree:
         return self.resolve(path).number if number is None else number
 
     def shown_path(self, number: int) -> str:
-        """Return the path of a known inode number; empty for any other number."""
+        """Return the path of a known inode number; "" for a number that the tree has forgotten.
+
+        Raise OSError (ESTALE) for a number of a collection that was freed.
+        """
         try:
             if number < TABLE_END:
                 return self.nodes.shown_path(number)
@@ -332,14 +355,20 @@ class Tree:
         return chunks.chunk_path(chunks.numbers.coords(number))
 
     def collection(self, path: str) -> ChunkDirs:
-        """Return the collection shown in a directory. Raise FileNotFoundError if there is none."""
+        """Return the collection shown in a directory.
+
+        Raise FileNotFoundError if there is none, and the errors of `resolve`.
+        """
         chunks = self._array(self.resolve(path).number)
         if chunks is None:
             raise FileNotFoundError(errno.ENOENT, "no sharded collection", path)
         return chunks
 
     def target_of(self, number: int) -> Target | None:
-        """Return the chunk with this inode number; None if there is none."""
+        """Return the chunk with this inode number, which need not exist; None if the number is not that of a chunk.
+
+        Raise OSError (ESTALE) for a number of a collection that was freed.
+        """
         if number >= TABLE_END:
             chunks = self._chunks_of(number)
             is_chunk = number - chunks.first >= chunks.directories
@@ -350,7 +379,7 @@ class Tree:
         return None
 
     def locate(self, path: str) -> Located:
-        """Return the location of a shown chunk. Raise FileNotFoundError if the path is not a stored chunk."""
+        """Return the location of a stored chunk. Raise FileNotFoundError if there is no stored chunk at the path."""
         target = self.target_of(self.resolve(path).number)
         where = target.tree.shards.locate(target.coords) if target is not None else None
         if where is None:
@@ -366,7 +395,7 @@ class Tree:
         return list(self.datasets.problems)
 
     def caches(self) -> dict[str, dict[str, int]]:
-        """Return hits, misses, bytes and limit of each cache."""
+        """Return `hits`, `misses`, `bytes` and `limit` (in bytes) of the caches "index" and "chunk"."""
         return {
             name: {"hits": cache.hits, "misses": cache.misses, "bytes": cache.nbytes, "limit": cache.limit}
             for name, cache in (("index", self.datasets.index_cache), ("chunk", self.datasets.chunk_cache))
@@ -375,7 +404,10 @@ class Tree:
     # ---- for the writable tree over this one ----
 
     def classify_name(self, directory: int, name: bytes) -> NameMeaning:
-        """Return the kind of a name in a directory, whether the file exists or not."""
+        """Return the kind of a name in a directory, whether the file exists or not.
+
+        Raise CorruptShardError for bad documents.
+        """
         if directory >= TABLE_END:
             return self._chunks_of(directory).classify_name(directory, name)
         return self.directories.classify_name(directory, name)
@@ -394,7 +426,7 @@ class Tree:
     def outdated_below(self, path: str, age_s: float) -> list[str]:
         """Return the paths of opened directories, at `path` and below, whose documents have changed in the source.
 
-        They are read again if they were read more than `age_s` seconds ago.
+        Documents that were read at most `age_s` seconds ago count as unchanged; the others are read again.
         """
         nodes = [node for node in self.nodes.below(path) if isinstance(node, DirectoryNode)]
         is_outdated = partial(self.datasets.is_outdated, age_s=age_s)
@@ -451,7 +483,7 @@ class Tree:
         return math.isfinite(self.documents_ttl_s) and age_s >= self.documents_ttl_s
 
     def renew(self, path: str, *, renumbers: bool = False) -> list[str]:
-        """Read the metadata of a directory and everything below again. Return the paths of the collections there.
+        """Read the metadata of a directory and everything below again. Return the shown paths of the collections there.
 
         `renumbers`: documents get other inode numbers, because the kernel may know bytes of the present ones.
         """
