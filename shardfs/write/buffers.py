@@ -20,7 +20,10 @@ SPILL = 8 << 20
 
 
 class Budget:
-    """Memory limit shared by all buffers. `make_file` returns the descriptor of a new unnamed file."""
+    """Memory limit in bytes that all buffers share. Thread-safe.
+
+    `make_file` returns the descriptor of a new unnamed file, which the caller owns. It raises OSError.
+    """
 
     def __init__(self, limit: int, make_file: Callable[[], int]) -> None:
         self.limit = limit
@@ -29,7 +32,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def change(self, nbytes: int) -> None:
-        """Add `nbytes` to the memory in use; a negative number releases memory."""
+        """Add `nbytes` to the memory in use; a negative number releases memory. The limit is not checked."""
         with self._lock:
             self.used += nbytes
 
@@ -42,7 +45,10 @@ class Buffer:
     """Contents of one file, readable and writable at any offset. Not thread-safe.
 
     Args:
-        limit: maximum size of the file in bytes. Beyond it, calls raise OSError (EFBIG).
+        limit: maximum size of the file in bytes. Beyond it, `write` and `truncate` raise OSError (EFBIG).
+
+    Attributes:
+        edition: increases with each change.
     """
 
     def __init__(self, budget: Budget, limit: int) -> None:
@@ -55,6 +61,7 @@ class Buffer:
 
     @property
     def size(self) -> int:
+        """The size of the file in bytes."""
         return self._size if self._fd >= 0 else len(self._memory)
 
     def _grow(self, size: int) -> None:
@@ -73,7 +80,10 @@ class Buffer:
             self._memory = bytearray()
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write `data` at `offset`. A gap before `offset` is filled with zeros."""
+        """Write `data` at `offset`. A gap before `offset` is filled with zeros.
+
+        Raise OSError: EFBIG, or the errors of the unnamed file, such as ENOSPC.
+        """
         self.edition += 1
         end = offset + len(data)
         if end > self.size:
@@ -93,7 +103,7 @@ class Buffer:
             self._budget.change(len(memory) - before)
 
     def truncate(self, size: int) -> None:
-        """Shorten the file, or extend it with zeros."""
+        """Shorten the file to `size` bytes, or extend it with zeros. Raise as `write`."""
         self.edition += 1
         if size > self.size:
             self._grow(size)
@@ -109,6 +119,7 @@ class Buffer:
         self._budget.change(len(self._memory) - before)
 
     def read(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` on; fewer at the end of the file, b"" beyond it."""
         if self._fd >= 0:
             return read_file(self._fd, max(min(size, self._size - offset), 0), offset)
         return bytes(memoryview(self._memory)[offset : offset + size])
@@ -116,7 +127,8 @@ class Buffer:
     def content(self) -> Bytes:
         """Return all bytes of the file.
 
-        Bytes in memory are copied. For a file on the disk, the result refers to the disk and changes with the buffer.
+        Bytes in memory are copied. For a file on the disk, the result refers to the unnamed file: it changes with the
+        buffer, and is valid until `close`.
         """
         return FilePart(self._fd, 0, self._size) if self._fd >= 0 else bytes(self._memory)
 

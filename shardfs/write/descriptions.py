@@ -1,7 +1,21 @@
 """Effects of metadata documents on names: a new document turns some files into chunks, and others into plain files.
 
-`Documents` writes a document to the store. This module then gives the files of the mount the kinds that their names
-have now, and shows documents and chunks of the source in place of those that are obsolete.
+A document reaches this module in two ways:
+
+- A program closes it: `write_document` writes it to the store with `Documents`.
+- Another program has changed it in the source, which `note_read` or a refused write finds out. The mount then shows the
+  source's version (`_follow_source`).
+
+In both cases `describe_anew` reads the documents of the directory again, and gives each changed file of the mount the
+kind that its name has now:
+
+| the file was | its name is now | what happens |
+|---|---|---|
+| an orphan (a chunk that no document describes) | a chunk | it becomes the chunk, and is published |
+| an orphan | a plain file | a *stray*: it is written to the store under its own name |
+| a chunk | a chunk of an array in another shape | it gets the new target; a layout may show other bytes: *reshaped* |
+| a chunk | a chunk of an array in another form (codecs, shards) | *obsolete*: a conflict; the source's chunk is shown |
+| a chunk | outside of the new shape | it stays a chunk of the former shape's tree, and can be read and deleted |
 """
 
 from __future__ import annotations
@@ -11,7 +25,7 @@ import logging
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,11 +39,11 @@ from shardfs.write.name_kind import FOREIGN, is_document
 from shardfs.write.stored import NOTHING, conflicts, digest_of, digest_of_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
     from shardfs.model.attributes import Attributes
     from shardfs.model.blobs import Blob, Plan
-    from shardfs.vfs.chunk_dirs import ChunkDirs, Target
+    from shardfs.vfs.chunk_dirs import ChunkDirs, NameMeaning, Target
     from shardfs.write.journaled import CompressedKind
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
@@ -42,6 +56,19 @@ DESCRIBED = (NameKind.CHUNK, NameKind.ORPHAN, NameKind.COMPRESSED)
 """Kinds of files that another document may give another kind."""
 
 
+class _LeftToDo(NamedTuple):
+    """What follows once the files have their kinds. The words are those of the table at the top.
+
+    Args:
+        obsolete: the paths of obsolete versions, each with its file; None for a removed chunk.
+        reshaped: the inode numbers of reshaped chunks.
+    """
+
+    obsolete: list[tuple[str, WritableFile | None]]
+    strays: list[WritableFile]
+    reshaped: list[int]
+
+
 @dataclass(eq=False)
 class Descriptions(Part):
     """Writes documents, and updates the names that they describe. Thread-safe."""
@@ -51,7 +78,10 @@ class Descriptions(Part):
     _compressed: CompressedKind
 
     def publish_chosen(self) -> None:
-        """Publish the documents chosen with `shardfs recover --ours`."""
+        """Write the documents chosen with `shardfs recover --ours` to the source, at the start of a mount.
+
+        A document that cannot be written stays in the journal, with a warning in the log.
+        """
         for path, version in list(self._pending.backlog.versions.items()):
             if version.is_document and not version.conflict and version.data is not None:
                 self._publish_chosen(path, version, self._pending.journal.read(version.data, 0, MAX_DOCUMENT))
@@ -69,19 +99,21 @@ class Descriptions(Part):
         for changed in written.changed if written is not None else ():
             self._names.renew(changed)
 
-    def write_document(
-        self, file: WritableFile, directory: str, name: str, data: bytes, *, is_named: bool = False
-    ) -> bool:
-        """Write a document to the store and look up its datasets anew. Return False if the format is unknown.
+    def write_document(self, file: WritableFile, directory: str, name: str, data: bytes, *, has_name: bool) -> bool:
+        """Write a document to the store and describe its datasets anew. Return False if the format is unknown.
 
         The name-space lock is held exclusively, so that no other thread creates a file that the document might
-        describe. If another program has changed the document since a program has read it here, the version written
-        here stays in the journal for `shardfs recover`; raise UnseenChangeError. `is_named`: write nothing if a rename
-        of its directory has given the file another path.
+        describe. Raise the errors of `Documents.write`. After an UnseenChangeError, the mount shows the source's
+        version, and the one written here stays in the journal for `shardfs recover`.
+
+        Args:
+            file: gets the document as its bytes.
+            has_name: the file is at that path already, so nothing is written if a rename has moved it. False: the
+                caller gives it the name after this call.
         """
         try:
             with self._names.gate.alone():
-                if is_named and file.path != join(directory, name):
+                if has_name and file.path != join(directory, name):
                     return True
                 absent = self._absent_beside(directory, name)
                 written = self._documents.write(directory, name, data)
@@ -99,9 +131,9 @@ class Descriptions(Part):
         return True
 
     def describe_written(self, document: str, changed: Iterable[str]) -> None:
-        """Update the names that a document describes, which is in the store now.
+        """Describe the directories `changed` anew, because the store has a new version of `document` (a path) now.
 
-        After an error the names keep their kinds. The `close` of the document returns the error.
+        After an error the names there keep their kinds. The `close` or `fsync` under way returns the error.
         """
         for path in changed:
             try:
@@ -112,7 +144,7 @@ class Descriptions(Part):
                 self._pending.failures.record(document, OSError(errno_of(e), why, document))
 
     def _absent_beside(self, directory: str, name: str) -> list[tuple[str, bytes]]:
-        """Return the documents that a layout could generate with a new one, and that the mount does not show yet."""
+        """Return directory and name of documents that do not exist and that a layout may generate with a new one."""
         absent = []
         for at, other in self._documents.generated_with(directory, name):
             with suppress(*NOT_FOUND):
@@ -126,18 +158,19 @@ class Descriptions(Part):
         cp would fail if they existed. The next mount shows them.
         """
         for at, name in absent:
-            number = self._names.base_number(at)
+            number = self._names.source_number(at)
             with suppress(OSError, CorruptShardError):
-                if number is not None and self._base.lookup(number, name) is not None:
+                if number is not None and self._source_tree.lookup(number, name) is not None:
                     with self._names.lock:
                         if name not in self._files.in_directory(at):
                             self._files.hide(at, name)
 
     def note_read(self, file: WritableFile | None, number: int) -> None:
-        """Record the version of a document that a program is about to read.
+        """Record the version of a document that a program is about to read. Do nothing for other files.
 
-        Raise OSError (ESTALE) if the source has another version than the mount shows. The kernel then looks up the name
-        again and gets the new version.
+        `number` is the inode number, and `file` is None if the file was not changed on the mount. Raise OSError
+        (ESTALE) if the source has another version than the mount shows. The kernel then looks up the name again and
+        gets the new version.
         """
         if file is not None and (file.kind is not NameKind.DOCUMENT or file.writers or file.path is None):
             return
@@ -167,9 +200,9 @@ class Descriptions(Part):
         with self._names.gate.alone():
             for at in self._documents.concerned(directory, name):
                 self.describe_anew(at)
-            self._base.changed(path)
+            self._source_tree.changed(path)
         with suppress(OSError, CorruptShardError):
-            entry = self._overlay.with_mode(self._base.resolve(path), path)
+            entry = self._overlay.with_mode(self._source_tree.resolve(path), path)
             data = self._documents.shown(path)
         with self._names.lock:
             file = self._files.at(path)
@@ -190,10 +223,10 @@ class Descriptions(Part):
             self._replace(file.path, file, file.frozen)
 
     def _replace(self, path: str, old: WritableFile | None, data: bytes | None) -> None:
-        """Replace a file of the mount by one with the bytes `data`; None shows what the source has, even if hidden.
+        """Replace the file at a path by a document with the bytes `data`; None shows what the source has.
 
-        The caller holds the lock. The file gets a new inode number, because the kernel may have cached size and bytes
-        of the old file.
+        `old` is the changed file there; None if there is none, or the name is hidden. The caller holds the lock. The
+        new file gets another inode number, because the kernel may have cached size and bytes of the old one.
         """
         if old is not None:
             old.discard()
@@ -209,18 +242,13 @@ class Descriptions(Part):
         self._names.invalidate(*split(path))
 
     def describe_anew(self, directory: str) -> None:
-        """Update the files in a directory whose documents have changed: their names may now have another kind.
+        """Read the documents of a directory again, and give the files in it and below the kinds of their names now.
 
-        - A version for an array of another form is a conflict, and the source's chunk is shown.
-        - A chunk gets the target that the documents give it now, and an orphan that is a chunk now becomes one.
-        - An orphan that the documents describe as a plain file goes to the store.
-
-        Update none and raise OSError if a document that decides the kind of a name cannot be read.
+        The table at the top of this module has the cases. Change no file and raise OSError if a document that decides
+        the kind of a name cannot be read.
         """
-        former = self._former(self._names.renew(directory))
-        obsolete = list[tuple[str, WritableFile | None]]()
-        strays = list[WritableFile]()
-        reshaped = list[int]()
+        formers = self._former_trees(self._names.renew(directory))
+        left_to_do = _LeftToDo([], [], [])
         with self._names.lock:
             meanings = [
                 (join(parent, name), file, self._names.classify_name(parent, name))
@@ -228,33 +256,45 @@ class Descriptions(Part):
                 if file is None or file.kind in DESCRIBED
             ]
             for path, file, meaning in meanings:
-                # A hidden name stands for a chunk that was removed here.
-                target = self._pending.shards.target(path) if file is None else file.target
-                if meaning.target is None and target is not None and target.tree in former:
-                    continue  # outside of the new shape, but still readable and deletable
-                is_reformed = _is_reformed(target, meaning.target)
-                if is_reformed and file is not None and file.dirty:
-                    continue  # the program that closes the file gets the error
-                if self._pending.retarget(path, meaning.target) or is_reformed:
-                    obsolete.append((path, file))
-                elif file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
-                    if _is_reshaped(target, meaning.target):
-                        _forget_shown(file)
-                        reshaped.append(file.number)
-                    file.become(meaning.kind, meaning.target)
-                    self._overlay.make_parents(split(path)[0])
-                elif file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
-                    strays.append(file)
-            for path, file in obsolete:  # show the source's chunks, not versions for a former array
+                self._take_meaning(path, file, meaning, formers, left_to_do)
+            for path, file in left_to_do.obsolete:
                 self._replace(path, file, None)
-        if reshaped:
-            self._names.hooks.reshaped(np.array(reshaped, np.uint64))
-        for file in strays:
+        if left_to_do.reshaped:
+            self._names.hooks.reshaped(np.array(left_to_do.reshaped, np.uint64))
+        for file in left_to_do.strays:
             self._pass_through(file)
-        self.uncompress(directory)
+        self.convert_compressed_orphans(directory)
 
-    def uncompress(self, directory: str = "") -> None:
-        """Turn compressed chunks in a directory that were closed before a document described them into chunks."""
+    def _take_meaning(
+        self, path: str, file: WritableFile | None, meaning: NameMeaning, formers: Set[ChunkDirs], left_to_do: _LeftToDo
+    ) -> None:
+        """Give a changed name the kind and target that documents give it now. The caller holds the lock.
+
+        `file` is None for a hidden name: a chunk was removed here. `formers` are the trees of former shapes.
+        """
+        target = self._pending.shards.target(path) if file is None else file.target
+        if meaning.target is None and target is not None and target.tree in formers:
+            return  # outside of the new shape
+        is_reformed = _is_reformed(target, meaning.target)
+        if is_reformed and file is not None and file.dirty:
+            return  # the program that closes the file gets the error
+        if self._pending.retarget(path, meaning.target) or is_reformed:
+            left_to_do.obsolete.append((path, file))
+        elif file is not None and meaning.kind in (NameKind.CHUNK, NameKind.ORPHAN):
+            if _is_reshaped(target, meaning.target):
+                _forget_shown(file)
+                left_to_do.reshaped.append(file.number)
+            file.become(meaning.kind, meaning.target)
+            self._overlay.make_parents(split(path)[0])
+        elif file is not None and file.kind is NameKind.ORPHAN and meaning.kind is NameKind.PLAIN:
+            left_to_do.strays.append(file)
+
+    def convert_compressed_orphans(self, directory: str = "") -> None:
+        """Make chunks of the orphans in a directory and below whose names are now those of compressed chunks.
+
+        Programs closed them before a document described them. One that cannot be decompressed stays in the journal,
+        with a warning in the log.
+        """
         with self._names.lock:
             orphans = [f for *_, f in self._files.below(directory) if f is not None and f.kind is NameKind.ORPHAN]
         for file in orphans:
@@ -305,7 +345,7 @@ class Descriptions(Part):
             self._pending.drop(path)
         if file.mtime_ns and (disk := self._writer.disk) is not None:
             disk.set_times(path, file.mtime_ns)
-        self._base.changed(path)
+        self._source_tree.changed(path)
 
     def pass_strays_through(self) -> None:
         """Write orphaned chunks and temporary files to the store under their own names, at unmount.
@@ -322,16 +362,16 @@ class Descriptions(Part):
                 if self._names.is_plain_in_source(path):
                     self._pass_through(file)
 
-    def _former(self, paths: Iterable[str]) -> set[ChunkDirs]:
-        """Return how the arrays at these paths were described while they had other shapes.
+    def _former_trees(self, paths: Iterable[str]) -> set[ChunkDirs]:
+        """Return the trees of the arrays at these paths in former shapes.
 
-        Also records which of the arrays have such former shapes.
+        Note in `Overlay.cut` which arrays have some.
         """
         every: set[ChunkDirs] = set()
         for path in paths:
             formers: list[ChunkDirs] = []
             with suppress(OSError, CorruptShardError):
-                formers = self._base.collection(path).shapes[:-1]
+                formers = self._source_tree.collection(path).shapes[:-1]
             if formers:
                 self._overlay.cut.add(path)
             else:
@@ -347,13 +387,13 @@ class Descriptions(Part):
         disk = self._writer.disk
         if not path or disk is None:
             return
-        number = self._names.base_number(path)
-        if number is not None and not self._base.is_virtual(number):
+        number = self._names.source_number(path)
+        if number is not None and not self._source_tree.is_virtual(number):
             return
         self.make_stored_directory(path.rpartition("/")[0])
         with suppress(FileExistsError):
             disk.make_directory(path)
-            self._base.changed(path)
+            self._source_tree.changed(path)
 
 
 @dataclass

@@ -49,8 +49,8 @@ class Directories:
         return not self.shows(entry) or self._is_implied(parent, path)
 
     def shows(self, entry: Attributes) -> bool:
-        """Return False for a virtual directory of chunks that the mount does not show."""
-        tree = self._names.base.chunk_tree(entry.number) if entry.directory else None
+        """Return False for a virtual directory of chunks that the mount does not show; True for all other entries."""
+        tree = self._names.source_tree.chunk_tree(entry.number) if entry.directory else None
         if tree is None:
             return True
         with self._names.lock:
@@ -60,33 +60,39 @@ class Directories:
         """Return whether only documents name a directory, so the mount does not show it."""
         if path in self._inhabited or path in self._removed:
             return path in self._removed
-        if self._names.base.is_implied(parent, path.rpartition("/")[2]):
+        if self._names.source_tree.is_implied(parent, path.rpartition("/")[2]):
             return True
         if not self._local:
             self._inhabited.add(path)
         return False
 
     def only_shown(self, batch: Batch, directory: int, path: str) -> Batch:
-        """Return the entries of the tree's `directory` without the directories that the mount does not show."""
+        """Return the entries of the tree's `directory` without the directories that the mount does not show.
+
+        `path` is that of the directory on the mount.
+        """
         if directory < TABLE_END and batch.directories.any():
             names, mask = batch.names.tolist(), ~batch.directories
             for i in np.flatnonzero(batch.directories).tolist():
                 mask[i] = not self._is_implied(directory, join(path, names[i]))
             batch = batch if mask.all() else batch.only(mask)
         virtual = batch.numbers[batch.directories & (batch.numbers >= np.uint64(TABLE_END))]
-        tree = self._names.base.chunk_tree(int(virtual[0])) if len(virtual) else None
+        tree = self._names.source_tree.chunk_tree(int(virtual[0])) if len(virtual) else None
         if tree is None:
             return batch
         with self._names.lock:
             return batch.only(self._are_set(tree, batch.numbers))
 
     def show(self, path: str, *, is_shown: bool = True) -> None:
-        """Show a directory of the tree from now on, or with `is_shown=False` hide it."""
+        """Show a directory of the tree, given by its path, from now on; with `is_shown=False` hide it.
+
+        Nothing happens for a directory that the store has itself.
+        """
         self._removed.discard(path)
         if not is_shown:
             self._inhabited.discard(path)
-        number = self._names.base_number(path)
-        tree = self._names.base.chunk_tree(number) if number is not None else None
+        number = self._names.source_number(path)
+        tree = self._names.source_tree.chunk_tree(number) if number is not None else None
         if tree is None or number is None:
             if self._names.classify_name(*split(path)).kind is NameKind.DIRECTORY:
                 (self._inhabited if is_shown else self._removed).add(path)

@@ -22,11 +22,13 @@ EARLY = 0.5
 """Fill level of the journal from which on all shards are due."""
 
 LOOK_S = 0.5
+"""Seconds between two looks at what is due, at least: new shards are due later."""
 
 MOST_CHUNKS = 1 << 17
 """Maximum number of chunks of one publish, which its records in the journal name."""
 
 MAX_RETRY_S = 60.0
+"""Maximum of the seconds between two attempts to publish a shard after errors that may pass."""
 
 LASTING = {
     errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ENOTDIR,
@@ -128,9 +130,9 @@ class DirtyShards:
     # ---- what is due ----
 
     def next(self, now: float) -> tuple[DirtyShard | None, float]:
-        """Return a shard that is due, which is busy until `release`; None if none is due.
+        """Return a shard that is due, and 0; or None, and the seconds until the next one may be due.
 
-        Also return the seconds until the next one may be due.
+        `now` is the time of the monotonic clock. The caller has the shard for itself until it calls `release`.
         """
         wait = max(min(self.settings.idle_s, self.settings.age_s), LOOK_S)  # a new shard is not due earlier
         with self._lock:
@@ -180,7 +182,7 @@ class DirtyShards:
     # ---- publishing ----
 
     def take(self, shard: DirtyShard) -> dict[str, Taken]:
-        """Begin to publish a shard: return its chunks that can be published now."""
+        """Begin to publish a shard: return its chunks that can be published now, by path. May be empty."""
         with self._lock:
             chunks = self._to_publish(shard)
             shard.publishing = frozenset(chunks)
@@ -206,7 +208,10 @@ class DirtyShards:
                     self.assign(path, None)  # a new document may have assigned it to another shard meanwhile
 
     def failed(self, shard: DirtyShard, failure: BaseException) -> bool:
-        """Note that a publish has failed. Return whether that differs from the failure before."""
+        """Note that a publish has failed, and when to try again.
+
+        Return whether that differs from the failure before.
+        """
         with self._lock:
             before = shard.failure
             shard.failure = failure
@@ -225,9 +230,9 @@ class DirtyShards:
     # ---- publishing on request ----
 
     def ask(self, path: str = "") -> dict[DirtyShard, dict[str, int]]:
-        """Make the shards at and below a path due at once, even after failures.
+        """Make the shards with pending chunks at and below a path due at once, even after failures.
 
-        Return the LSNs of their versions there, by shard and path.
+        Return the LSNs of the pending versions there, by shard and path.
         """
         wanted = {}
         with self._lock:

@@ -2,9 +2,20 @@
 
 The words of this module:
 
-- a `Document` is named as a program sees it, in the mount's layout;
-- `sources` are the documents of the source from which the mount makes it, by path below the document's directory;
-- an `_Edit` turns what a program has written into the `sources` to store.
+- A `Document` is named as a program sees it, in the mount's layout.
+- Its `sources` are the documents of the source from which the mount makes it, by path below the document's directory.
+  Natively, that is the document itself, and the documents that its format needs to change it.
+- A change in the source is *unseen* if no program on the mount has read it. A program must not overwrite it.
+- A *copy* is a document that repeats others, such as consolidated metadata.
+
+`Documents.write` works in these steps:
+
+1. `document_at` or `new_document` finds out which document the name stands for. 2. An `_Edit` reads the sources,
+refuses the document if it would undo an unseen change, and makes the new sources of it. 3. Each source is replaced. If
+another program has changed it since step 2, step 2 is repeated for it (`_Edit.content`). 4. `seen` gets what the mount
+shows from now on, and the copies in the documents of groups above are updated.
+
+The caller (`Descriptions`) then updates the names in the directories that have another description.
 """
 
 from __future__ import annotations
@@ -39,7 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTHING = b"{}"
+NO_MEMBERS = b"{}"
 """A document without members."""
 
 
@@ -53,10 +64,11 @@ class UnseenChangeError(OSError):
 
 
 class Written(NamedTuple):
-    """Result of writing a document.
+    """What writing a document has changed.
 
-    `shown` is the document as the mount now shows it, None if the tree generates it; `changed` are the directories with
-    a new description.
+    Args:
+        shown: the document's bytes as the mount shows them now; None if the tree generates them.
+        changed: paths of the directories that may have another description.
     """
 
     shown: bytes | None
@@ -76,8 +88,8 @@ class Documents:
         seen: the versions that programs have read or written here.
     """
 
-    def __init__(self, base: Tree, writer: Writer, expected: ExpectedDatasets, *, wins: bool = False) -> None:
-        self._base = base
+    def __init__(self, source_tree: Tree, writer: Writer, expected: ExpectedDatasets, *, wins: bool = False) -> None:
+        self._source_tree = source_tree
         self._writer = writer
         self.expected = expected
         self.wins = wins
@@ -89,12 +101,12 @@ class Documents:
 
     def described_by(self, directory: str, name: str) -> str:
         """Return the directory that a document describes; it may differ from the document's own directory."""
-        document = document_at(self._base, directory, name)
+        document = document_at(self._source_tree, directory, name)
         return directory if document is None else document.format.described_by(document.directory, document.name)
 
     def concerned(self, directory: str, name: str) -> set[str]:
         """Return the directories that may have another description when a document has changed in the source."""
-        document = document_at(self._base, directory, name)
+        document = document_at(self._source_tree, directory, name)
         directories = {directory, self.described_by(directory, name)}
         return directories if document is None else {*directories, document.directory}
 
@@ -103,8 +115,8 @@ class Documents:
 
         These are the other documents of the dataset, and those of the groups above.
         """
-        names = self._base.datasets.layout_documents
-        if names and document_at(self._base, directory, name) is None:
+        names = self._source_tree.datasets.layout_documents
+        if names and document_at(self._source_tree, directory, name) is None:
             for at, other in product(upwards(directory), names):
                 if (at, other) != (directory, name):
                     yield at, os.fsencode(other)
@@ -117,21 +129,24 @@ class Documents:
         if not any(f.may_hold(directory.rpartition("/")[2]) for f in formats()):
             return False
         with suppress(*NOT_FOUND):
-            return not self._base.store.entry(directory).directory
+            return not self._source_tree.store.entry(directory).directory
         return False
 
-    def _is_unstored(self, document: Document) -> bool:
-        """Return whether no stored document has the contents: the dataset is one file, or the document a copy."""
+    def _is_generated(self, document: Document) -> bool:
+        """Return whether the mount makes a document from a file's header, or as a copy: no change is possible."""
         return document.is_copy or self.is_in_a_file(document.directory)
 
     def _sources(self, document: Document, data: bytes = b"") -> Mapping[str, bytes]:
-        """Return the sources of a document, and those that `Format.edit` needs for its new bytes `data`."""
+        """Return the stored sources of a document, and those that `Format.edit` needs for its new bytes `data`.
+
+        Raise OSError if they cannot be read.
+        """
         form, directory, name = document
         paths = {posixpath.normpath(join(directory, n)): n for n in form.references(directory, name, data)}
         inside = [path for path in paths if path.split("/")[0] != ".."]
-        referenced = self._base.store.documents("", inside, MAX_DOCUMENT_BYTES) if inside else {}
+        referenced = self._source_tree.store.documents("", inside, MAX_DOCUMENT_BYTES) if inside else {}
         return {
-            **self._base.datasets.source.documents(directory),
+            **self._source_tree.datasets.source.documents(directory),
             **{paths[path]: raw for path, raw in referenced.items()},
         }
 
@@ -143,26 +158,30 @@ class Documents:
             self.seen.read(join(directory, text), None)
 
     def shown(self, path: str) -> bytes | None:
-        """Return a document as the unmodified tree shows it; None if there is none."""
+        """Return the bytes of a document as the source's tree shows it; None if there is none.
+
+        Raise CorruptShardError for damaged documents, and OSError if the store fails.
+        """
         try:
-            number = self._base.resolve(path).number
-            return bytes(self._base.read(number, 0, MAX_DOCUMENT_BYTES))
+            number = self._source_tree.resolve(path).number
+            return bytes(self._source_tree.read(number, 0, MAX_DOCUMENT_BYTES))
         except NOT_FOUND:
             return None
 
     def is_changed(self, directory: str, name: str, data: bytes | None) -> bool:
         """Return whether another program has given the source a version other than `data`, which the mount shows.
 
-        Each version is reported once. A remote store is queried at most every `index_ttl` seconds.
+        `data` None: the mount shows no document. Each version is reported once. A remote store is queried at most every
+        `index_ttl` seconds; False in between.
         """
-        document = document_at(self._base, directory, name)
+        document = document_at(self._source_tree, directory, name)
         now = time.monotonic()
         if document is None:
             return False
         if document.is_copy:
-            return bool(self._base.outdated_below(document.directory, self._base.documents_ttl_s))
+            return bool(self._source_tree.outdated_below(document.directory, self._source_tree.documents_ttl_s))
         last_hash, when = self._compared.get(document.path, (0, -math.inf))
-        if not self._base.may_be_old(now - when) or self._is_unstored(document):
+        if not self._source_tree.may_be_old(now - when) or self._is_generated(document):
             return False
         sources = self._sources(document)
         present_hash = hash(frozenset(sources.items()))
@@ -171,12 +190,15 @@ class Documents:
         if present_hash == last_hash:
             return False
         described = form.described_by(directory, name)
-        return not same_document(form.shown(directory, sources, name), data) or self._base.is_reformed(described)
+        return not same_document(form.shown(directory, sources, name), data) or self._source_tree.is_reformed(described)
 
     def require_known(self, directory: str, name: str) -> None:
-        """Raise UnseenChangeError if another program has changed a document since it was read here."""
-        document = document_at(self._base, directory, name)
-        if document is not None and not self._is_unstored(document):
+        """Raise UnseenChangeError if another program has changed a document since it was read here.
+
+        Raise OSError if its sources cannot be read.
+        """
+        document = document_at(self._source_tree, directory, name)
+        if document is not None and not self._is_generated(document):
             self._require_known(document, self._sources(document))
 
     def _require_known(self, document: Document, sources: Mapping[str, bytes]) -> None:
@@ -188,7 +210,8 @@ class Documents:
     def unseen(self, document: Document, sources: Mapping[str, bytes], data: bytes | None) -> str:
         """Return why `data` may not replace the stored version, or (None) the version not be removed; "" if it may.
 
-        The reason is a change by another program that the writing program may not know.
+        The reason is a change by another program that the writing program may not know. `sources` are the document's
+        present sources.
         """
         path = document.path
         theirs = document.format.shown(document.directory, sources, document.name)
@@ -216,16 +239,17 @@ class Documents:
     # ---- writing
 
     def write(self, directory: str, name: str, data: bytes, *, decided: bool = False) -> Written | None:
-        """Write a document to the store. Return None if the format is unknown.
+        """Write a document to the store. Return None, and do nothing, if no format has a document of this name there.
 
         Raise UnseenChangeError if another program has changed the document since a program has read it here, unless
         `decided`: then the document replaces any stored one. Raise OSError (EINVAL), with the reason in the log, if the
-        document contradicts the stored data. In both cases nothing is changed.
+        document contradicts the stored data or the mount generates it. In these cases nothing is changed. Raise the
+        errors of `Writer.update`: if the document has several sources, some may be replaced then.
         """
-        document = document_at(self._base, directory, name) or self.expected.new_document(directory, name)
+        document = document_at(self._source_tree, directory, name) or self.expected.new_document(directory, name)
         if document is None:
             return None
-        if self._is_unstored(document):
+        if self._is_generated(document):
             self._require_alike(document, data)
             return Written(None if document.is_copy else data, set())
         try:
@@ -268,7 +292,7 @@ class Documents:
             raise OSError(errno.EINVAL, why, path)
 
     def _note_written(self, edit: _Edit, data: bytes) -> bytes:
-        """Record what the mount shows after an edit: `data`, or another form of it. Return this form.
+        """Record in `seen` what the mount shows after an edit: `data`, or another form of it. Return this form.
 
         Also record the other documents of the directory that programs know: the edit may have changed them.
         """
@@ -292,7 +316,10 @@ class Documents:
         return text
 
     def edited(self, document: Document, sources: Mapping[str, bytes], data: bytes) -> Mapping[str, bytes]:
-        """Return the sources to store for a written document, by path below the directory. Raise ValueError."""
+        """Return the sources to store for a written document, by path below its directory.
+
+        Raise ValueError, with the reason, if the document `data` contradicts the stored data.
+        """
         form, directory, name = document
         if isinstance(form, Translation):
             edited = form.edit(directory, sources, name, data, written=self._written_forms.get(directory, {}))
@@ -322,18 +349,19 @@ class Documents:
     # ---- removing
 
     def remove(self, directory: str, name: str) -> set[str]:
-        """Delete a document. Return the directories with a new description. Raise as `require_known`.
+        """Delete a document. Return the directories with a new description.
 
-        The sharding of its array is remembered. The array is shown until its directory is removed.
+        The sharding of its array is remembered. The array is shown until its directory is removed. Raise the errors of
+        `require_known` and `Writer.update`; PermissionError if the layout's document cannot be removed by itself.
         """
-        document = document_at(self._base, directory, name)
-        if document is None or self._is_unstored(document):
+        document = document_at(self._source_tree, directory, name)
+        if document is None or self._is_generated(document):
             with suppress(FileNotFoundError):  # the mount generates it from other documents, so there is none
                 self._writer.delete(join(directory, name))
             return set()
         if isinstance(document.format, Translation):
             return self._remove_translated(document, document.format)
-        with self._base.datasets.forms.removing(document.path):
+        with self._source_tree.datasets.forms.removing(document.path):
             self._writer.update(document.path, Rewrite(partial(self._before_deletion, document)))
         self.seen.wrote(document.path, None)
         return set()
@@ -358,12 +386,12 @@ class Documents:
             log.warning("%s: the document is not removed: %s", document.path, e)
             raise PermissionError(errno.EPERM, str(e), document.path) from e
         if paths is None:
-            written = self.write(document.directory, document.name, NOTHING, decided=True)
+            written = self.write(document.directory, document.name, NO_MEMBERS, decided=True)
             return set() if written is None else written.changed
         self.expected.record_deleted(document, sources)
         for below in paths:
             path = join(document.directory, below)
-            with self._base.datasets.forms.removing(path):
+            with self._source_tree.datasets.forms.removing(path):
                 self._writer.update(path, Removal())
             self._update_copies(document.stored_at(below), None, through_layout=True)
         self.seen.wrote(document.path, None)
@@ -381,7 +409,7 @@ class Documents:
         changed = set()
         for above in islice(upwards(source.directory), 1, None):
             with_copy = partial(_with_copy, source, raw, above, through_layout)
-            group = self._base.datasets.source.documents(above).get(source.name)
+            group = self._source_tree.datasets.source.documents(above).get(source.name)
             with suppress(ValueError):  # the document above is invalid, so there is nothing to update
                 if group is not None and with_copy(group) != group:
                     self._writer.update(join(above, source.name), Rewrite(with_copy))
@@ -392,7 +420,10 @@ class Documents:
 def _with_copy(
     source: Document, raw: bytes | None, above: str, through_layout: bool, group: bytes | None
 ) -> bytes | None:
-    """Return the document of the group `above`, whose bytes are `group`, with a new copy of another document."""
+    """Return the bytes `group` of a document in the directory `above`, with a new copy of `source`.
+
+    `raw` are the bytes of `source`; None if it was removed. Raise ValueError if `group` is invalid.
+    """
     form, directory, name = source
     below = join(directory.removeprefix(above).lstrip("/"), name)
     if group is not None and through_layout:
@@ -405,13 +436,12 @@ def _with_copy(
 class _Edit:
     """A document being written: the bytes `data` of a program, and what they make of the document's sources.
 
-    `content` redoes the edit if the source has changed. `decided`: no version of another program stops the edit.
+    The constructor and `content` raise UnseenChangeError (see `Documents.write`), ValueError if the document
+    contradicts the stored data, and OSError. `decided`: no version of another program stops the edit.
 
     Attributes:
-        sources: the documents of the source before the edit, by path below the directory.
-        edited: those to store.
-
-    Raise as `Documents.write`.
+        sources: the documents of the source before the edit, by path below the document's directory.
+        edited: those to store, by the same paths.
     """
 
     def __init__(self, documents: Documents, document: Document, data: bytes, *, decided: bool) -> None:
@@ -423,7 +453,10 @@ class _Edit:
         self.edited = self._redo()
 
     def content(self, below: str, present: bytes | None) -> bytes | None:
-        """Return what replaces the source at `below`, whose present bytes are given. Raise as `Documents.write`."""
+        """Return what replaces the source at `below`, given its present bytes; None removes it, or there is none.
+
+        The edit is done again if these are not the bytes of `sources`.
+        """
         if present != self.sources.get(below):
             unchanged = {n: raw for n, raw in self.sources.items() if n != below}
             self.sources = unchanged if present is None else {**unchanged, below: present}

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Encoded(NamedTuple):
-    """The stored bytes of a chunk, made from the bytes `written`, which are one state of a file's buffer.
+    """The stored bytes of a chunk, made from the bytes `written`, which the `buffer` had in this `edition`.
 
     `shown` are the bytes that the mount shows for them. They may differ from the written ones: in padding at the edge
     of the array, or in how they are compressed.
@@ -62,7 +62,10 @@ def uncompressed(path: str, data: bytes) -> bytes:
 
 
 def to_journal(target: Target | None, data: bytes) -> tuple[bytes, bool]:
-    """Return the bytes of a whole file for the journal, and whether they are stored bytes, as `encode` does."""
+    """Return the bytes of a whole file for the journal, and whether they are the stored bytes of a chunk.
+
+    They are `data` itself for files that `encode` leaves unchanged. Raise OSError (EINVAL) as `encode`.
+    """
     if target is None or target.transform is None or not data:
         return data, False
     with _refusing(_chunk(target)):
@@ -72,7 +75,8 @@ def to_journal(target: Target | None, data: bytes) -> tuple[bytes, bool]:
 def cleared(target: Target) -> tuple[bytes, bytes] | None:
     """Return the stored and the shown bytes of a removed chunk, if a missing chunk means zeros to clients only.
 
-    None in all other layouts, where the chunk is removed from its shard.
+    None in all other layouts, where the chunk is removed from its shard. Raise OSError (EINVAL) if zeros are no valid
+    chunk.
     """
     zeros = target.tree.collection.zeros
     transform = target.transform

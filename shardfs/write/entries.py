@@ -43,7 +43,10 @@ class Entries(Part):
     _metadata: FileMetadata
 
     def existing(self, parent: int, name: bytes) -> tuple[str, Attributes]:
-        """Return the directory and the attributes of an entry to be changed. Raise FileNotFoundError without one."""
+        """Return the path of a directory, and the attributes of an entry in it that the caller is about to change.
+
+        Raise FileNotFoundError without such an entry, and the errors of `OpenFiles.directory_to_change`.
+        """
         directory = self._open_files.directory_to_change(parent)
         entry = self._overlay.find(directory, name)
         if entry is None:
@@ -58,20 +61,27 @@ class Entries(Part):
         return directory
 
     def classify(self, directory: str, name: bytes, entry: Attributes) -> NameMeaning:
-        """Return the kind and target of an existing file."""
+        """Return the kind and target of an existing file.
+
+        A chunk outside of its array's new shape keeps its kind and target.
+        """
         file = self._files.by_number.get(entry.number)
         if file is not None:
             return NameMeaning(file.kind, file.target)
         meaning = self._names.classify_name(directory, name)
         if meaning.kind is NameKind.ORPHAN:  # a chunk outside of the array's new shape
-            former = self._base.target_of(entry.number)
+            former = self._source_tree.target_of(entry.number)
             return meaning if former is None else NameMeaning(NameKind.CHUNK, former)
         return meaning
 
     # ---- files ----
 
     def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a file. A chunk is removed from its shard at the next publishing, or becomes a chunk of zeros."""
+        """Remove a file. A chunk is removed from its shard at the next publishing, or becomes a chunk of zeros.
+
+        Raise OSError: EISDIR for a directory, EPERM or EROFS for names that cannot be changed, and the errors of the
+        store for files that it has itself.
+        """
         directory, entry = self.existing(parent, name)
         path = join(directory, name)
         if entry.directory:
@@ -103,7 +113,7 @@ class Entries(Part):
             self._open_files.keep_readable(entry.number)
             self._writer.delete(path)
             kind.remove(path, None)
-            self._base.changed(path)
+            self._source_tree.changed(path)
         if is_document(os.fsdecode(name)):
             self._descriptions.describe_anew(directory)
 
@@ -118,14 +128,14 @@ class Entries(Part):
             return False
         stored_bytes, shown_bytes = zeros
         path = join(directory, name)
-        look = self._pending.look(path, target)
+        predecessor = self._pending.predecessor(path, target)
         with self._names.lock:
             old = self._files.at(path)
             if old is not None:
                 self._files.unname(old)
             file = self._files.new(directory, name, NameKind.CHUNK, target)
             file.set_status(size=len(shown_bytes), mtime_ns=time.time_ns())
-            self._kinds.journaled.put(file, look, stored_bytes, is_encoded=not target.is_verbatim)
+            self._kinds.journaled.put(file, predecessor, stored_bytes, is_encoded=not target.is_verbatim)
         return True
 
     def _cleared(self, target: Target) -> tuple[bytes, bytes] | None:
@@ -135,14 +145,17 @@ class Entries(Part):
     def _is_deleted(self, tree: ChunkDirs) -> bool:
         """Return whether a client has deleted the document of an array."""
         for directory in (tree.path, tree.path.rpartition("/")[0]):
-            for name in self._base.datasets.layout_documents:
-                if document_at(self._base, directory, name) is not None:
+            for name in self._source_tree.datasets.layout_documents:
+                if document_at(self._source_tree, directory, name) is not None:
                     names, key = self._files.in_directory(directory), os.fsencode(name)
                     return key in names and names[key] is None
         return False
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
-        """Create a copy of a file under another name: files here have one name each."""
+        """Create a copy of a file under another name, because files here have one name each.
+
+        Return the copy's attributes. Raise OSError: EEXIST, or as `Entries.unlink` and `FileCalls.flush`.
+        """
         directory = self._unused(new_parent, new_name)
         self._names.before_waiting()
         meaning, path = self._open_files.classify_to_write(directory, new_name), join(directory, new_name)
@@ -181,7 +194,7 @@ class Entries(Part):
     # ---- directories ----
 
     def mkdir(self, parent: int, name: bytes, mode: int) -> Attributes:
-        """Create a directory.
+        """Create a directory, and return its attributes. Raise OSError: EEXIST, EPERM or EROFS, or as the store does.
 
         In a tree of chunks and over a remote store, the directory exists only until the end of the mount.
         """
@@ -193,7 +206,7 @@ class Entries(Part):
         hidden = name.startswith(b".") and self._names.keeps_hidden(directory)
         if not hidden or meaning.kind is not NameKind.FIXED:
             require_changeable(meaning.kind, path)
-        disk = self._writer.disk if self._names.base_number(directory) is not None else None
+        disk = self._writer.disk if self._names.source_number(directory) is not None else None
         if meaning.kind is not NameKind.PLAIN or hidden or disk is None:
             with self._names.lock:
                 file = self._files.new(directory, name, NameKind.DIRECTORY)
@@ -203,11 +216,11 @@ class Entries(Part):
         self._descriptions.make_stored_directory(directory)
         disk.make_directory(path, stat.S_IMODE(mode))
         self._directories.show(path)
-        self._base.changed(path)
+        self._source_tree.changed(path)
         return self._overlay.lookup(parent, name)
 
     def rmdir(self, parent: int, name: bytes) -> None:
-        """Remove a directory that shows no entries."""
+        """Remove a directory that shows no entries. Raise OSError: ENOTDIR, or as `remove_directory`."""
         directory, entry = self.existing(parent, name)
         path = join(directory, name)
         if not entry.directory:
@@ -217,7 +230,11 @@ class Entries(Part):
         self.remove_directory(entry.number, path)
 
     def remove_directory(self, number: int, path: str) -> None:
-        """Remove a directory. Raise OSError (ENOTEMPTY) if it shows entries, or the store has others there."""
+        """Remove the directory with this inode number and path. Pending chunks below are published first.
+
+        Raise OSError: ENOTEMPTY if it shows entries or the store has others there, EPERM or EROFS if it cannot be
+        changed, and the errors of `WriteBuffer.flush`.
+        """
         if self._has_entries(number):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         file, kind = self._files.by_number.get(number), self._names.classify_name(*split(path)).kind
@@ -230,12 +247,12 @@ class Entries(Part):
                 self._files.forget_below(path)
                 self._files.unname(file)
         self._directories.show(path, is_shown=False)
-        base = self._names.base_number(path)
-        if base is None:
+        source_number = self._names.source_number(path)
+        if source_number is None:
             return
-        if kind is NameKind.DIRECTORY or self._base.is_virtual(base):
-            tree = self._base.chunk_tree(base)
-            if tree is not None and base == tree.root and self._writer.local:
+        if kind is NameKind.DIRECTORY or self._source_tree.is_virtual(source_number):
+            tree = self._source_tree.chunk_tree(source_number)
+            if tree is not None and source_number == tree.root and self._writer.local:
                 with suppress(OSError):  # another array, perhaps with other axes, may have shards of the same names
                     self._pending.flush(path)
                     self._remove_stored(path)
@@ -244,7 +261,7 @@ class Entries(Part):
         self._remove_stored(path)
         with self._names.lock:
             self._files.forget_below(path)
-        self._base.store.reopen(path)
+        self._source_tree.store.reopen(path)
         self._documents.seen.discard_below(path)  # the sharding is kept: tools delete an array to write it anew
         self._names.renew(path)
 
@@ -259,7 +276,7 @@ class Entries(Part):
     def _always_exists(self, number: int) -> bool:
         """Return whether a file is a chunk of zeros as removal leaves it, or a chunk that is shown but not stored."""
         file = self._files.by_number.get(number)
-        target = self._base.target_of(number) if file is None else file.target
+        target = self._source_tree.target_of(number) if file is None else file.target
         if target is None or target.tree.chunks.filler is None:
             return False
         if file is None and not target.tree.chunks.layer.locate(target.coords):
@@ -269,10 +286,10 @@ class Entries(Part):
 
     def _remove_cleared(self, number: int, path: str, besides: bytes = b"") -> None:
         """Remove the chunks that removal has replaced by zeros, if the directory has no other entries."""
-        base = self._names.base_number(path)
-        if base is None or not self._base.has_chunks(base):
+        source_number = self._names.source_number(path)
+        if source_number is None or not self._source_tree.has_chunks(source_number):
             return
-        tree = self._base.chunk_tree(base) or self._base.collection(path)
+        tree = self._source_tree.chunk_tree(source_number) or self._source_tree.collection(path)
         if tree.collection.zeros is None or self._has_entries(number, besides):
             return
         for batch in self._overlay.scan(number):
@@ -286,7 +303,7 @@ class Entries(Part):
 
         Raise OSError (ENOTEMPTY) if a file is in any of them.
         """
-        for entry in list(self._base.store.scan(path)):
+        for entry in list(self._source_tree.store.scan(path)):
             if not entry.directory:
                 raise OSError(
                     errno.ENOTEMPTY, f"the store has the file {entry.name} there, which the mount does not show", path
@@ -296,12 +313,15 @@ class Entries(Part):
             self._writer.remove_directory(path)
 
     def sync_directory(self, number: int) -> None:
-        """Make the names in a directory survive a power failure."""
+        """Make the names in a directory, and all pending versions, survive a power failure.
+
+        Raise OSError if that fails.
+        """
         self._names.before_waiting()
         self._pending.sync()
         path = self._names.path_of(number)
         disk = self._writer.disk
-        if disk is not None and number < CREATED and not self._base.is_virtual(number):
+        if disk is not None and number < CREATED and not self._source_tree.is_virtual(number):
             # documents describe it, but the store does not have it yet, or it is a file that is shown as a directory
             with suppress(*NOT_FOUND):
                 disk.sync_directory(path)

@@ -43,7 +43,10 @@ class FileMetadata(Part):
     # ---- mode and times ----
 
     def set_mode(self, number: int, mode: int) -> None:
-        """Set permission bits. Those of chunks are kept until the end of the mount."""
+        """Set permission bits; other bits of `mode` are ignored. Those of chunks are kept until the end of the mount.
+
+        Raise OSError if the store refuses, or the file is gone.
+        """
         file = self._files.by_number.get(number)
         disk = self._writer.disk
         mode = stat.S_IMODE(mode)
@@ -54,13 +57,16 @@ class FileMetadata(Part):
         elif file is not None:
             file.set_status(mode=shown_mode(mode, file.kind is NameKind.DIRECTORY))
         else:
-            put_bounded(self._names.modes, number, shown_mode(mode, self._base.attributes(number).directory))
+            put_bounded(self._names.modes, number, shown_mode(mode, self._source_tree.attributes(number).directory))
         if disk is not None and (document := self._stored_path(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
                 disk.set_mode(document, mode)
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
-        """Set the modification time (None: now). That of a chunk is kept until the end of the mount."""
+        """Set the modification time in ns since 1970 (None: now). That of a chunk is kept until the end of the mount.
+
+        Raise OSError as `set_mode`.
+        """
         when = time.time_ns() if mtime_ns is None else mtime_ns
         file = self._files.by_number.get(number)
         disk = self._writer.disk
@@ -68,32 +74,32 @@ class FileMetadata(Part):
             syscalls.utime(file.fd, when, when)
         elif disk is not None and (path := self._stored_path(number, NameKind.PLAIN)) is not None:
             disk.set_times(path, when)
-            self._base.changed(path)
+            self._source_tree.changed(path)
         elif file is not None and file.kind is NameKind.DIRECTORY:
             file.set_status(mtime_ns=when)
-        elif file is None and self._base.attributes(number).directory:
+        elif file is None and self._source_tree.attributes(number).directory:
             put_bounded(self._names.times, number, when)
         else:
             file = self._open_files.adopt(number)
             with self._names.lock:
                 file.set_status(mtime_ns=when)
-                if file.is_settled:
+                if file.matches_source:
                     self._kinds.rest(file)
         if disk is not None and (document := self._stored_path(number, NameKind.DOCUMENT)) is not None:
             with suppress(FileNotFoundError):
                 disk.set_times(document, when)
-                self._base.changed(document)
+                self._source_tree.changed(document)
 
     def _stored_path(self, number: int, kind: NameKind) -> str | None:
         """Return the path at which the store has a file of this kind, if it has; directories count as `PLAIN`."""
         file = self._files.by_number.get(number)
         if file is not None:
             return file.path if file.kind is kind else None
-        if number == ROOT or self._base.is_virtual(number):
+        if number == ROOT or self._source_tree.is_virtual(number):
             return None
         path = self._names.path_of(number)
-        if self._base.attributes(number).directory:
-            return path if kind is NameKind.PLAIN and not self._base.directories.is_moved(number) else None
+        if self._source_tree.attributes(number).directory:
+            return path if kind is NameKind.PLAIN and not self._source_tree.directories.is_moved(number) else None
         return path if self._names.classify_name(*split(path)).kind is kind else None
 
     # ---- extended attributes ----
@@ -112,8 +118,9 @@ class FileMetadata(Part):
     def set_xattr(self, number: int, name: str, value: bytes, flags: int = 0) -> None:
         """Set a `user.*` attribute on a file or directory of a local source; `flags` as for setxattr(2).
 
-        `user.shardfs.flush` publishes pending versions at and below the path instead. Its value is the timeout in
-        seconds; empty or 0 waits without limit.
+        Raise OSError: EOPNOTSUPP for other files and names. `user.shardfs.flush` publishes pending versions at and
+        below the path instead. Its value is the timeout in seconds; empty or 0 waits without limit. It raises as
+        `WriteBuffer.publish`.
         """
         if name == FLUSH:
             timeout = _seconds(value)
@@ -124,7 +131,7 @@ class FileMetadata(Part):
             syscalls.setxattr(path, name, value, flags)
 
     def remove_xattr(self, number: int, name: str) -> None:
-        """Remove a `user.*` attribute from a file or directory of a local source."""
+        """Remove a `user.*` attribute from a file or directory of a local source. Raise OSError as `set_xattr`."""
         with self._to_change(number, name) as path:
             syscalls.removexattr(path, name)
 
@@ -151,7 +158,7 @@ class FileMetadata(Part):
             disk.copy(fd, path)
         finally:
             os.close(fd)
-        self._base.changed(path)
+        self._source_tree.changed(path)
         return True
 
     @contextmanager

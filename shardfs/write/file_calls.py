@@ -43,7 +43,11 @@ class FileCalls(Part):
     _kinds: Kinds
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
-        """Create a file, or open an existing one. Return its attributes and a handle."""
+        """Create a file, or open an existing one. Return its attributes and a handle.
+
+        `flags` and `mode` as for open(2). Raise OSError: EEXIST with O_EXCL, and as `OpenFiles.classify_to_write` and
+        `open`.
+        """
         directory = self._open_files.directory_to_change(parent)
         entry = self._overlay.find(directory, name)
         if entry is not None:
@@ -65,7 +69,7 @@ class FileCalls(Part):
                     how = flags & ~(os.O_ACCMODE | os.O_APPEND | os.O_TRUNC) | os.O_RDWR | os.O_CREAT
                     fd = disk.open_file(path, how, mode)
                     file, handle = self._created(directory, name, meaning, flags, mode, fd)
-                    self._base.changed(path)
+                    self._source_tree.changed(path)
             else:
                 file, handle = self._created(directory, name, meaning, flags, mode)
         if meaning.kind is NameKind.PLAIN and name == FOREIGN.encode():
@@ -85,13 +89,17 @@ class FileCalls(Part):
             return file, self._open_files.add(file, flags)
 
     def open(self, number: int, flags: int) -> int:
-        """Open a file and return a handle. Of `flags`, the access mode and O_TRUNC count."""
+        """Open the file with this inode number, and return a handle. Of `flags`, the access mode and O_TRUNC count.
+
+        Raise OSError: ESTALE if the name has another inode number now (the kernel looks it up again), or the errors of
+        `OpenFiles.classify_to_write` if the file is to be changed.
+        """
         inode = self._files.by_number.get(number)
         if inode is not None and inode.path is None and not inode.handles:
             if flags & (os.O_ACCMODE | os.O_TRUNC) or not self._succeeded(inode):
                 raise stale(number)  # the kernel looks up the name again, but only once for each call
             return self._open_files.add_reader(number)
-        if inode is None and self._base.is_outdated(number):
+        if inode is None and self._source_tree.is_outdated(number):
             raise stale(number)
         reads = flags & (os.O_ACCMODE | os.O_TRUNC) in (os.O_RDONLY, os.O_RDWR)
         if reads and (inode is not None or number < TABLE_END):
@@ -127,7 +135,11 @@ class FileCalls(Part):
         return False
 
     def write(self, handle: int, offset: int, data: bytes | memoryview) -> int:
-        """Write bytes at `offset` of an open file. Return how many."""
+        """Write bytes at `offset` of an open file. Return how many: all.
+
+        Raise OSError: EBADF if the handle does not write, EFBIG or ENOSPC, and the errors of reading the file's present
+        bytes.
+        """
         file = self._open_files.writable(handle)
         if file.fd >= 0:
             syscalls.pwrite_all(file.fd, data, offset)
@@ -136,7 +148,10 @@ class FileCalls(Part):
         return len(data)
 
     def truncate(self, number: int, size: int, handle: int | None) -> None:
-        """Shorten a file, or extend it with zeros. `handle` is given if the caller has the file open."""
+        """Shorten a file to `size` bytes, or extend it with zeros. `handle` is given if the caller has the file open.
+
+        Without a handle, the new version is saved at once, as by `flush`. Raise as `open`, `write` and `flush`.
+        """
         if handle is not None:
             self._resize(self._open_files.writable(handle), size)
             return
@@ -203,7 +218,7 @@ class FileCalls(Part):
             raise failure.with_traceback(None)
 
     def fsync(self, handle: int) -> None:
-        """Make the data written survive a power failure.
+        """Make the data written through any handle of the file survive a power failure. Raise OSError as `flush`.
 
         For a `*.__lock` file, this only reports earlier errors. The data become durable once the file is renamed to its
         target and the target or its directory is synced; no client reads the lock file before (docs/decisions/0018).
@@ -221,7 +236,10 @@ class FileCalls(Part):
             self._pending.sync()
 
     def release(self, handle: int) -> None:
-        """Close a handle for good. Data written through a memory mapping since the last flush are saved here."""
+        """Close a handle for good. Data written through a memory mapping since the last flush are saved here.
+
+        An error is recorded for later handles, because the kernel ignores it here.
+        """
         opened = self._open_files.handles[handle]
         if opened.file is not None and opened.writes and opened.file.dirty:
             self._names.before_waiting()
@@ -247,7 +265,7 @@ class FileCalls(Part):
                 self._kinds.drop_buffer(file)
                 if file.path is None:
                     self._files.let_go(file)
-                elif file.is_settled and file.kind is not NameKind.PLAIN:
+                elif file.matches_source and file.kind is not NameKind.PLAIN:
                     self._kinds.rest(file)
 
     def close_all(self) -> None:

@@ -58,7 +58,7 @@ class FileContents:
             return self._attributes_on_disk(file, disk)
         if file.kind is NameKind.COMPRESSED and file.is_lost:
             raise stale(file.number)
-        if self.names.base.expires and file.target is not None:
+        if self.names.source_tree.expires and file.target is not None:
             self._follow_source(file, file.target)
         version, size = file.version, file.size()
         if size < 0 and file.target is not None:
@@ -73,7 +73,7 @@ class FileContents:
 
         Raise OSError (ESTALE) if the program has removed the chunk: the name is then looked up in the source.
         """
-        if not file.is_settled or file.frozen is not None:
+        if not file.matches_source or file.frozen is not None:
             return
         chunk, before = target.tree.shards.stored_chunk(target.coords), file.stored
         if chunk is None and target.tree.shards.has(target.coords):
@@ -83,7 +83,7 @@ class FileContents:
             return
         entry = None if chunk is None else target.tree.chunk_attributes(file.number, target.coords)
         with self.names.lock:
-            if not file.is_settled:
+            if not file.matches_source:
                 return
             file.follow(now)
             if before is None or before.is_same(now):
@@ -104,11 +104,15 @@ class FileContents:
         return Attributes(file.number, False, info.st_size, info.st_mtime_ns, None, shown_mode(info.st_mode))
 
     def whole(self, file: WritableFile) -> bytes:
-        """Return all bytes of a file."""
+        """Return all bytes of a file. Raise as `read`."""
         return bytes(self.read(file, 0, max(self.attributes(file).size, 1)))
 
     def read(self, file: WritableFile, offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of a file; fewer than `size` only at its end."""
+        """Return `size` bytes of a file from `offset` on; fewer only at its end.
+
+        Raise OSError: ESTALE if its bytes are gone, EIO if those in the journal are damaged or no document describes
+        them.
+        """
         if file.kind is NameKind.DIRECTORY:
             raise IsADirectoryError(errno.EISDIR, "is a directory", file.path)
         with self.names.lock:
@@ -140,8 +144,8 @@ class FileContents:
         if file.path is None:
             raise stale(file.number)
         # Look up by path: the tree may have forgotten the kernel's inode number.
-        base = self.names.base
-        return base.read(base.resolve(file.path).number, offset, size)
+        source_tree = self.names.source_tree
+        return source_tree.read(source_tree.resolve(file.path).number, offset, size)
 
     def _shown_size(self, target: Target, version: Version | None) -> int:
         """Return the shown size of a chunk in the journal, or else in its shard, without decoding if possible."""
@@ -188,11 +192,14 @@ class FileContents:
         return buffer
 
     def write(self, file: WritableFile, offset: int, data: bytes | memoryview) -> None:
-        """Write bytes at `offset` into a file that has no descriptor."""
+        """Write bytes at `offset` into a file that has no descriptor. Raise as `load` and `Buffer.write`."""
         self._change(file, lambda buffer: buffer.write(offset, data))
 
     def resize(self, file: WritableFile, size: int) -> None:
-        """Shorten the contents of a file that has no descriptor, or extend them with zeros."""
+        """Shorten the contents of a file that has no descriptor to `size` bytes, or extend them with zeros.
+
+        Raise as `write`.
+        """
         if not size and file.buffer is None:
             file.load(self.new_buffer(file), file.version_and_target)
         self._change(file, lambda buffer: buffer.truncate(size))
@@ -207,7 +214,8 @@ class FileContents:
 class Part:
     """A part of the writable tree, with what all parts share: names, files, their bytes, the journal and the source.
 
-    The fields of a part are the other parts that it calls.
+    The fields of a part are the other parts that it calls. Its attributes: `_files` and `_names` of the mount,
+    `_source_tree` (without the mount's changes), `_pending` versions, `_writer` of the store.
     """
 
     _contents: FileContents
@@ -216,6 +224,6 @@ class Part:
         self._names = self._contents.names
         self._documents = self._names.documents
         self._files = self._names.files
-        self._base = self._names.base
+        self._source_tree = self._names.source_tree
         self._pending = self._contents.pending
         self._writer = self._contents.writer

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardfs.write.files import WritableFile, Writeback
     from shardfs.write.journaled import CompressedKind
     from shardfs.write.pending import Version
-    from shardfs.write.writeback import Look
+    from shardfs.write.writeback import Predecessor
 
 
 @dataclass(eq=False)
@@ -39,7 +39,7 @@ class PlainKind(FileKind):
         self._writer.put(path, data)
         file.freeze(frozen)
         file.set_status(size=len(data))
-        self._base.changed(path)
+        self._source_tree.changed(path)
         self._pending.refused.clear(path)
 
     def describe(self, path: str) -> None:
@@ -54,7 +54,7 @@ class PlainKind(FileKind):
         self._pending.journal.sync()  # a file that was renamed may have its bytes there
         with suppress(FileNotFoundError):  # the writer has already removed a file named like a lock
             self._writer.delete(path)
-        self._base.changed(path)
+        self._source_tree.changed(path)
 
 
 class OrphanKind(JournaledKind):
@@ -62,7 +62,7 @@ class OrphanKind(JournaledKind):
 
     def _is_in_source(self, path: str) -> bool:
         with suppress(*NOT_FOUND):
-            return not self._base.resolve(path).directory
+            return not self._source_tree.resolve(path).directory
         return False
 
     def require_own_name(self, path: str, target: Target | None) -> None:
@@ -77,7 +77,7 @@ class OrphanKind(JournaledKind):
         if self._is_in_source(path):
             self._pending.journal.sync()  # a file that was renamed has its bytes there
             self._writer.delete(path)
-            self._base.changed(path)
+            self._source_tree.changed(path)
 
 
 class DocumentKind(PlainKind):
@@ -86,16 +86,16 @@ class DocumentKind(PlainKind):
     kind = NameKind.DOCUMENT
 
     def write(self, file: WritableFile, path: str, data: bytes, frozen: bytes | None = None) -> None:
-        self._store(file, path, data, is_named=False)
+        self._store(file, path, data, has_name=False)
 
     def save(self, file: WritableFile, unsaved: Writeback) -> None:
-        self._store(file, unsaved.path, unsaved.data, is_named=True)
+        self._store(file, unsaved.path, unsaved.data, has_name=True)
 
-    def _store(self, file: WritableFile, path: str, data: bytes, *, is_named: bool) -> None:
+    def _store(self, file: WritableFile, path: str, data: bytes, *, has_name: bool) -> None:
         directory, _, name = path.rpartition("/")
         # Chunks written under the old document are published first.
         self._pending.drain(self._documents.described_by(directory, name))
-        if not self._descriptions.write_document(file, directory, name, data, is_named=is_named):
+        if not self._descriptions.write_document(file, directory, name, data, has_name=has_name):
             super().write(file, path, data, frozen=data)
             super().describe(path)
         self._pending.refused.clear(path)
@@ -107,7 +107,7 @@ class DocumentKind(PlainKind):
         directory, _, name = path.rpartition("/")
         self._documents.require_known(directory, name)
 
-    def drop(self, look: Look) -> bool:
+    def drop(self, predecessor: Predecessor) -> bool:
         return True
 
     def leave(self, path: str) -> None:
@@ -164,12 +164,12 @@ class Kinds(Part):
             self._pending.refused.record(path, failure)
 
     def copy_status(self, file: WritableFile, path: str) -> None:
-        """Give a file in a local store the mode and time that were set on the mount."""
+        """Give the file that a local store has at a path the mode and time that were set on the mount."""
         if (disk := self._writer.disk) is not None:
             with suppress(FileNotFoundError):  # a document may be stored under another name
                 disk.set_mode(path, stat.S_IMODE(file.mode) or 0o644)
                 disk.set_times(path, file.mtime_ns)
-            self._base.changed(path)
+            self._source_tree.changed(path)
 
     # ---- files that need no buffer any more ----
 
@@ -186,7 +186,7 @@ class Kinds(Part):
                 self._descriptions.show_superseding(file)
                 return
             if not file.handles and file.leave_disk():
-                self._base.changed(path)
+                self._source_tree.changed(path)
             if file.drop_buffer() or file.kind is NameKind.COMPRESSED:  # refused, and the writer got the error: restore
                 file.set_status(mtime_ns=time.time_ns())
                 self._names.hooks.invalidate_content(file.number)
@@ -221,7 +221,7 @@ class Kinds(Part):
         return file is not None and file.writers > 0
 
     def published(self, versions: Mapping[str, Version]) -> None:
-        """Update the files whose versions are now in their shards. Called without any lock."""
+        """Update the files whose versions are now in their shards, by path. Called without any lock."""
         with self._names.lock:
             for path, version in versions.items():
                 file = self._files.at(path)
@@ -236,7 +236,7 @@ class Kinds(Part):
         size = version.data.size if version.data is not None else 0
         if file.target is None or file.target.is_verbatim or version.is_encoded:
             file.publish(version.base, None if version.is_encoded else size)
-            if file.is_settled:
+            if file.matches_source:
                 self.rest(file)
         elif file.writers:  # open writers make the next version
             self._contents.load(file)

@@ -35,7 +35,7 @@ V = TypeVar("V")
 
 
 class Writeback(NamedTuple):
-    """One state of a dirty file that is to be written to the store."""
+    """One state of a dirty file that is to be written to the store: the bytes of `buffer` in this `edition`."""
 
     path: str
     data: bytes
@@ -108,20 +108,20 @@ class WritableFile:
         return path.removesuffix(compression(path)) if path and self.kind is NameKind.COMPRESSED else path
 
     @property
-    def is_settled(self) -> bool:
+    def matches_source(self) -> bool:
         """Whether the tree shows the same contents without this file."""
         return self.version is None and self.buffer is None and not self.writers
 
     @property
     def is_lost(self) -> bool:
-        """Whether the file has neither a name nor contents anywhere."""
+        """Whether the file has neither a name nor contents on the mount: at most handles still refer to it."""
         version = self.version is not None and self.version.data is not None
         has_bytes = self.buffer is not None or self.frozen is not None or self.fd >= 0
         return self.path is None and not has_bytes and not version
 
     @property
     def version_and_target(self) -> tuple[Version | None, Target | None]:
-        """Where the bytes of a file without a buffer are, for `load`."""
+        """Where the bytes of a file without a buffer are: the `place` for `load`."""
         with self._lock:
             return self.version, self.target
 
@@ -164,7 +164,7 @@ class WritableFile:
             self.mode = self.mode if mode is None else mode
 
     def count_lookups(self, change: int) -> None:
-        """Count kernel references."""
+        """Add `change` to the number of kernel references; it does not fall below 0."""
         with self._lock:
             self.lookups = max(self.lookups + change, 0)
 
@@ -270,7 +270,7 @@ class WritableFile:
             return True
 
     def freeze(self, data: bytes | None, *, superseded: bool = False) -> None:
-        """Show a fixed copy, or (None) what is stored."""
+        """Show the fixed bytes `data`, or (None) what is stored. `superseded`: see the attribute."""
         with self._lock:
             self.frozen = data
             self.superseded = superseded
@@ -377,7 +377,7 @@ class Files:
         return file
 
     def unnamed(self, kind: NameKind, target: Target | None = None, number: int = 0) -> WritableFile:
-        """Create a file without a name; call `name` next."""
+        """Create a file without a name; call `name` next. `number` 0: a new inode number."""
         return WritableFile(number or next(self._numbers), kind, target, self._lock)
 
     def name(self, file: WritableFile, parent: str, name: bytes) -> None:
@@ -387,7 +387,7 @@ class Files:
         self._directories.setdefault(parent, {})[name] = file
 
     def in_directory(self, path: str) -> Mapping[bytes, WritableFile | None]:
-        """Return the changed names in a directory."""
+        """Return the changed names in a directory: the file of each, None for a hidden one."""
         return self._directories.get(path, _NO_NAMES)
 
     def at(self, path: str) -> WritableFile | None:
@@ -444,7 +444,7 @@ class Files:
         evicted: list[WritableFile] = []
         for number in list(itertools.islice(self._settled, max(len(self._settled) - MAX_SETTLED, 0))):
             old = self._settled.pop(number)
-            if old.is_settled and not old.handles:
+            if old.matches_source and not old.handles:
                 evicted.append(old)
         return evicted
 

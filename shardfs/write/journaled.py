@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardfs.write.files import WritableFile, Writeback
     from shardfs.write.open_files import OpenFiles
     from shardfs.write.overlay import Overlay
-    from shardfs.write.writeback import Look
+    from shardfs.write.writeback import Predecessor
 
 
 class FileKind(Part):
@@ -36,7 +36,10 @@ class FileKind(Part):
     is_journaled = False
 
     def commit(self, file: WritableFile) -> None:
-        """Save a dirty file."""
+        """Save a dirty file, and describe its directory anew if it is a document. Do nothing if all is saved.
+
+        Raise OSError or ShardfsError if the bytes are refused or cannot be saved.
+        """
         with self._names.gate.shared():  # a rename of its directory ends first
             if file.unsaved() is None:
                 return
@@ -48,11 +51,11 @@ class FileKind(Part):
         self.describe(unsaved.path)
 
     def save(self, file: WritableFile, unsaved: Writeback) -> None:
-        """Store the bytes of a dirty file under its name, with `writeback` held."""
+        """Store the bytes of a dirty file under its name, with `writeback` held. Raise as `commit`."""
         self.write(file, unsaved.path, unsaved.data)
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
-        """Store bytes as the file at `path`. A journaled file gets that name at the same time."""
+        """Store bytes as the file at `path`. A journaled file gets that name at the same time. Raise as `commit`."""
         raise NotImplementedError
 
     def describe(self, path: str) -> None:
@@ -69,7 +72,7 @@ class FileKind(Part):
     def require_movable(self, path: str) -> None:
         """Raise OSError if the file at a path cannot be renamed to a name of another kind."""
 
-    def drop(self, look: Look) -> bool:
+    def drop(self, predecessor: Predecessor) -> bool:
         """Drop the pending version of a path, with the lock held. Return whether the source still shows the name."""
         return False
 
@@ -79,9 +82,9 @@ class FileKind(Part):
     def remove(self, path: str, target: Target | None) -> None:
         """Remove a name. Open handles keep the bytes of the file."""
         self._pending.refused.clear(path)
-        look = self._pending.look(path, target)
+        predecessor = self._pending.predecessor(path, target)
         with self._names.lock:
-            is_in_source = self.drop(look)
+            is_in_source = self.drop(predecessor)
             if (file := self._files.at(path)) is not None:
                 self._files.unname(file)
             if is_in_source:
@@ -104,27 +107,30 @@ class JournaledKind(FileKind):
         encoded = None if target is None or target.is_verbatim else encode(target, buffer)
         self._pending.make_room(buffer.size if encoded is None else len(encoded.stored))
         with self._names.gate.shared():  # keeps the shard in place until the record is written
-            look = self._pending.look(path, target)
+            predecessor = self._pending.predecessor(path, target)
             with self._names.lock:
                 unsaved = file.unsaved()
                 if unsaved is None or file.kind not in JOURNALED:  # saved or renamed by another thread meanwhile
                     return
                 buffer, path = unsaved
-                if (look.path, look.target) != (path, file.target):  # another thread has renamed it meanwhile
-                    look = self._pending.look(path, file.target)
+                if (predecessor.path, predecessor.target) != (
+                    path,
+                    file.target,
+                ):  # another thread has renamed it meanwhile
+                    predecessor = self._pending.predecessor(path, file.target)
                 if encoded is not None and not encoded.is_of(file.target, buffer):
                     encoded = encode(file.target, buffer)  # another thread has written meanwhile
                 if encoded is None:
-                    self.put(file, look, buffer.content())
+                    self.put(file, predecessor, buffer.content())
                 else:
-                    self.put(file, look, encoded.stored, is_encoded=True)
+                    self.put(file, predecessor, encoded.stored, is_encoded=True)
                     self.show(file, encoded)
 
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
         content, is_encoded = to_journal(file.target, data)
-        look = self._pending.look(path, file.target)
+        predecessor = self._pending.predecessor(path, file.target)
         with self._names.lock:
-            self.put(file, look, content, is_encoded=is_encoded)
+            self.put(file, predecessor, content, is_encoded=is_encoded)
             self._files.name(file, *split(path))
 
     def require_own_name(self, path: str, target: Target | None) -> None:
@@ -132,13 +138,15 @@ class JournaledKind(FileKind):
             shards = target.tree.shards
             self._writer.require_own_name(shards.key(shards.number_of(target.coords)))
 
-    def drop(self, look: Look) -> bool:
-        return self._pending.remove(look)
+    def drop(self, predecessor: Predecessor) -> bool:
+        return self._pending.remove(predecessor)
 
-    def put(self, file: WritableFile, look: Look, data: Bytes, *, is_encoded: bool = False) -> None:
+    def put(self, file: WritableFile, predecessor: Predecessor, data: Bytes, *, is_encoded: bool = False) -> None:
         """Add a version of a file to the journal. The caller holds the lock."""
         is_scratch = file.kind is NameKind.SCRATCH
-        file.commit(self._pending.put(look, data, file.mtime_ns, file.mode, scratch=is_scratch, is_encoded=is_encoded))
+        file.commit(
+            self._pending.put(predecessor, data, file.mtime_ns, file.mode, scratch=is_scratch, is_encoded=is_encoded)
+        )
 
     def show(self, file: WritableFile, encoded: Encoded) -> None:
         """Show the bytes of a chunk as they will be shown once it is in its shard. The caller holds the lock."""
@@ -158,9 +166,8 @@ class CompressedKind(FileKind):
     def write(self, file: WritableFile, path: str, data: bytes) -> None:
         """Write the bytes `data` of a file at `path`, decompressed, as a new version of the chunk.
 
-        The compressed file keeps its name: the caller calls `retire`.
-
-        Raise OSError (EINVAL) if they are no such chunk, or as `OpenFiles.classify_to_write`.
+        The compressed file keeps its name: the caller calls `retire`. Raise OSError (EINVAL) if they are no such chunk,
+        and the errors of `OpenFiles.classify_to_write` and `WriteBuffer.rename`.
         """
         plain = path.removesuffix(compression(path))
         directory, name = split(plain)
@@ -174,11 +181,11 @@ class CompressedKind(FileKind):
             present = self._overlay.find(directory, name)
             if present is not None:
                 self._open_files.adopt(present.number)
-            look = self._pending.look(plain, target)
+            predecessor = self._pending.predecessor(plain, target)
             with self._names.lock:
                 chunk = self._files.at(plain) or self._files.new(directory, name, NameKind.CHUNK, target)
                 version = self._pending.rename(
-                    path, look, None, content, file.mtime_ns, file.mode, is_encoded=is_encoded
+                    path, predecessor, None, content, file.mtime_ns, file.mode, is_encoded=is_encoded
                 )
                 chunk.commit(version, dirty=True)
                 chunk.set_status(size=-1, mtime_ns=file.mtime_ns, mode=file.mode)

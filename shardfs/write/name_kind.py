@@ -46,7 +46,10 @@ def is_document(name: str) -> bool:
 
 
 class Document(NamedTuple):
-    """A metadata document, by the directory of its dataset and its path below that directory."""
+    """A metadata document, by the directory of its dataset and its path below that directory, as the mount shows them.
+
+    `format` is the one that reads and writes it; in a layout, a `Translation` to the documents of the source.
+    """
 
     format: Format
     directory: str
@@ -62,18 +65,21 @@ class Document(NamedTuple):
         return isinstance(self.format, Translation) and self.format.is_copy(self.name)
 
     def stored_at(self, below: str) -> Document:
-        """Return the document that the source has at this path below the directory."""
+        """Return the source's document at this path below the directory: one of the `sources` (see `documents.py`)."""
         if not isinstance(self.format, Translation):
             return self._replace(name=below)
         at, name = self.format.stored_name(below)
         return Document(self.format.source, join(self.directory, at) if at else self.directory, name)
 
 
-def document_at(base: Tree, directory: str, name: str) -> Document | None:
-    """Return the document that a file with this name is; None for other files."""
-    if base.datasets.layout is not None:
+def document_at(source_tree: Tree, directory: str, name: str) -> Document | None:
+    """Return the document for which a name in a directory of the mount stands; None for other names.
+
+    The document need not exist. Raise CorruptShardError if documents that decide this are damaged, and OSError.
+    """
+    if source_tree.datasets.layout is not None:
         try:
-            place = base.directories.shown_by(join(directory, name))
+            place = source_tree.directories.shown_by(join(directory, name))
         except NOT_FOUND:
             place = None
         if place is None:
@@ -96,16 +102,19 @@ class ExpectedDatasets:
         rules: sharding of new arrays.
     """
 
-    def __init__(self, base: Tree, rules: Rules) -> None:
-        self._base = base
+    def __init__(self, source_tree: Tree, rules: Rules) -> None:
+        self._source_tree = source_tree
         self._rules = rules
         self._deleted: dict[str, Sharding] = {}  # by directory
 
     def kind(self, directory: str, name: str) -> NameKind:
         """Return the kind of a name outside of known sharded datasets, judged by the documents seen so far."""
-        layout = self._base.datasets.layout
-        likely = name.endswith(ALWAYS) or name in self._base.datasets.layout_documents
-        if likely and (document_at(self._base, directory, name) or self.new_document(directory, name)) is not None:
+        layout = self._source_tree.datasets.layout
+        likely = name.endswith(ALWAYS) or name in self._source_tree.datasets.layout_documents
+        if (
+            likely
+            and (document_at(self._source_tree, directory, name) or self.new_document(directory, name)) is not None
+        ):
             return NameKind.DOCUMENT
         if layout is not None and name.endswith(ALWAYS) and is_document(name):
             return NameKind.HIDDEN  # a document of the source
@@ -121,17 +130,22 @@ class ExpectedDatasets:
         return NameKind.SCRATCH if is_expected and is_scratch(name) else NameKind.PLAIN
 
     def new_document(self, directory: str, name: str) -> Document | None:
-        """Return a document in the mount's layout, in a directory without a dataset; None for other files.
+        """Return a layout's document that begins a new dataset in a directory; None for other names, and natively.
 
         The source's format is that of the first rule for the directory, otherwise that of the nearest group above.
         """
-        datasets = self._base.datasets
+        datasets = self._source_tree.datasets
         view = datasets.shown_datasets.view
         layout = datasets.layout
-        if view is None or layout is None or name not in datasets.layout_documents or self._base.is_closed(directory):
+        if (
+            view is None
+            or layout is None
+            or name not in datasets.layout_documents
+            or self._source_tree.is_closed(directory)
+        ):
             return None
         with suppress(*NOT_FOUND):
-            if self._base.directories.shown_by(join(directory, name)) is not None:
+            if self._source_tree.directories.shown_by(join(directory, name)) is not None:
                 return None
         format = self._format_of_new(directory)
         source = next((f for f in datasets.source.formats if format in f.dataset_formats), None)
@@ -150,19 +164,23 @@ class ExpectedDatasets:
     def _format_above(self, directory: str) -> str:
         for above in islice(upwards(directory), 1, None):
             with suppress(CorruptShardError):
-                documents = self._base.datasets.source.documents(above)
-                datasets = (f.open(above, documents) for f in self._base.datasets.source.formats)
-                if (dataset := next(filter(None, datasets), None)) is not None:
+                if (dataset := next(self._source_tree.datasets.source.own_datasets(above), None)) is not None:
                     return dataset.format
         return ""
 
     def shardings_for(self, directory: str, name: str) -> list[tuple[Format, Sharding | Rule]]:
-        """Return the formats and shardings that may apply to a new document."""
+        """Return the formats and shardings that may apply to a new document, in the order in which to try them.
+
+        Empty inside of an array, and where neither a rule nor a remembered sharding applies.
+        """
         fitting = [(f, sharding) for f, sharding in self._shardings(directory) if f.describes(name)]
-        return fitting if fitting and not self._base.is_closed(directory) else []
+        return fitting if fitting and not self._source_tree.is_closed(directory) else []
 
     def sharded(self, directory: str, name: str, data: bytes) -> Mapping[str, bytes] | None:
-        """Return the documents that a rule or a remembered sharding makes of a new one; None if no sharding applies."""
+        """Return the documents that the first fitting sharding makes of a new one, by name; None if none applies.
+
+        Where a sharding does not fit, or the directory has chunks already, the log has the reason.
+        """
         path = join(directory, name)
         refusals: list[ValueError] = []
         for form, sharding in self.shardings_for(directory, name):
@@ -183,7 +201,7 @@ class ExpectedDatasets:
 
     def _has_chunks(self, form: Format, directory: str, below: str = "") -> bool:
         """Return whether the store has files in the directory that would be mistaken for shards."""
-        for entry in self._base.store.scan(join(directory, below)):
+        for entry in self._source_tree.store.scan(join(directory, below)):
             name = join(below, entry.name)
             if form.chunk_like(name) if not entry.directory else self._may_hold_chunks(form, directory, name):
                 return True
@@ -204,12 +222,12 @@ class ExpectedDatasets:
 
     def _may_be_chunk(self, directory: str, name: str) -> bool:
         """Return whether a name may be a chunk of an array whose document is not written yet."""
-        path, layout = join(directory, name), self._base.datasets.layout
+        path, layout = join(directory, name), self._source_tree.datasets.layout
         for above in islice(upwards(directory), MAX_ABOVE):
             below = path[len(above) :].lstrip("/")
             is_like = any((layout or f).chunk_like(below) for f, _ in self._shardings(above))
             if is_like and not self._is_described(above):
-                return not self._base.is_closed(above) and not self._is_in_foreign(directory)
+                return not self._source_tree.is_closed(above) and not self._is_in_foreign(directory)
         return False
 
     def _is_deleted(self, directory: str) -> bool:
@@ -217,7 +235,7 @@ class ExpectedDatasets:
         return any(at in self._deleted for at in upwards(directory))
 
     def _is_in_foreign(self, directory: str) -> bool:
-        return any(self._base.store.documents(at, [FOREIGN], 1) for at in islice(upwards(directory), MAX_ABOVE))
+        return any(self._source_tree.store.documents(at, [FOREIGN], 1) for at in islice(upwards(directory), MAX_ABOVE))
 
     def _is_described(self, path: str) -> bool:
         """Return whether documents describe a directory.
@@ -225,16 +243,15 @@ class ExpectedDatasets:
         In a layout, a group is no answer: a program may write the attributes of an array, then chunks, then `.zarray`.
         """
         try:
-            documents, datasets = self._base.datasets.source.documents(path), self._base.datasets
+            datasets = self._source_tree.datasets
             if datasets.layout is None:
-                return bool(documents)
-            described = (f.open(path, documents) for f in datasets.source.formats)
-            return any(dataset.collections or dataset.unsharded for dataset in described if dataset is not None)
+                return bool(datasets.source.documents(path))
+            return any(dataset.all_collections for dataset in datasets.source.own_datasets(path))
         except CorruptShardError:
             return False
 
     def record_deleted(self, document: Document, documents: Mapping[str, bytes]) -> None:
-        """Keep the sharding of a dataset whose stored document is deleted."""
+        """Keep the sharding of a dataset whose document is deleted. `documents` are its sources, by name."""
         sharding = document.format.sharding(documents)
         directory = document.directory
         if sharding is not None:

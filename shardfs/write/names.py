@@ -37,16 +37,18 @@ class Names:
         gate: held shared while files are created, and exclusively while a document or directory changes what names are.
         numbers: inode numbers under which the kernel knows directories, by path.
         modes, times: set on the mount for files of the tree; times of directories hold until an entry changes.
-        waiting: to be called before a thread waits. It may raise `Postponed`: the request is then repeated.
+        source_tree: the tree of the source, without the changes of the mount.
+        before_waiting: to be called before a thread waits. It may raise `Postponed`: the request is then repeated.
+        hooks: the server's, shared with the tree of the source.
     """
 
-    def __init__(self, base: Tree, documents: Documents, waiting: Callable[[], None] = nothing) -> None:
-        self.base = base
+    def __init__(self, source_tree: Tree, documents: Documents, waiting: Callable[[], None] = nothing) -> None:
+        self.source_tree = source_tree
         self.documents = documents
         self.before_waiting = waiting
-        base.follows_documents = False  # paths and numbers are cached here
-        base.datasets.trees.is_writable = True
-        self.hooks = base.hooks
+        source_tree.follows_documents = False  # paths and numbers are cached here
+        source_tree.datasets.trees.is_writable = True
+        self.hooks = source_tree.hooks
         self.hooks.names_changed = self.invalidate_all
         self.lock = threading.RLock()
         self._rename_lock = threading.RLock()
@@ -56,7 +58,7 @@ class Names:
         self.modes: dict[int, int] = {}
         self.times: dict[int, int] = {}
         self._paths: dict[int, str] = {}
-        self._base_numbers: dict[str, int] = {}
+        self._source_numbers: dict[str, int] = {}
 
     @contextmanager
     def renaming(self) -> Iterator[None]:
@@ -94,7 +96,7 @@ class Names:
         file = self.files.by_number.get(number)
         path = file.path if file is not None else self._paths.get(number)
         if path is None and file is None and number < CREATED:
-            path = self.base.shown_path(number) or None
+            path = self.source_tree.shown_path(number) or None
             if path is not None:
                 put_bounded(self._paths, number, path)
         if path is None:
@@ -108,35 +110,38 @@ class Names:
         except FileNotFoundError:
             return ""
 
-    def base_number(self, path: str) -> int | None:
-        """Return the inode number of this directory in the tree; None if the tree has no such directory."""
-        number = self._base_numbers.get(path)
+    def source_number(self, path: str) -> int | None:
+        """Return the inode number of a directory in the source's tree; None if the source has no such directory.
+
+        Raise OSError or CorruptShardError if that cannot be found out.
+        """
+        number = self._source_numbers.get(path)
         if number is not None:
             return number
         with suppress(*NOT_FOUND):
-            entry = self.base.resolve(path)
+            entry = self.source_tree.resolve(path)
             if entry.directory:  # a missing directory is not recorded, because it may appear at any time
-                put_bounded(self._base_numbers, path, entry.number)
+                put_bounded(self._source_numbers, path, entry.number)
                 return entry.number
         return None
 
     def renew(self, path: str) -> list[str]:
-        """Look up a directory anew, after a change of its documents. Return the paths of its collections."""
-        collections = self.base.renew(path)
+        """Read the documents of a directory again. Return the shown paths of the collections there and below."""
+        collections = self.source_tree.renew(path)
         self._outdate(path)
         self._paths.clear()
-        self._base_numbers.clear()
+        self._source_numbers.clear()
         return collections
 
     def _outdate(self, path: str) -> None:
         """Show a layout's documents anew that depend on the documents in a directory."""
-        if self.base.datasets.layout is None:
+        if self.source_tree.datasets.layout is None:
             return
-        for document in self.base.directories.generated(path):
+        for document in self.source_tree.directories.generated(path):
             directory, name = split(document)
             with self.lock:
                 file = self.files.at(document)
-                if file is not None and file.is_original and file.is_settled and not (file.frozen or file.handles):
+                if file is not None and file.is_original and file.matches_source and not (file.frozen or file.handles):
                     self.files.unname(file)  # it only has another mode or time
             self.invalidate(directory, name)
 
@@ -145,17 +150,17 @@ class Names:
         self._outdate(old)
         with self.lock:
             self.files.move_below(old, new)
-            self.base.moved(old, new)
+            self.source_tree.moved(old, new)
             self._paths.clear()
             self.numbers.clear()
-            self._base_numbers.clear()
+            self._source_numbers.clear()
 
     def remember(self, number: int) -> None:
-        """Count one kernel reference to an inode number, also for files created on the mount."""
+        """Count one kernel reference to an inode number, also of a file created on the mount."""
         file = self.files.by_number.get(number)
         if file is not None:
             file.count_lookups(1)
-        self.base.remember(number)
+        self.source_tree.remember(number)
 
     def forget(self, number: int, count: int) -> None:
         """Release `count` kernel references. A file without references or handles is freed."""
@@ -167,7 +172,7 @@ class Names:
                     self.files.unname(file)
                 else:
                     self.files.let_go(file)
-        self.base.forget(number, count)
+        self.source_tree.forget(number, count)
 
     def invalidate(self, directory: str, name: bytes) -> None:
         """Make the kernel look up a name again."""
@@ -184,14 +189,17 @@ class Names:
     # ---- kinds of names ----
 
     def classify_name(self, directory: str, name: bytes) -> NameMeaning:
-        """Return the kind of a name in a directory, and its target if the name is a chunk."""
+        """Return the kind of a name in a directory, and its target if the name is a chunk. The name need not exist.
+
+        Raise OSError if documents that decide this cannot be read.
+        """
         if name.startswith(OWN.encode()):
             return NameMeaning(NameKind.HIDDEN)
-        number = self.base_number(directory)
+        number = self.source_number(directory)
         if number is None:
             return NameMeaning(self._kind_in_made(directory, os.fsdecode(name)))
         try:
-            meaning = self.base.classify_name(number, name)
+            meaning = self.source_tree.classify_name(number, name)
         except CorruptShardError:  # damaged documents may be repaired
             return NameMeaning(NameKind.PLAIN)
         if meaning.kind is not NameKind.PLAIN:
@@ -205,14 +213,14 @@ class Names:
         temporary = any(map(is_scratch, below)) and self.has_scratch(above)
         if temporary or (any(n.startswith(".") for n in below) and self.keeps_hidden(above)):
             return NameKind.SCRATCH
-        first = self.base.classify_name(number, os.fsencode(below[0])).kind
+        first = self.source_tree.classify_name(number, os.fsencode(below[0])).kind
         if first is NameKind.PLAIN:  # an object store has no directories
             return self.documents.expected.kind(directory, name)
         return NameKind.SCRATCH if first is NameKind.SCRATCH or is_scratch(name) else NameKind.ORPHAN
 
     def _nearest(self, path: str) -> tuple[str, int]:
         """Return path and inode number of the closest directory in the tree: the path itself or one above it."""
-        while (number := self.base_number(path)) is None:
+        while (number := self.source_number(path)) is None:
             path = path.rpartition("/")[0]
         return path, number
 
@@ -220,7 +228,7 @@ class Names:
         """Return whether the tree takes a file, or the directory above that it lacks, for one that no dataset has."""
         above, number = self._nearest(path.rpartition("/")[0])
         below = path[len(above) :].strip("/").split("/")
-        return self.base.classify_name(number, os.fsencode(below[0])).kind is NameKind.PLAIN
+        return self.source_tree.classify_name(number, os.fsencode(below[0])).kind is NameKind.PLAIN
 
     def has_scratch(self, directory: str) -> bool:
         """Return whether temporary files in the directory are kept from the store, as in a sharded dataset."""
@@ -231,7 +239,7 @@ class Names:
 
         Outside of sharded datasets, a hidden directory may be a group or a directory of the user.
         """
-        number = self.base_number(directory)
+        number = self.source_number(directory)
         with suppress(CorruptShardError):
-            return number is not None and self.base.has_chunks(number)
+            return number is not None and self.source_tree.has_chunks(number)
         return False

@@ -53,7 +53,10 @@ class OpenFiles(Part):
         return opened.file
 
     def add(self, file: WritableFile, flags: int) -> int:
-        """Return a new handle of a file. The caller holds the lock."""
+        """Return a new handle of a file; `flags` as for open(2). The caller holds the lock.
+
+        Raise OSError (ESTALE) if the file's bytes are gone.
+        """
         if file.is_lost:
             raise stale(file.number)
         if file.path is None and not file.handles and file.fd < 0 and file.frozen is None:
@@ -66,7 +69,10 @@ class OpenFiles(Part):
         return handle
 
     def add_reader(self, number: int) -> int:
-        """Return a new handle that only reads a file, changed or not."""
+        """Return a new handle that only reads the file with this inode number, changed or not.
+
+        Raise OSError (ESTALE).
+        """
         inode = self._files.by_number.get(number)
         if inode is not None and inode.kind is NameKind.PLAIN and self._writer.local:
             return self.add_known(number, os.O_RDONLY)[1]
@@ -88,7 +94,10 @@ class OpenFiles(Part):
             del self._readers[opened.number]
 
     def add_known(self, number: int, flags: int) -> tuple[WritableFile, int]:
-        """Return a file ready for changes, and a handle. A passed-through file is open on the disk."""
+        """Return the file with this inode number, ready for changes, and a handle. Raise as `adopt` and `add`.
+
+        A passed-through file is open on the disk.
+        """
         how = os.O_RDWR if flags & (os.O_ACCMODE | os.O_TRUNC) else os.O_RDONLY
         while True:
             file = self.adopt(number, how)
@@ -99,7 +108,10 @@ class OpenFiles(Part):
     # ---- files ----
 
     def directory_to_change(self, number: int) -> str:
-        """Return the path of a directory in which the caller is about to change a name."""
+        """Return the path of a directory in which the caller is about to change a name.
+
+        Raise FileNotFoundError if the inode number has no path any more, and NotADirectoryError for a file.
+        """
         path = self._names.path_of(number)
         self._names.numbers[path] = number
         self._names.times.pop(number, None)
@@ -109,7 +121,11 @@ class OpenFiles(Part):
         return path
 
     def classify_to_write(self, directory: str, name: bytes) -> NameMeaning:
-        """Return the kind and target of a name. Raise OSError if files with this name cannot be created or written."""
+        """Return the kind and target of a name.
+
+        Raise OSError if files with this name cannot be created or written: ENAMETOOLONG, EPERM, EROFS, and the errors
+        of `WriteBuffer.require_writable`.
+        """
         if len(name) > MAX_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
         meaning = self._names.classify_name(directory, name)
@@ -133,9 +149,10 @@ class OpenFiles(Part):
             raise stale(number)
 
     def adopt(self, number: int, flags: int | None = os.O_RDWR) -> WritableFile:
-        """Return the file of an inode number, for a change.
+        """Return the file of an inode number, for a change. A file of the tree becomes a changed one.
 
-        A passed-through file is opened on the disk with `flags`; None does not open it.
+        A passed-through file is opened on the disk with `flags`; None does not open it. Raise OSError: EISDIR, ESTALE
+        if its name was removed or reused, and as `classify_to_write`.
         """
         file = self._files.by_number.get(number) or self._adopt_from_tree(number)
         if file.kind is NameKind.DIRECTORY:
@@ -146,12 +163,12 @@ class OpenFiles(Part):
 
     def _adopt_from_tree(self, number: int) -> WritableFile:
         self._require_shown(number)
-        entry, path = self._base.attributes(number), self._names.path_of(number)
+        entry, path = self._source_tree.attributes(number), self._names.path_of(number)
         if entry.directory:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         parent, name = split(path)
         meaning = self.classify_to_write(parent, name)
-        former = self._base.target_of(number) if meaning.kind is NameKind.ORPHAN else None
+        former = self._source_tree.target_of(number) if meaning.kind is NameKind.ORPHAN else None
         if former is not None:  # outside of the new shape, but still in its shard
             meaning = NameMeaning(NameKind.CHUNK, former)
         with self._names.lock:

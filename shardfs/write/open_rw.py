@@ -46,6 +46,7 @@ LOOKED_AFTER_S = 1.0
 """Seconds to wait for other owners of the lock: `shardfs recover` may be about to remove an unused journal."""
 
 LOOK_S = 0.2
+"""Mean of the seconds between two attempts to lock the journal."""
 
 UPLOADS = 16
 """The most shards that are published to a remote store at the same time."""
@@ -109,7 +110,7 @@ def _half_of_free(directory: Path) -> int:
 
 
 def require_writable(store: Store, source: str, options: Options) -> None:
-    """Raise the errors of `open_writable`. Changes nothing, apart from the probes that a writer sends to a store."""
+    """Raise the errors that `open_writable` would raise. Leaves nothing behind; a store may get probes of a writer."""
     _require_write_access(store, source)
     directory = journal_directory(source, options.journal)
     Pending(Journal.rehearse(directory, source)).require_layout(options.shown_as)

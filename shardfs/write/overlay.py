@@ -45,7 +45,10 @@ class Overlay(Part):
         self.cut: set[str] = set()  # arrays that had another shape before
 
     def recover(self) -> None:
-        """Show the versions in the journal, unless another array has replaced that of the chunk."""
+        """Show the versions in the journal at the start of a mount.
+
+        Versions for an array of another form become conflicts.
+        """
         for path, version in sorted(self._pending.backlog.versions.items(), key=lambda item: item[1].lsn):
             if version.is_document:
                 continue
@@ -65,10 +68,10 @@ class Overlay(Part):
 
     def make_parents(self, path: str) -> None:
         """Create the directories that the tree lacks above a file in the journal."""
-        if path and self._files.at(path) is not None and self._names.base_number(path) is not None:
+        if path and self._files.at(path) is not None and self._names.source_number(path) is not None:
             self._directories.show(path)  # a directory of this mount that has become one of chunks
         while path and self._files.at(path) is None:
-            if self._names.base_number(path) is None:
+            if self._names.source_number(path) is None:
                 self._files.new(*split(path), NameKind.DIRECTORY).set_status(mtime_ns=time.time_ns())
             else:
                 self._directories.show_inhabited(path)
@@ -77,7 +80,11 @@ class Overlay(Part):
     # ---- names ----
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """Return the attributes of a child. Raise FileNotFoundError, another OSError or CorruptShardError."""
+        """Return the attributes of a child. Raise FileNotFoundError, another OSError or CorruptShardError.
+
+        MayAppearError: the close of a compressed chunk may create the name at any time, so its absence must not be
+        cached.
+        """
         directory = self._names.path_of(parent)
         self._names.numbers[directory] = parent
         try:
@@ -93,7 +100,10 @@ class Overlay(Part):
         return entry
 
     def find(self, directory: str, name: bytes) -> Attributes | None:
-        """Return the attributes of a name; None if the mount does not show the name."""
+        """Return the attributes of a name in a directory, given by its path; None if the mount does not show the name.
+
+        Raise OSError (ENAMETOOLONG, or as the store does), or CorruptShardError.
+        """
         if len(name) > MAX_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), os.fsdecode(name))
         before: WritableFile | None = None
@@ -114,7 +124,7 @@ class Overlay(Part):
             before = file  # it was just published or replaced
         if name.startswith(OWN.encode()):
             return None
-        number = self._names.base_number(directory)
+        number = self._names.source_number(directory)
         if number is not None:
             with suppress(FileNotFoundError):
                 return self._in_source(directory, number, name)
@@ -125,7 +135,7 @@ class Overlay(Part):
         if self._disk is None and self._is_scratch(directory, name):
             return None  # hidden even if a crashed program has left it in the store, so nothing needs to be asked
         path = join(directory, name)
-        entry = self._base.lookup(number, name)
+        entry = self._source_tree.lookup(number, name)
         if self._directories.hides(entry, number, path) or self._is_foreign_scratch(entry, directory, name):
             return None
         entry = self.with_mode(entry, path)
@@ -154,7 +164,7 @@ class Overlay(Part):
             return None
         names = [os.fsencode(part) for part in join(directory, name)[len(array) :].strip("/").split("/")]
         with suppress(OSError, CorruptShardError):
-            *formers, present = tuple(self._base.collection(array).shapes)
+            *formers, present = tuple(self._source_tree.collection(array).shapes)
             for tree in reversed(formers):
                 with suppress(FileNotFoundError):
                     entry = tree.find(names)
@@ -193,22 +203,22 @@ class Overlay(Part):
             return self._contents.attributes(file)
         if number >= CREATED:
             raise stale(number)
-        return self.with_mode(self._base.attributes(number), self._names.shown_path(number))
+        return self.with_mode(self._source_tree.attributes(number), self._names.shown_path(number))
 
     def chunk_number(self, parent: int, name: bytes) -> int | None:
-        """Return the inode number that a chunk with this name has, if it exists; None for any other name."""
+        """Return the inode number of the chunk with this name, whether it exists or not; None for any other name."""
         directory = self._names.path_of(parent)
         names = self._files.in_directory(directory)
         if name in names:
             file = names[name]
             return None if file is None or file.target is None else file.number
-        number = self._names.base_number(directory)
-        return None if number is None else self._base.chunk_number(number, name)
+        number = self._names.source_number(directory)
+        return None if number is None else self._source_tree.chunk_number(number, name)
 
     def is_chunk(self, number: int) -> bool:
         """Return whether an inode number is that of a chunk, which need not exist."""
         file = self._files.by_number.get(number)
-        return self._base.is_chunk(number) if file is None else file.target is not None
+        return self._source_tree.is_chunk(number) if file is None else file.target is not None
 
     def is_unlinked(self, number: int) -> bool:
         """Return whether a handle has the file open, and the file was removed or replaced."""
@@ -216,16 +226,19 @@ class Overlay(Part):
         return file is not None and file.path is None and bool(file.handles)
 
     def read(self, number: int, offset: int, size: int) -> bytes | memoryview:
-        """Return bytes of a file; fewer than `size` only at its end."""
+        """Return `size` bytes of a file from `offset` on; fewer only at its end.
+
+        Raise as `FileContents.read` or `Tree.read`.
+        """
         file = self._files.by_number.get(number)
         if file is None:
             if number >= CREATED:
                 raise stale(number)
-            return self._base.read(number, offset, size)
+            return self._source_tree.read(number, offset, size)
         return self._contents.read(file, offset, size)
 
     def read_many(self, requests: list[tuple[int, int, int]]) -> list[bytes | Exception]:
-        """Return the bytes of several (number, offset, size) requests; for a failed request, its exception."""
+        """Return the bytes of several (number, offset, size) requests in order; an exception for a failed one."""
         out: list[bytes | Exception] = []
         for request in requests:
             try:
@@ -242,8 +255,8 @@ class Overlay(Part):
         """
         file = self._files.by_number.get(number)
         if file is None:
-            out = self._base.xattrs(number) if number < CREATED else {}
-            if not out and self._base.is_array(number):
+            out = self._source_tree.xattrs(number) if number < CREATED else {}
+            if not out and self._source_tree.is_array(number):
                 out["user.shardfs.dirty"] = b"%d" % len(self._pending.shards.paths(self._names.path_of(number)))
             return out
         out = {"user.shardfs.state": _state(file)}
@@ -256,24 +269,24 @@ class Overlay(Part):
 
     def costly_xattrs(self, number: int) -> dict[str, bytes]:
         """Return how many bytes of an array's shards are used and unused by published chunks. Reads every index."""
-        return self._base.costly_xattrs(number) if number < CREATED else {}
+        return self._source_tree.costly_xattrs(number) if number < CREATED else {}
 
     # ---- listings ----
 
     def small_listing(self, number: int, limit: int) -> list[EntryRow] | None:
         """Return all rows of a small unchanged directory, as `scan` would; None for any other."""
         path = self._names.path_of(number)
-        if number >= CREATED or self._files.in_directory(path) or self._names.base_number(path) != number:
+        if number >= CREATED or self._files.in_directory(path) or self._names.source_number(path) != number:
             return None
-        rows = self._base.small_listing(number, limit)
+        rows = self._source_tree.small_listing(number, limit)
         if rows is None or (rows and rows[0][2]):  # entries may be directories that are not shown
             return None
         return [(*entry[:-1], entry[-1] + OVERLAID) for entry in rows]  # cookies of `scan`
 
     def scan(self, number: int, cookie: int = 0) -> Iterator[Batch]:
-        """Yield the entries of a directory behind `cookie`, in pages.
+        """Yield the entries of a directory behind `cookie`, without `.` and `..`.
 
-        Changed entries come first, as of the call; entries of the source follow.
+        Changed entries come first, as of the call; entries of the source follow. Raise as `Tree.scan`.
         """
         path = self._names.path_of(number)
         with self._names.lock:
@@ -284,16 +297,16 @@ class Overlay(Part):
                 changed.append((name, entry))
         if cookie < len(changed):
             yield Batch.from_entries(changed[cookie:], cookie)
-        base = self._names.base_number(path)
-        if base is None:
+        source_number = self._names.source_number(path)
+        if source_number is None:
             return
         has_scratch = self._names.has_scratch(path)
-        for batch in self._base.scan(base, max(cookie - OVERLAID, 0)):
+        for batch in self._source_tree.scan(source_number, max(cookie - OVERLAID, 0)):
             is_rest = batch.cookies >= np.uint64(REST)
             if self._disk is not None and is_rest.any():  # files on a disk have a mode each
                 batch = batch._replace(sizes=np.where(is_rest & (batch.numbers < TABLE_END), -1, batch.sizes))
             batch = _without(batch, names, has_scratch=has_scratch, local=self._disk is not None)
-            page = self._directories.only_shown(batch, base, path)
+            page = self._directories.only_shown(batch, source_number, path)
             if len(page.names):
                 if self._names.modes or self._names.times:
                     page = _asked_singly(page, {*self._names.modes, *self._names.times})
@@ -313,7 +326,7 @@ class Overlay(Part):
 
     def statvfs(self) -> os.statvfs_result | None:
         """Return the smaller of the free space of the journal and of the store."""
-        ours, theirs = self._pending.statvfs(), self._base.statvfs()
+        ours, theirs = self._pending.statvfs(), self._source_tree.statvfs()
         return ours if theirs is None or ours.f_bavail * ours.f_frsize < theirs.f_bavail * theirs.f_frsize else theirs
 
 

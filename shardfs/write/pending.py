@@ -154,7 +154,9 @@ class Pending:
             self._uses.pop(lsn, None)
             self._free.append(lsn)
 
-    def _add(self, lsn: int, path: str, meta: dict[str, Any], data: Position | None, records: tuple[int, ...]) -> None:
+    def _add_version(
+        self, lsn: int, path: str, meta: dict[str, Any], data: Position | None, records: tuple[int, ...]
+    ) -> None:
         """Add the version of a path that a record describes."""
         if "base" in meta:
             base = Stored.from_json(meta["base"])
@@ -170,7 +172,7 @@ class Pending:
     # -------------------------------------------------------------------------------------------------- records
 
     def _put(self, record: Record) -> None:
-        self._add(record.lsn, record.meta["path"], record.meta, record.data, (record.lsn,))
+        self._add_version(record.lsn, record.meta["path"], record.meta, record.data, (record.lsn,))
 
     def _move(self, record: Record) -> None:
         lsn = record.lsn
@@ -190,7 +192,7 @@ class Pending:
             data = old.data
             records = (*old.records, lsn)
             meta["stored"] = old.is_encoded
-        self._add(lsn, path, meta, data, records)
+        self._add_version(lsn, path, meta, data, records)
         if source != path:
             tombstone = None
             if meta.get("gone"):
@@ -306,7 +308,7 @@ class Backlog:
     # ---- versions
 
     def add(self, kind: RecordKind, path: str, meta: dict[str, Any], data: Bytes | None = None) -> Version:
-        """Add a version of a path by a PUT, DEL or MOVE, and return it."""
+        """Add a version of a path by a PUT, DEL or MOVE record, and return it. Raise the errors of `Journal.append`."""
         with self.lock:
             start = time.monotonic()
             record = self._append(kind, meta | self._noted, data)
@@ -351,7 +353,10 @@ class Backlog:
         self, key: str, lsns: Sequence[int] = (), entries: Entries = NO_ENTRIES, waiting: Iterable[str] = (),
         before: StoredVersion = None, after: StoredVersion = None,
     ) -> None:  # fmt: skip
-        """Record that a shard was replaced. `waiting`: the paths of its pending chunks that were not published."""
+        """Record that a shard was replaced: its version was `before`, and is `after` now; None: no such object.
+
+        `waiting`: the paths of its pending chunks that were not published. See DONE for the other arguments.
+        """
         with self.lock:
             self.replaced += 1
             self._last_replaced[hash(key) % HASHES] = self.replaced

@@ -42,8 +42,8 @@ OURS = re.compile(r"[0-9a-f]{32}")
 class PendingFile(NamedTuple):
     """A path in a journal.
 
-    `state` is "pending", "deleted", "scratch" (a program's temporary file) or "conflict". `why` is the reason of the
-    conflict; "" without one.
+    `state` is "pending", "deleted", "scratch" (a program's temporary file) or "conflict". `size` is that of its bytes
+    in the journal, 0 for a deleted file. `why` is the reason of the conflict; "" without one.
     """
 
     path: str
@@ -156,7 +156,10 @@ def _is_journal(path: Path) -> bool:
 
 
 def read(directory: str | Path) -> Left:
-    """Read and verify a whole journal, and return its content. Works while a mount writes to it; changes nothing."""
+    """Read and verify a whole journal, and return its content. Works while a mount writes to it; changes nothing.
+
+    Raise FileNotFoundError if there is no such directory, and the errors of `Journal.peek`.
+    """
     directory = Path(directory)
     with Journal.peek(directory) as peek:
         pending = Pending(peek.recovered)
@@ -285,7 +288,7 @@ def _conflicts(pending: Pending, place: str) -> list[str]:
 def salvage(directory: str | Path) -> list[str]:
     """Accept the loss of damaged records: keep damaged files for a week, and let the next mount use all other records.
 
-    Return a description of each loss.
+    Return a description of each loss. Raise FileNotFoundError if there is no journal.
     """
     _require_journal(directory)
     with opened(directory) as backlog:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardfs.write.buffers import Buffer
     from shardfs.write.encoding import Encoded
     from shardfs.write.files import WritableFile
-    from shardfs.write.writeback import Look
+    from shardfs.write.writeback import Predecessor
 
 
 class Renames(Entries):
@@ -30,7 +30,9 @@ class Renames(Entries):
     def rename(self, parent: int, name: bytes, new_parent: int, new_name: bytes, noreplace: bool) -> None:
         """Rename a file or directory, atomically for all readers. An existing target is replaced unless `noreplace`.
 
-        A directory is renamed in the store, after the pending versions in it are published.
+        A directory is renamed in the store, after the pending versions in it are published. Raise OSError: EEXIST,
+        EISDIR, ENOTDIR or ENOTEMPTY as rename(2), EXDEV for directories of chunks (programs then copy), EPERM or EROFS
+        for names that cannot be changed, and the errors of saving the file under its new name.
         """
         source, entry = self.existing(parent, name)
         directory = self._open_files.directory_to_change(new_parent)
@@ -129,7 +131,7 @@ class Renames(Entries):
         with self._names.lock:
             self._files.rename(file, *split(new))
         for path in (old, new):
-            self._base.changed(path)
+            self._source_tree.changed(path)
 
     def _move_to_journal(self, file: WritableFile, old: str, new: str, meaning: NameMeaning) -> None:
         old_kind, carried = self._kinds[file.kind], _carried(file, meaning)
@@ -139,9 +141,9 @@ class Renames(Entries):
         encoded = encode(meaning.target, carried or self._contents.load(file)) if converts else None
         is_kept = carried is not None or file.version is not None or converts
         whole = None if is_kept else self._contents.whole(file)
-        look = self._pending.look(new, meaning.target)
+        predecessor = self._pending.predecessor(new, meaning.target)
         with self._names.lock:
-            self._move_version(file, old, look, meaning, whole, encoded)
+            self._move_version(file, old, predecessor, meaning, whole, encoded)
             hides = old in self._pending.backlog.versions or file.kind is NameKind.DOCUMENT  # the first: a tombstone
             self._take_name(file, old, new, meaning, hides=hides)
 
@@ -150,9 +152,9 @@ class Renames(Entries):
         if old_kind.is_journaled:
             self._kinds.commit(file)
         self._write_through(file, new, self._contents.whole(file), meaning)
-        look = self._pending.look(old, file.target)
+        predecessor = self._pending.predecessor(old, file.target)
         with self._names.lock:
-            hides = old_kind.drop(look)
+            hides = old_kind.drop(predecessor)
             file.publish(None)
             self._take_name(file, old, new, meaning, hides=hides)
         if meaning.kind is NameKind.COMPRESSED:
@@ -170,7 +172,7 @@ class Renames(Entries):
         self._descriptions.show_superseding(file)
 
     def _move_version(
-        self, file: WritableFile, old: str, look: Look, meaning: NameMeaning, whole: bytes | None,
+        self, file: WritableFile, old: str, predecessor: Predecessor, meaning: NameMeaning, whole: bytes | None,
         encoded: Encoded | None,
     ) -> None:  # fmt: skip
         """Move the pending version of a file to its new name, or add one with all its bytes. The caller holds the lock.
@@ -191,7 +193,7 @@ class Renames(Entries):
         if data is None and file.version is None and old_target is None:
             raise stale(file.number)  # refused at `close`; the writer got the error
         version = self._pending.rename(
-            old, look, old_target, data, file.mtime_ns, file.mode,
+            old, predecessor, old_target, data, file.mtime_ns, file.mode,
             scratch=meaning.kind is NameKind.SCRATCH, is_encoded=encoded is not None,
         )  # fmt: skip
         file.commit(version, dirty=carried is None)
@@ -218,11 +220,11 @@ class Renames(Entries):
         """Publish the pending versions in a directory, then rename it in the store."""
         if replaced is not None and not replaced.directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), new)
-        numbers = [entry.number, *(self._names.base_number(split(path)[0]) for path in (old, new))]
-        if any(number is None or self._base.is_virtual(number) for number in numbers):
+        numbers = [entry.number, *(self._names.source_number(split(path)[0]) for path in (old, new))]
+        if any(number is None or self._source_tree.is_virtual(number) for number in numbers):
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), old)
         old_kind, kind = (self._names.classify_name(*split(path)).kind for path in (old, new))
-        require_changeable(NameKind.FIXED if self._base.nodes.has_moved(old) else old_kind, old)
+        require_changeable(NameKind.FIXED if self._source_tree.nodes.has_moved(old) else old_kind, old)
         require_changeable(kind, new)
         self._writer.require_own_name(old)
         if NameKind.DIRECTORY in (old_kind, kind) or kind is NameKind.CHUNK:  # the source has shards at that path
@@ -238,7 +240,7 @@ class Renames(Entries):
             self._names.move_below(old, new)
             for path in (old, new):
                 self._documents.seen.discard_below(path)
-                self._base.changed(path)
+                self._source_tree.changed(path)
         self._descriptions.describe_anew(new)
 
 

@@ -23,7 +23,7 @@ MAX_BYTES = 64 << 20
 document that the mount shows counts as read."""
 
 
-class Change(NamedTuple):
+class OutsideChange(NamedTuple):
     """Another program has changed a value in the source: its path, and the JSON texts before and after (None: none)."""
 
     at: Path
@@ -49,7 +49,7 @@ class _Document(NamedTuple):
 
     shown: bytes | None = None
     present: bytes | None = None
-    changes: frozenset[Change] = frozenset()
+    changes: frozenset[OutsideChange] = frozenset()
 
     @property
     def nbytes(self) -> int:
@@ -86,7 +86,7 @@ class Seen:
     def wrote(self, path: str, document: bytes | None) -> None:
         """Record that a program has written a document, which is now shown as `document`, or (None) has removed it."""
         with self._lock:
-            changes = frozenset[Change]() if document is None else self._documents.get(path, UNKNOWN).changes
+            changes = frozenset[OutsideChange]() if document is None else self._documents.get(path, UNKNOWN).changes
             self._keep(path, _Document(document, document, changes))
 
     def changed(self, path: str, before: bytes | None, after: bytes | None) -> None:
@@ -129,9 +129,9 @@ class Seen:
             self._nbytes -= self._documents.popitem(last=False)[1].nbytes
 
 
-def _changes(old: bytes | None, new: bytes | None) -> frozenset[Change]:
+def _changes(old: bytes | None, new: bytes | None) -> frozenset[OutsideChange]:
     before, after = _leaves(old), _leaves(new)
-    return frozenset(Change(at, before.get(at), after.get(at)) for at, _ in before.items() ^ after.items())
+    return frozenset(OutsideChange(at, before.get(at), after.get(at)) for at, _ in before.items() ^ after.items())
 
 
 def _leaves(raw: bytes | None) -> dict[Path, str]:

@@ -46,7 +46,7 @@ class WriteTree(Overlay):
 
     def __init__(
         self,
-        base: Tree,
+        source_tree: Tree,
         writer: Writer,
         pending: WriteBuffer,
         documents: Documents,
@@ -54,18 +54,18 @@ class WriteTree(Overlay):
         waiting: Callable[[], None] = nothing,
     ) -> None:
         """`budget` limits the memory for files open for writing; `waiting` is called before a thread waits."""
-        names = Names(base, documents, waiting)
+        names = Names(source_tree, documents, waiting)
         contents = FileContents(names, pending, writer, budget)
         directories = Directories(names, local=writer.local)
         super().__init__(contents, directories)
-        self.base = base
+        self.source_tree = source_tree
         self.writer = writer
         self.pending = pending
         self.documents = documents
         self.hooks = names.hooks
-        self.store = base.store
-        self.retry = base.retry
-        self.caches = base.caches
+        self.store = source_tree.store
+        self.retry = source_tree.retry
+        self.caches = source_tree.caches
         self.note_read = None
         self.state = pending.state
         self.left = pending.left
@@ -82,7 +82,7 @@ class WriteTree(Overlay):
         self._expose(self._calls, metadata, entries)
         self._descriptions.publish_chosen()
         self.recover()
-        self._descriptions.uncompress()
+        self._descriptions.convert_compressed_orphans()
         pending.attach(kinds.published, kinds.is_held)
 
     def _expose(self, calls: FileCalls, metadata: FileMetadata, entries: Renames) -> None:
@@ -121,7 +121,7 @@ class WriteTree(Overlay):
 
 
 def open_write_tree(
-    base: Tree,
+    source_tree: Tree,
     journal: Journal,
     *,
     publishing: Publishing | None = None,
@@ -141,15 +141,21 @@ def open_write_tree(
     Raise UnsupportedError, with the reason, if the source cannot be written; BusyError if another host writes to it.
     """
     publishing = publishing or Publishing()
-    writer = open_writer(base.store, replace_links=replace_links, journal=journal.directory)
+    writer = open_writer(source_tree.store, replace_links=replace_links, journal=journal.directory)
     try:
         pending = WriteBuffer(
-            journal, writer, base.datasets.forms.now, base.directories.shown_version, publishing, waiting, layout
+            journal,
+            writer,
+            source_tree.datasets.forms.now,
+            source_tree.directories.shown_version,
+            publishing,
+            waiting,
+            layout,
         )
     except BaseException:
         writer.close()
         raise
-    expected = ExpectedDatasets(base, rules or Rules())
-    documents = Documents(base, writer, expected, wins=publishing.conflict == "ours")
+    expected = ExpectedDatasets(source_tree, rules or Rules())
+    documents = Documents(source_tree, writer, expected, wins=publishing.conflict == "ours")
     budget = Budget(publishing.dirty_bytes, lambda: syscalls.open_unnamed(str(journal.directory)))
-    return WriteTree(base, writer, pending, documents, budget, waiting)
+    return WriteTree(source_tree, writer, pending, documents, budget, waiting)

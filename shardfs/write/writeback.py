@@ -57,11 +57,15 @@ EMPTY_NS = 60 * 10**9
 EMPTY = "is an empty file, which readers take for damage: write or remove it"
 
 
-class Look(NamedTuple):
-    """What a new version of a path is written over, from before the lock is taken.
+class Predecessor(NamedTuple):
+    """What a new version of a path is written over. `WriteBuffer.predecessor` makes it before the lock is taken.
 
-    `target` is the chunk at the path, if any, and `base` what was stored for it when `version` was pending and
-    `Backlog.replaced` was `replaced`.
+    Args:
+        path: on the mount.
+        target: the chunk at the path; None if the path is none of a chunk.
+        version: the version that was pending then; None without one.
+        replaced: `Backlog.replaced` then.
+        base: what was stored for the path then.
     """
 
     path: str
@@ -123,7 +127,10 @@ class WriteBuffer:
     # ---- pending versions ----
 
     def is_stored(self, path: str, target: Target | None) -> bool:
-        """Return whether the chunk's shard has the chunk, or a publish of the chunk is in progress."""
+        """Return whether the chunk's shard has the chunk, or a publish of the chunk is in progress.
+
+        False without a target. Raise OSError or CorruptShardError if the index cannot be read.
+        """
         if target is None:
             return False
         shard = self.shards.at(path)  # first: a shard that is no longer being published has the chunk
@@ -132,29 +139,48 @@ class WriteBuffer:
         return target.tree.shards.has(target.coords)
 
     def put(
-        self, look: Look, data: Bytes, mtime_ns: int, mode: int, *, scratch: bool = False, is_encoded: bool = False
+        self,
+        predecessor: Predecessor,
+        data: Bytes,
+        mtime_ns: int,
+        mode: int,
+        *,
+        scratch: bool = False,
+        is_encoded: bool = False,
     ) -> Version:
         """Add a new version of a whole file. When this returns, the version survives a crash of this process.
 
-        `is_encoded`: `data` are the bytes that the shard is to have, and the mount shows others.
+        `is_encoded`: `data` are the bytes that the shard is to have, and the mount shows others. Raise the errors of
+        `Journal.append`, such as OSError (ENOSPC), and those of `predecessor`.
         """
-        base = self._hold(look)
+        base = self._hold(predecessor)
         try:
-            meta = {"path": look.path, "mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "base": base.to_json()}
-            return self._add(RecordKind.PUT, look, meta | {"stored": is_encoded}, data)
+            meta = {
+                "path": predecessor.path,
+                "mtime_ns": mtime_ns,
+                "mode": mode,
+                "scratch": scratch,
+                "base": base.to_json(),
+            }
+            return self._add_version(RecordKind.PUT, predecessor, meta | {"stored": is_encoded}, data)
         finally:
             self._lock.release()
 
-    def _add(self, kind: RecordKind, look: Look, meta: dict[str, Any], data: Bytes | None) -> Version:
-        """Add a version of the path of a look, and assign it to its shard. The caller holds the lock."""
-        form = "" if look.target is None else look.target.tree.collection.form
-        version = self.backlog.add(kind, look.path, meta | {"form": form}, data)
-        self.refused.clear(look.path)
-        self.shards.assign(look.path, look.target)
+    def _add_version(
+        self, kind: RecordKind, predecessor: Predecessor, meta: dict[str, Any], data: Bytes | None
+    ) -> Version:
+        """Add a version of a path, and assign it to its shard. The caller holds the lock."""
+        form = "" if predecessor.target is None else predecessor.target.tree.collection.form
+        version = self.backlog.add(kind, predecessor.path, meta | {"form": form}, data)
+        self.refused.clear(predecessor.path)
+        self.shards.assign(predecessor.path, predecessor.target)
         return version
 
     def keep(self, path: str, data: bytes, why: str, mtime_ns: int, mode: int) -> None:
-        """Keep a metadata document as a conflict until a user decides, because another program has changed it too."""
+        """Keep a metadata document in the journal, as a conflict with the reason `why`, until a user decides.
+
+        Raise OSError as `make_room` and `Journal.append`.
+        """
         self.make_room(len(data))
         meta = {"path": path, "mtime_ns": mtime_ns, "mode": mode, "document": True, "conflict": why}
         with self._lock:
@@ -168,24 +194,27 @@ class WriteBuffer:
             self.backlog.drop(path)
             self.shards.assign(path, None)
 
-    def remove(self, look: Look) -> bool:
-        """Remove a file: its pending version, and its chunk in the shard. Return whether the shard has the chunk."""
-        self.is_stored(look.path, look.target)  # loads the index before the lock is taken
-        base = self._hold(look)
+    def remove(self, predecessor: Predecessor) -> bool:
+        """Remove a file: its pending version, and at the next publish its chunk in the shard.
+
+        Return whether the shard has the chunk. Raise the errors of `put`.
+        """
+        self.is_stored(predecessor.path, predecessor.target)  # loads the index before the lock is taken
+        base = self._hold(predecessor)
         try:
-            if self.is_stored(look.path, look.target):
-                self._add(RecordKind.DEL, look, {"path": look.path, "base": base.to_json()}, None)
+            if self.is_stored(predecessor.path, predecessor.target):
+                self._add_version(RecordKind.DEL, predecessor, {"path": predecessor.path, "base": base.to_json()}, None)
                 return True
-            self.drop(look.path)
+            self.drop(predecessor.path)
             return False
         finally:
             self._lock.release()
 
     def rename(
-        self, old: str, look: Look, old_target: Target | None, data: Bytes | None, mtime_ns: int, mode: int, *,
-        scratch: bool = False, is_encoded: bool = False,
+        self, old: str, predecessor: Predecessor, old_target: Target | None, data: Bytes | None, mtime_ns: int,
+        mode: int, *, scratch: bool = False, is_encoded: bool = False,
     ) -> Version:  # fmt: skip
-        """Rename a file to the path of `look`, and return its version.
+        """Rename a file to the path of `predecessor`, and return its version.
 
         Args:
             old_target: the chunk that the old name stands for, if any. It is deleted from its shard.
@@ -194,28 +223,34 @@ class WriteBuffer:
             is_encoded: as for `put`.
         """
         self.is_stored(old, old_target)  # loads the index before the lock is taken
-        base = self._hold(look)
+        base = self._hold(predecessor)
         try:
             removed, pending = old_target if self.is_stored(old, old_target) else None, self.backlog.versions.get(old)
             if data is None and old_target is not None and pending is None:
                 removed = old_target
                 data = bytes(old_target.tree.read_chunk(old_target.coords, 0, EVERYTHING))
-            meta: dict[str, Any] = {"from": old, "to": look.path, "gone": removed is not None, "base": base.to_json()}
+            meta: dict[str, Any] = {
+                "from": old,
+                "to": predecessor.path,
+                "gone": removed is not None,
+                "base": base.to_json(),
+            }
             meta |= {"mtime_ns": mtime_ns, "mode": mode, "scratch": scratch, "stored": is_encoded}
             if data is None and pending is not None:
                 meta["lsn"] = pending.lsn
             elif removed is not None and pending is None:
-                meta["from_base"] = self.look(old, removed).base.to_json()
-            version = self._add(RecordKind.MOVE, look, meta, data)
+                meta["from_base"] = self.predecessor(old, removed).base.to_json()
+            version = self._add_version(RecordKind.MOVE, predecessor, meta, data)
             self.shards.assign(old, removed)
             return version
         finally:
             self._lock.release()
 
     def retarget(self, path: str, target: Target | None) -> bool:
-        """Assign the pending version of a path to the shard of `target`; None: to no shard for now.
+        """Assign the pending version of a path to the shard of `target`, for the next publish; None: to no shard.
 
-        A version that was written for an array of another form becomes a conflict. Return whether it is one.
+        A version that was written for an array of another form becomes an obsolete conflict. Return whether the path
+        has an obsolete version, by this call or an earlier one; False if nothing is pending.
         """
         with self._lock:
             version = self.backlog.versions.get(path)
@@ -227,19 +262,19 @@ class WriteBuffer:
             self.shards.assign(path, target)
             return path in self.backlog.versions and self.backlog.versions[path].obsolete
 
-    def look(self, path: str, target: Target | None) -> Look:
-        """Return what a new version of a path is written over.
+    def predecessor(self, path: str, target: Target | None) -> Predecessor:
+        """Return what a new version of a path is written over, for `put`, `remove` and `rename`.
 
         Loads the chunk's index entry, so that a change under the caller's lock need not wait. Reads the chunk in a
         local store; a program that replaces remote chunks need not load them (docs/durability.md). Raise
-        CorruptShardError if the bytes of a local chunk are not there.
+        CorruptShardError if the index is damaged, or if bytes of a local chunk are missing; OSError if the store fails.
         """
         replaced, version = self.backlog.replaced, self.backlog.versions.get(path)
         if version is not None and not version.obsolete:
             base = version.base
         else:
             base = self._stored(path) if target is None else Stored.from_target(target, read=self._writer.local)
-        return Look(path, target, version, replaced, base)
+        return Predecessor(path, target, version, replaced, base)
 
     def _stored(self, path: str) -> Stored:
         """Return what the source has at the path of a file that is no chunk; a remote source: what the mount showed."""
@@ -251,23 +286,28 @@ class WriteBuffer:
             return NOTHING._replace(version=stat_of(disk.stat(path)).version)
         return NOTHING
 
-    def _hold(self, look: Look) -> Stored:
-        """Take the lock, and return what a new version of the path is written over now. Looks again if necessary."""
+    def _hold(self, predecessor: Predecessor) -> Stored:
+        """Take the lock, and return what a new version of the path is written over now.
+
+        The caller releases the lock. What was stored is read again if another thread has changed it meanwhile.
+        """
         while True:
             with self._lock:
-                if self._is_present(look):
+                if self._is_present(predecessor):
                     self._lock.acquire()  # once more, for the caller
-                    return look.base
-            look = self.look(look.path, look.target)
+                    return predecessor.base
+            predecessor = self.predecessor(predecessor.path, predecessor.target)
 
-    def _is_present(self, look: Look) -> bool:
-        """Return whether neither the path was written nor its shard replaced since a look."""
-        if self.backlog.versions.get(look.path) != look.version:
+    def _is_present(self, predecessor: Predecessor) -> bool:
+        """Return whether neither the path was written nor its shard replaced since `predecessor` was noted."""
+        if self.backlog.versions.get(predecessor.path) != predecessor.version:
             return False
-        if look.target is None or self.backlog.replaced == look.replaced:
+        if predecessor.target is None or self.backlog.replaced == predecessor.replaced:
             return True
-        shards = look.target.tree.shards
-        return not self.backlog.has_replaced(shards.key(shards.number_of(look.target.coords)), look.replaced)
+        shards = predecessor.target.tree.shards
+        return not self.backlog.has_replaced(
+            shards.key(shards.number_of(predecessor.target.coords)), predecessor.replaced
+        )
 
     def require_writable(self, target: Target) -> None:
         """Raise OSError (usually EROFS) if the chunk cannot be written.
@@ -342,7 +382,10 @@ class WriteBuffer:
         self.publisher.drain(path, timeout)
 
     def flush(self, path: str = "", timeout: float | None = None) -> None:
-        """Drain. Also raise OSError if a chunk needs a user's decision: in a conflict, or if it does not fit."""
+        """Drain.
+
+        Then raise OSError if a chunk needs a user's decision: EINVAL if it does not fit, ESTALE for a conflict.
+        """
         self.drain(path, timeout)
         for _, failure in self.shards.undecided(path):
             raise failure
@@ -356,7 +399,7 @@ class WriteBuffer:
     # ---- status ----
 
     def failure(self, path: str) -> BaseException | None:
-        """Return the error that prevents publishing a path; None if there is none."""
+        """Return the error that prevents publishing a path; None if there is none, or nothing is pending there."""
         with self._lock:
             shard = self.shards.at(path)
             if shard is not None and shard.failure is not None:

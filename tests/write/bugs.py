@@ -139,7 +139,7 @@ BUGS = [
     ),
     bug(
         "the name of a new segment is not synced",
-        "Segment._begin",
+        "Segment._with_header",
         "        syscalls.fsync_directory(os.path.dirname(path))\n",
         "",
         POWER,

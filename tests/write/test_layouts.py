@@ -375,7 +375,7 @@ def test_chunks_that_cloudvolume_compresses(tmp_path: Path) -> None:
     array.layout = "zarr2"
     with array.mount() as files:
         number, name = files._parent("0/0.gz")
-        assert files.tree.base.classify_name(number, name).target is None
+        assert files.tree.source_tree.classify_name(number, name).target is None
 
 
 def test_a_file_has_outdated_pages_until_the_notice_is_sent() -> None:

@@ -227,7 +227,7 @@ def test_a_document_describes_all_chunks_or_none(
     classify = Names.classify_name
 
     def fail(names: Names, directory: str, name: bytes) -> NameMeaning:
-        if name == failing and names.base_number(directory) and (tmp_path / "source/a/zarr.json").exists():
+        if name == failing and names.source_number(directory) and (tmp_path / "source/a/zarr.json").exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO), "zarr.json")
         return classify(names, directory, name)
 

@@ -226,7 +226,7 @@ def two_arrays(tmp_path: Path) -> Iterator[TreeFiles]:
 def test_a_document_that_cannot_be_read_stops_no_other_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, released = threading.Event(), threading.Event()
     with two_arrays(tmp_path) as files, ThreadPoolExecutor() as threads:
-        documents = files.tree.base.store.documents
+        documents = files.tree.source_tree.store.documents
 
         def hangs(directory: str, *args: Any) -> dict[str, bytes]:
             if directory == "a":
@@ -234,7 +234,7 @@ def test_a_document_that_cannot_be_read_stops_no_other_array(tmp_path: Path, mon
                 assert released.wait(60)
             return documents(directory, *args)
 
-        monkeypatch.setattr(files.tree.base.store, "documents", hangs)
+        monkeypatch.setattr(files.tree.source_tree.store, "documents", hangs)
         first = threads.submit(files.tree.pending.drain, "a")
         try:
             assert hanging.wait(60)
@@ -383,7 +383,7 @@ def test_resized_arrays_leave_few_trees(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(OSError, match="created anew") as caught:
             files.tree.read(number, 0, 99)
         assert caught.value.errno == errno.ESTALE
-        trees = files.tree.base.datasets.trees
+        trees = files.tree.source_tree.datasets.trees
         assert len(trees._trees) == 6 == len(trees.below("")[0].shapes)
         assert files.read("1") == chunk("zarr2", 2, 3)
 

@@ -132,7 +132,7 @@ def handles(files: TreeFiles, tmp_path: Path) -> list[int]:
         opened.append(handle)
     (tmp_path / "store" / KEYS[0]).parent.mkdir(parents=True)
     (tmp_path / "store" / KEYS[0]).write_bytes(b"no shard" * 100)
-    files.tree.base.collection("").shards.invalidate([TARGET.chunks[FIRST]], moved=True)
+    files.tree.source_tree.collection("").shards.invalidate([TARGET.chunks[FIRST]], moved=True)
     return opened
 
 
@@ -146,7 +146,7 @@ def test_a_damaged_shard_is_reported_until_the_file_is_written(
     assert reported(files) == errno.EIO
     assert "its index" in files.tree.state()["refused_paths"][TARGET.path(FIRST)]
     (tmp_path / "store" / KEYS[0]).unlink()
-    files.tree.base.collection("").shards.invalidate([TARGET.chunks[FIRST]], moved=True)
+    files.tree.source_tree.collection("").shards.invalidate([TARGET.chunks[FIRST]], moved=True)
     files.write(TARGET.path(FIRST), TARGET.shown(1))
     assert reported(files) is None
 

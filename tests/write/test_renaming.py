@@ -401,7 +401,7 @@ def while_renaming(files: TreeFiles, call: str, do: Callable[[], bytes], monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("call", "spill"), [("make_room", buffers.SPILL), ("look", 10)])
+@pytest.mark.parametrize(("call", "spill"), [("make_room", buffers.SPILL), ("predecessor", 10)])
 @pytest.mark.parametrize("former", ["pending", "stored", "open"])
 @pytest.mark.parametrize("do", [flush, sync, release, write, flush_and_write, cut, publish, unlink, replace])
 def test_between(
@@ -429,7 +429,7 @@ def test_between(
         assert (files.read(CHUNK), files.read(LOCK)) == (wanted, None)
 
 
-@pytest.mark.parametrize("call", ["make_room", "look"])
+@pytest.mark.parametrize("call", ["make_room", "predecessor"])
 @pytest.mark.parametrize("before", [None, NEWER])
 def test_one_that_cannot_be_kept_between(
     call: str, before: bytes | None, files: TreeFiles, monkeypatch: pytest.MonkeyPatch

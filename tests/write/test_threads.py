@@ -287,9 +287,9 @@ def test_a_close_reads_a_stored_chunk_again_if_its_own_shard_was_replaced(
             return of(target, read=read)
 
         monkeypatch.setattr(Stored, "from_target", staticmethod(counted))
-        look = pending.look(path, chunk)
+        predecessor = pending.predecessor(path, chunk)
         pending.backlog.done(own_key if replaced == "its own" else other_key)
-        pending.put(look, target.shown(2), 0, 0)
+        pending.put(predecessor, target.shown(2), 0, 0)
         assert len(looks) == (2 if replaced == "its own" else 1)
 
 

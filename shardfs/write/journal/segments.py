@@ -69,7 +69,7 @@ class Segment:
         fd = syscalls.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         try:
             syscalls.fallocate(fd, 0, size)
-            return cls._begin(path, header, fd, size)
+            return cls._with_header(path, header, fd, size)
         except BaseException:
             syscalls.close(fd)
             with suppress(OSError):
@@ -93,7 +93,7 @@ class Segment:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
             syscalls.rename(spare, path)
             try:
-                segment = cls._begin(path, header, fd, size)
+                segment = cls._with_header(path, header, fd, size)
             except BaseException:
                 syscalls.rename(path, spare)
                 raise
@@ -104,7 +104,7 @@ class Segment:
             raise
 
     @classmethod
-    def _begin(cls, path: str, header: SegmentHeader, fd: int, size: int) -> Segment:
+    def _with_header(cls, path: str, header: SegmentHeader, fd: int, size: int) -> Segment:
         syscalls.pwrite_all(fd, records.encode_header(header), 0)
         syscalls.fsync(fd)
         syscalls.fsync_directory(os.path.dirname(path))
