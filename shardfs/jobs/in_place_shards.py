@@ -207,7 +207,7 @@ class MixedDataset(Packing):
 
         A file that this job has `written` is read from the disk.
         """
-        with self.source.opened(key, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+        with self.source.open_descriptor(key, os.O_RDONLY | os.O_NOFOLLOW) as fd:
             info = os.fstat(fd)
             if written:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -278,7 +278,7 @@ class MixedDataset(Packing):
     def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
         """Return the numbers of `existing_shards`, ascending."""
         source = StoreShards(store or self.shards, array.home, array.target.layers[0], ByteLRU(CACHE))
-        return source.existing()[0]
+        return source.survey()[0]
 
     def tidy(self) -> list[str]:
         """Remove empty directories of chunks, and what killed workers have left; sync the other ones.

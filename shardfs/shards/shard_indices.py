@@ -196,18 +196,22 @@ class ShardIndices:
     def pages(self, shard: int, first: int) -> Iterator[int]:
         """Yield the numbers of a shard's nonempty pages, ascending, from `first` on; none for an absent shard.
 
-        Raise CorruptShardError if the root cannot be decoded, and OSError if the store fails.
+        Raise CorruptShardError if the root cannot be read or decoded, and OSError if the store fails. For a format with
+        one page, only `page` raises that CorruptShardError.
         """
+        pages = [0]
         try:
             root = self._twice_if_replaced(shard, lambda: self._root(shard, self._open_shard(shard)))
-            pages = self.format.nonempty_pages(root)
+            pages = self.format.nonempty_pages(root).tolist()
         except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
-            raise self._unreadable(shard, e) from e
+            if self.format.page_bits:
+                raise self._unreadable(shard, e) from e
         except (FileNotFoundError, NotADirectoryError):
             return
         except ValueError as e:
-            raise self._damage(shard, str(e)) from e
-        yield from (n for n in pages.tolist() if n >= first)
+            if self.format.page_bits:
+                raise self._damage(shard, str(e)) from e
+        yield from (n for n in pages if n >= first)
 
     def stat(self, shard: int, blob: Blob | None = None) -> Stat:
         """Return the attributes of a shard object, with at most one request. `blob`: the shard, if it is open.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,25 @@ log = logging.getLogger(__name__)
 
 MOST_MISSING = 20
 """Missing shards that a survey names."""
+
+
+class _Found(NamedTuple):
+    """What is at the names of shards.
+
+    Attributes:
+        shards: the numbers of the files, ascending.
+        directories: the numbers and names of the directories in place of a file.
+        faults: errors for directories of shards that cannot be opened.
+    """
+
+    shards: U64
+    directories: dict[int, str]
+    faults: list[CorruptShardError]
+
+    @property
+    def taken(self) -> U64:
+        """The numbers of the shards whose name is that of a file or directory, ascending."""
+        return np.union1d(self.shards, np.array(list(self.directories), np.uint64))
 
 
 class StoreShards(ShardSource):
@@ -108,11 +127,13 @@ class StoreShards(ShardSource):
         self.required = min(self.required, first)
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
-        shards, _ = self._found()
-        missing = self._missing(shards)
-        for error in missing:
+        found = self._found()
+        # A directory counts, because opening it tells what is wrong; for a remote store, there is no object.
+        shards = found.taken if self.is_local else found.shards
+        damage = [*found.faults, *self._missing(shards)]
+        for error in damage:
             log.warning("%s", error)
-        return shards, next(iter(missing), None)
+        return shards, next(iter(damage), None)
 
     def first(self) -> str | None:
         """Return the key of the shard that the store lists first; None if it lists none."""
@@ -134,8 +155,12 @@ class StoreShards(ShardSource):
         return any(name == first or self.layer.format.shard_of(f"{name}/{below}") is not None for name in listed)
 
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
-        shards, faults = self._found()
-        return shards, faults + self._missing(shards)
+        found = self._found()
+        faults = [
+            CorruptShardError("", self._prefix + name, "should be a file, but is a directory")
+            for name in found.directories.values()
+        ]
+        return found.shards, [*found.faults, *faults, *self._missing(found.taken)]
 
     def _missing(self, shards: U64) -> list[CorruptShardError]:
         """Return errors for the first required shards that are not among `shards`."""
@@ -146,19 +171,19 @@ class StoreShards(ShardSource):
             for shard in islice(missing, MOST_MISSING)
         ]
 
-    def _found(self) -> tuple[U64, list[CorruptShardError]]:
-        """Return the numbers of the existing shards, ascending; and errors for names that are not shards."""
+    def _found(self) -> _Found:
         if not self.layer.format.key(0):
-            return np.zeros(1, np.uint64), []
+            return _Found(np.zeros(1, np.uint64), {}, [])
         shards: set[int] = set()
+        directories: dict[int, str] = {}
         faults: list[CorruptShardError] = []
         for name, directory in self._names(faults):
             shard = self._shard_of(name)
             if directory and shard is not None:
-                faults.append(CorruptShardError("", self._prefix + name, "should be a file, but is a directory"))
+                directories[shard] = name
             elif shard is not None:
                 shards.add(shard)
-        return np.array(sorted(shards), np.uint64), faults
+        return _Found(np.array(sorted(shards), np.uint64), directories, faults)
 
     def _names(self, faults: list[CorruptShardError] | None = None) -> Iterator[tuple[str, bool]]:
         """Yield every name at the depth of shards, relative to the collection, and whether it is a directory.

@@ -367,8 +367,8 @@ def test_chunks_of_a_damaged_shard_are_listed_and_cannot_be_opened(tmp_path: Pat
     (tmp_path / "c/2").mkdir()
     tree = open_tree(str(tmp_path))
     sizes = {e.name: e.size for e in entries(tree, tree.resolve("c").number)}
-    assert list(sizes) == [*(b"%d" % i for i in (0, 1, 2, 3, 4, 5, 7, 12, 13, 15)), b"note"]
-    for i in range(4):
+    assert list(sizes) == [*(b"%d" % i for i in (0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13, 15)), b"note"]
+    for i in (*range(4), *range(8, 12)):
         assert sizes[b"%d" % i] == -1
         with pytest.raises(CorruptShardError):
             tree.resolve(f"c/{i}")
@@ -386,6 +386,26 @@ def test_a_damaged_shard_of_a_volume_is_listed_and_cannot_be_opened(tmp_path: Pa
         tree.lookup(directory, shard)
     [last] = [e.cookie for e in entries(tree, directory) if e.name == shard]
     assert [batch.names.tolist() for batch in tree.scan(directory, last)] == []
+
+
+def test_a_directory_in_place_of_a_shard_of_a_volume_is_listed_and_cannot_be_opened(tmp_path: Path) -> None:
+    """No index names the chunks that it may hide."""
+    handmade.write_json(tmp_path / "info", handmade.volume_info((4, 4, 2), (2, 2, 1), handmade.sharding(shard=1)))
+    (tmp_path / "s/1.shard").mkdir(parents=True)
+    tree = open_tree(str(tmp_path))
+    number = tree.resolve("s").number
+    assert [(e.name, e.size) for e in entries(tree, number)] == [(b"1.shard", -1)]
+    with pytest.raises(CorruptShardError, match="is a directory"):
+        tree.lookup(number, b"1.shard")
+
+
+def test_a_link_that_leads_nowhere_in_place_of_a_directory_of_shards_is_listed(tmp_path: Path) -> None:
+    handmade.write_json(tmp_path / "zarr.json", handmade.zarr_metadata([16], [4], [1]))
+    (tmp_path / "c").symlink_to("nowhere")
+    tree = open_tree(str(tmp_path))
+    assert [(e.name, e.size) for e in entries(tree, tree.resolve("c").number)] == [(b"c", -1)]
+    with pytest.raises(CorruptShardError, match="leads nowhere"):
+        tree.resolve("c/0")
 
 
 def test_damage_in_an_outer_shard_hides_only_what_lies_in_it(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class ShardedAxis:
         g = (bounds.searchsorted(c, side="right") - 1).astype(np.uint64)
         return g, c - bounds[g]
 
-    def begin(self, g: int) -> int:
+    def first_chunk(self, g: int) -> int:
         """Return the number of the first chunk of shard `g`."""
         return self.bounds[g] if self.bounds else g * self.per_shard
 
@@ -119,8 +119,8 @@ class ShardedAxis:
 
     def inside(self, shards: range) -> range:
         """Return the chunks of these shards that are in the array."""
-        stop = self.begin(shards.stop - 1) + self.slots(shards.stop - 1) if shards else 0
-        return range(self.begin(shards.start) if shards else 0, min(stop, self.chunks))
+        stop = self.first_chunk(shards.stop - 1) + self.slots(shards.stop - 1) if shards else 0
+        return range(self.first_chunk(shards.start) if shards else 0, min(stop, self.chunks))
 
 
 def sharding_of(layers: Sequence[Layer]) -> str:
@@ -222,7 +222,7 @@ class ShardingIndexed(GridShards):
         out = np.empty_like(positions)
         valid = np.ones(len(slots), np.bool_)
         for i, a in enumerate(self.order):
-            out[:, a] = positions[:, i] + np.uint64(self.axes[a].begin(g[a]))
+            out[:, a] = positions[:, i] + np.uint64(self.axes[a].first_chunk(g[a]))
             valid &= out[:, a] < np.uint64(self.axes[a].chunks)
         return out, valid
 
