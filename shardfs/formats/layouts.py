@@ -173,7 +173,10 @@ def shown(
 
 
 def zero_fillers(array: Array, encoding: ChunkEncoding) -> tuple[Filler | None, Filler | None]:
-    """The `filler` and `zeros` of an array's collection in a layout without fill values."""
+    """Return the `filler` and `zeros` of an array's collection, in a layout without fill values.
+
+    None and None if the array's fill value is that of the layout, or its data type has none.
+    """
     if not is_filled(array.fill_value, encoding.data_type):
         return None, None
     return FillValue(array, encoding), FillValue(replace(array, fill_value=0), encoding)

@@ -20,7 +20,10 @@ READ_ONLY_PAIR = (
 
 
 class SliceBlob:
-    """A byte range of another blob, such as a shard inside a shard."""
+    """Bytes `[start, start + size)` of another blob, such as a shard inside a shard.
+
+    Has the other blob's time and version.
+    """
 
     __slots__ = ("__weakref__", "_outer", "_size", "_start", "fd", "file_offset")
 
@@ -60,7 +63,11 @@ class BytesBlob:
 class PairBlob:
     """The concatenation of the index file and the data file of a precomputed shard in its obsolete form.
 
-    Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`.
+    Neuroglancer sharded format, note on the earlier version: `.shard` = `.index` + `.data`. Its methods raise
+    ValueError if the data file is missing.
+
+    Args:
+        head: the size of the index file in bytes.
     """
 
     __slots__ = ("__weakref__", "_data", "_head", "_index", "fd", "file_offset")
@@ -103,7 +110,11 @@ class PairBlob:
 
 
 class EitherBlob:
-    """A blob with a fallback for the case that it does not exist, which remote stores report only at a request."""
+    """A blob with a fallback for the case that it does not exist, which remote stores report only at a request.
+
+    Args:
+        other: returns the fallback. Called at the first FileNotFoundError; its own errors are raised.
+    """
 
     __slots__ = ("__weakref__", "_blob", "_other", "fd", "file_offset")
 

@@ -33,7 +33,10 @@ class ByteBudget:
 
     @contextmanager
     def taken(self, nbytes: int) -> Iterator[None]:
-        """Take bytes, when it is this thread's turn and they fit, and give them back at the end."""
+        """Take bytes for a block, once it is this thread's turn and they fit, and give them back afterwards.
+
+        Waits without a time limit.
+        """
         with self._changed:
             fits = not self._queue and self._fits(nbytes)
             if fits:

@@ -53,15 +53,18 @@ FEW_SPENT = 2
 class ByteLRU:
     """Evicts the least recently used entries when their total size exceeds `limit` bytes. Thread-safe.
 
-    Of the values that are larger than `limit`, the last one is kept: else each read of a part would load it again.
-
-    Attributes:
-        decoding: what loads of this cache that decode may use at the same time: as many bytes as the cache.
-        reader_caches: whether the reader keeps what it has read, so that a value that was read at once need not be.
+    Of the values that are larger than `limit`, the last one is kept: else each read of a part would load it again. No
+    value may be None.
 
     Args:
         waiting: called before a thread blocks on another thread's load. Long loads call it, too.
         spent: the most bytes of spent values (see `mark_read`); None for no separate limit.
+
+    Attributes:
+        decoding: what loads of this cache that decode may use at the same time: as many bytes as the cache.
+        reader_caches: whether the reader keeps what it has read, so that a value that was read at once need not be.
+        nbytes: bytes of all entries, with `OVERHEAD` for each, without the large value.
+        hits, misses: approximate, because concurrent increments may be lost.
     """
 
     def __init__(self, limit: int, waiting: Callable[[], None] = nothing, spent: int | None = None) -> None:
@@ -166,9 +169,10 @@ class ByteLRU:
         self._spent_bytes -= self._spent.pop(key, 0)
 
     def mark_read(self, key: Hashable) -> None:
-        """Mark the value as fully read. The kernel now caches it, so spent values are evicted first.
+        """Mark the value as fully read; nothing if it is not cached, or `spent` is None.
 
-        Reusing their memory for new values is also faster than touching new memory.
+        The kernel now caches it, so spent values are evicted first. Reusing their memory for new values is also faster
+        than touching new memory.
         """
         if self._spent_limit is None:
             return
@@ -204,7 +208,7 @@ A chunk of up to 8 MiB costs one request, however small the client's reads are.
 
 
 class WindowCache:
-    """Windows in a shared cache, by the object's path or inode number and the window's number."""
+    """Windows of `WINDOW` bytes in a shared cache, by the object's path or inode number and the window's number."""
 
     def __init__(self, cache: ByteLRU) -> None:
         self._cache = cache
@@ -212,9 +216,12 @@ class WindowCache:
     def read(
         self, key: str | int, fetch: Callable[[ByteRange], bytes], offset: int, size: int, expires: float
     ) -> bytes | memoryview:
-        """Return bytes of an object; `fetch` returns fewer bytes at its end.
+        """Return bytes of an object, fewer at its end. They may be a view of cached bytes, which nobody may change.
 
-        Windows that are fetched now expire at this time of `time.monotonic`.
+        Args:
+            key: the object's path or inode number.
+            fetch: returns the bytes of a range, fewer at the end of the object. Its errors are raised.
+            expires: a time of `time.monotonic` at which windows that are fetched now expire.
         """
         pieces: list[bytes | memoryview] = []
         while size > 0:

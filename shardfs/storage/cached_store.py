@@ -101,8 +101,13 @@ class CachedStore:
         """Return the answer of `ask`, which is kept as JSON; if offline, the answer kept last.
 
         Args:
+            question: what is asked of the object, such as "stat"; with `name`, the key of the kept answer.
+            name: the object with its source, see `_name`.
+            ask: asks the source. Its errors are raised; a FileNotFoundError is kept as an answer, too.
             convert: makes the result of the JSON value, and of what `ask` returns. Raises ValueError, TypeError or
                 AttributeError for JSON of another form: a damaged answer counts as none.
+
+        If offline, raise FileNotFoundError if that was the last answer, OSError (EHOSTUNREACH) if none is kept.
         """
         if not self.offline:
             try:
@@ -125,7 +130,7 @@ class CachedStore:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     def keep(self, question: str, name: str, answer: Any) -> None:
-        """Keep an answer; None if there is no such object."""
+        """Keep an answer for `answer`; None if there is no such object. An answer that is no JSON value is not kept."""
         with suppress(TypeError):  # some file systems have versions that JSON does not know
             self.cache.put(_digest(f"{name}\0{question}", NAME_BYTES), ANSWER, json.dumps(answer).encode())
 
@@ -142,7 +147,11 @@ class CachedStore:
 
 
 class CachedBlob:
-    """An object of a `CachedStore`, in the version that the store reported first."""
+    """An object of a `CachedStore`, in the version that the store reported first.
+
+    `read` asks the source only for what the cache does not have of this version. Raises StaleShardError if the source
+    has another version by then, OSError (EHOSTUNREACH) for missing bytes if offline.
+    """
 
     __slots__ = (
         "__weakref__",

@@ -17,7 +17,12 @@ ORDINARY = frozenset(("ENOENT", "ENOSYS", "EROFS", "ENODATA", "ENOTSUP", "ENOTTY
 
 
 class Histogram:
-    """Counts of durations in the bins of `BOUNDS_S`. Only one thread may add."""
+    """Counts of durations in the bins of `BOUNDS_S`. Only one thread may add.
+
+    Attributes:
+        bins: the number of durations up to each bound and above the bound before; the last one is above all bounds.
+        seconds: the sum of all durations.
+    """
 
     __slots__ = ("bins", "seconds")
 
@@ -37,12 +42,13 @@ class Histogram:
 
     @property
     def count(self) -> int:
+        """The number of durations."""
         return sum(self.bins)
 
     def below(self, share: float) -> float:
-        """Return an upper bound in seconds for this share of the durations.
+        """Return an upper bound in seconds for this share (0 to 1) of the durations.
 
-        The result is the upper bound of a bin, infinite for the last bin.
+        It is the upper bound of a bin: infinite for the last bin, and the first bound if there are no durations.
         """
         remaining = share * self.count
         for bound, n in zip(BOUNDS_S, self.bins, strict=False):
@@ -69,8 +75,11 @@ OPCODES = 256
 class RequestTally:
     """Counters of the requests that one thread answered. Only that thread writes them; other threads may read.
 
-    `calls` are counted by opcode up to the length of a round; `rounds` are the full rounds. `nbytes` are the sent
-    bytes of files.
+    Attributes:
+        calls, rounds: requests by opcode: `calls` counts up to the length of a round, `rounds` the full rounds.
+        nbytes: the bytes of files that were sent.
+        errors: replies with an error, by opcode and errno.
+        times: durations by opcode.
     """
 
     __slots__ = ("calls", "errors", "nbytes", "rounds", "times")
@@ -84,12 +93,16 @@ class RequestTally:
 
 
 class StoreCounters:
-    """Counters of the requests to a remote store. Thread-safe.
+    """Counters of the requests to a remote store. Thread-safe. All begin with 0.
 
-    `requests` are operations by kind, without retries; `errors` are operations that failed finally, by errno. Of the
-    `figures`, `waiting` are operations under way; `timeouts` are attempts that timed out; `retries` are attempts after
-    the first. Of the bytes that were fetched before a reader asked for them, `bytes_ahead_used` were read, and
-    `bytes_ahead_wasted` were not. The disk cache answered `disk_cache_hits` requests for byte ranges.
+    Attributes:
+        requests: operations by kind, without retries.
+        errors: operations that failed finally, by errno.
+        times: durations of operations, with their retries.
+        figures: counters by the names in `FIGURES`: `waiting` are operations under way; `timeouts` are attempts that
+            timed out; `retries` are attempts after the first; `bytes_fetched` came from the store. Of the bytes fetched
+            before a reader asked for them, `bytes_ahead_used` were read, and `bytes_ahead_wasted` were not. The disk
+            cache answered `disk_cache_hits` requests for byte ranges with `bytes_from_disk_cache`.
     """
 
     def __init__(self) -> None:
@@ -102,18 +115,18 @@ class StoreCounters:
         self._missed = -math.inf
 
     def add(self, **figures: int) -> None:
-        """Add to `figures`."""
+        """Add to `figures`, by name. Raise KeyError for a name that is not in `FIGURES`."""
         with self._lock:
             for name, n in figures.items():
                 self.figures[name] += n
 
-    def begin(self, kind: str) -> None:
+    def count_start(self, kind: str) -> None:
         """Count the start of an operation."""
         self.add(waiting=1)
         with self._lock:
             self.requests[kind] += 1
 
-    def end(self, seconds: float, error: int | None) -> None:
+    def count_end(self, seconds: float, error: int | None) -> None:
         """Count the end of an operation; `error` is its errno if it failed."""
         self.add(waiting=-1)
         with self._lock:
@@ -137,7 +150,10 @@ class StoreCounters:
         return self.hits_in_a_row >= WARM_HITS and time.monotonic() - self._missed > WARM_S
 
     def snapshot(self) -> dict[str, Any]:
-        """Return a snapshot of the counters, by name."""
+        """Return the counters as JSON values, by name.
+
+        These are `requests`, `errors`, each of `figures`, and `bins` and `seconds` of `times`.
+        """
         with self._lock:
             counts = {"requests": dict(self.requests), "errors": dict(self.errors), **self.figures}
             return counts | {"bins": list(self.times.bins), "seconds": self.times.seconds}

@@ -22,9 +22,15 @@ IDLE_S = 10.0
 class DaemonThreads:
     """A pool of daemon threads. Unlike the standard library's executor, it does not delay the program's exit.
 
+    Thread-safe. A child process after a fork has a pool without threads; calls that waited in the parent are not done
+    in the child.
+
     Args:
         name: of the threads.
         limit: the most threads. It may change: threads beyond it end after their calls.
+
+    Attributes:
+        count: the number of threads.
     """
 
     def __init__(self, name: str, limit: int) -> None:
@@ -47,7 +53,11 @@ class DaemonThreads:
         return self._free < 0
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Let a thread do a call. If no thread can be started, the call waits for one that can, or for a busy one."""
+        """Let a thread do a call, and return at once; what the call raises is raised by `Future.result`.
+
+        If no thread can be started, the call waits for one that can, or for a busy one. A call that still waits can be
+        cancelled.
+        """
         future: Future[T] = Future()
         with self._locked():
             if self._free <= 0 and self.count < self.limit:
@@ -58,7 +68,7 @@ class DaemonThreads:
         return future
 
     def require_thread(self) -> None:
-        """Raise OSError (EAGAIN) if the pool has no thread and none can be started."""
+        """Start a thread if the pool has none. Raise OSError (EAGAIN) if that is impossible."""
         with self._locked():
             try:
                 if not self.count:

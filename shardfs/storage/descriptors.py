@@ -37,7 +37,7 @@ def register(cache: DescriptorCache) -> None:
 def obtain(call: Callable[[], T]) -> T:
     """Return `call()`, which needs a descriptor. While there is none left, release cached ones and call again.
 
-    Raise OSError (EMFILE or ENFILE) if that does not help.
+    Raise the errors of `call`; OSError (EMFILE or ENFILE) if releasing does not help.
     """
     for _ in range(ATTEMPTS - 1):
         try:
@@ -53,12 +53,12 @@ def obtain(call: Callable[[], T]) -> T:
 
 
 def dup(fd: int) -> int:
-    """Duplicate a descriptor. Child processes do not inherit the new one."""
+    """Return a duplicate of a descriptor. Child processes do not inherit it. Raise the errors of `obtain`."""
     return obtain(lambda: os.dup(fd))
 
 
 def open(path: str, flags: int, mode: int = 0o777, at: int | None = None) -> int:
-    """Open a file, in the directory `at` if `path` is relative, and return its descriptor.
+    """Open a file, in the directory `at` if `path` is relative, and return its descriptor. Raise OSError.
 
     Child processes do not inherit the descriptor.
     """

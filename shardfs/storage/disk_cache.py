@@ -77,7 +77,14 @@ BIN_NS = 1 << 34
 
 
 class CacheUsage(NamedTuple):
-    """What a cache directory contains."""
+    """What a cache directory contains.
+
+    Attributes:
+        entries: the number of files, also of those that killed processes have left.
+        nbytes: the bytes that they occupy on the disk.
+        oldest_ns: when the entry that was not used for the longest time was used, in nanoseconds since 1970, give or
+            take `TOUCH_S`; now if there is none.
+    """
 
     entries: int
     nbytes: int
@@ -91,7 +98,10 @@ class _Pending(NamedTuple):
 
 
 def cache_directory(path: str) -> str:
-    """Return the path of a cache directory; `auto` is the service's or the user's. Raise OSError if there is none."""
+    """Return the path of a cache directory, which need not exist. For `auto`, that is the service's or the user's.
+
+    Raise FileNotFoundError for `auto` if there is no home directory.
+    """
     if path != "auto":
         return path
     if service := os.environ.get("CACHE_DIRECTORY"):  # systemd.exec(5); may name several directories
@@ -106,10 +116,11 @@ def cache_directory(path: str) -> str:
 class DiskCache:
     """The entries in one directory, at most `limit` bytes. Thread-safe.
 
+    Names and tags of entries have `NAME_BYTES` and `TAG_BYTES`. Raise OSError if the directory cannot be created or
+    used, or if other users could read or forge entries.
+
     Attributes:
         slow: whether the last `get` waited for the disk, so that the next one probably waits, too.
-
-    Raise OSError if the directory cannot be used, or if other users could read or forge entries.
     """
 
     def __init__(self, directory: str, limit: int) -> None:
@@ -131,7 +142,10 @@ class DiskCache:
     # ---- reading ----
 
     def get(self, name: bytes) -> tuple[bytes, bytes] | None:
-        """Return the tag and the bytes of an entry; None if there is none. A damaged entry is removed."""
+        """Return the tag and the bytes of an entry; None if there is none, or it cannot be read.
+
+        A damaged entry is removed.
+        """
         start = time.monotonic()
         try:
             return self._read(name)
@@ -173,7 +187,12 @@ class DiskCache:
     # ---- writing ----
 
     def put(self, name: bytes, tag: bytes, data: bytes) -> None:
-        """Keep bytes, replacing the entry of this name. Another thread writes them, unless too many bytes wait."""
+        """Keep bytes, replacing the entry of this name.
+
+        Another thread writes them later, so `get` may not find them yet. Nothing is kept, and nothing raised, if too
+        many bytes wait, after a write has failed, for more than `1/SHARE` of the limit, or in a child process after a
+        fork.
+        """
         nbytes = _on_disk(len(data))
         if nbytes > self.limit // SHARE or os.getpid() != self._pid:
             return
@@ -192,7 +211,7 @@ class DiskCache:
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> None:
-        """Wait until all bytes are written, at most for this time."""
+        """Wait until all bytes are written, or for at most so many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending_bytes, seconds)
 
@@ -318,14 +337,17 @@ class DiskCache:
         return os.path.isdir(os.path.join(directory, FOLDER))
 
     def usage(self) -> CacheUsage:
-        """Count the entries."""
+        """Count the entries. Raise OSError if the directory cannot be read."""
         entries, nbytes, oldest = 0, 0, time.time_ns()
         for _, info in self._files():
             entries, nbytes, oldest = entries + 1, nbytes + info.st_blocks * 512, min(oldest, info.st_mtime_ns)
         return CacheUsage(entries, nbytes, oldest)
 
     def clear(self) -> int:
-        """Remove all entries; return the bytes removed. Mounts that use the cache are not disturbed."""
+        """Remove all entries; return the bytes on the disk that were freed.
+
+        Mounts that use the cache are not disturbed. Raise OSError if an entry cannot be removed.
+        """
         removed = 0
         for path, info in self._files():
             with suppress(FileNotFoundError):

@@ -11,19 +11,27 @@ if TYPE_CHECKING:
 
 
 class PageLinks(HTMLParser):
-    """Collects the link targets of an HTML page."""
+    """Collects the link targets of an HTML page, which is given to `feed` piece by piece.
+
+    Attributes:
+        targets: as they are written in the page, in its order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "a":
-            self.found += [value for name, value in attrs if name == "href" and value]
+            self.targets += [value for name, value in attrs if name == "href" and value]
 
 
 def names_in(links: Iterable[str], url: str) -> dict[str, bool]:
-    """Return the names directly below `url` to which links of the page lead, each with whether it ends with a slash."""
+    """Return the names directly below `url` to which links of the page lead, each with whether it ends with a slash.
+
+    The names are decoded, in the order of the links, each once. Links with a query or fragment, to other hosts or to
+    other directories are left out.
+    """
     page = urlsplit(url.rstrip("/") + "/")
     above = [unquote(part, errors="surrogateescape") for part in page.path.split("/")[:-1]]
     names: dict[str, bool] = {}

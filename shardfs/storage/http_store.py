@@ -47,9 +47,10 @@ Page: TypeAlias = tuple[str | None, str | None, int | None]
 
 
 class IgnoredRangeError(ConnectionError):
-    """The server did not answer with the requested byte range.
+    """The server did not answer with the requested byte range. A retry may reach another server, which honours ranges.
 
-    A retry may reach another server, which honours ranges.
+    Args:
+        answer: the status and reason of the answer, for the message.
     """
 
     def __init__(self, answer: str, url: str) -> None:
@@ -64,9 +65,10 @@ class _Document(NamedTuple):
 
 
 class HttpStore(FsspecStore):
-    """A store on a web server. fsspec's HTTP file system makes the connections.
+    """A store on a web server; arguments as of `FsspecStore`. fsspec's HTTP file system makes the connections.
 
-    This class sends its own requests, as coroutines in the event loop of that file system.
+    This class sends its own requests, as coroutines in the event loop of that file system. Its methods may raise
+    IgnoredRangeError, and PermissionError for pages in place of objects or listings, such as a login page.
     """
 
     blind = True
@@ -148,6 +150,10 @@ class HttpStore(FsspecStore):
         return out
 
     def scan(self, key: str) -> Iterator[DirEntry]:
+        """Yield the entries of a directory, in the server's order, without attributes. The order of the page is kept.
+
+        Raise PermissionError if the server does not list directories.
+        """
         self._waiting()
         url = self.path(key).rstrip("/") + "/"
         names: dict[str, bool] = {}
@@ -164,10 +170,11 @@ class HttpStore(FsspecStore):
             raise PermissionError(errno.EACCES, why, self.path(key))
 
     def require_ranges(self, keys: Iterable[str]) -> None:
-        """Raise OSError if the server sends shards only as a whole. No request if it honoured ranges for documents.
+        """Raise OSError (EOPNOTSUPP) if the server sends shards only as a whole.
 
-        A program that ignores ranges may generate the documents, so requests for shards decide. Without any shard the
-        source is accepted, but large objects may be unreadable.
+        No request if it honoured ranges for documents. A program that ignores ranges may generate the documents, so
+        requests for shards decide. Without any shard the source is accepted, with a warning in the log that large
+        objects may be unreadable.
         """
         shards = iter(keys)
         while self._ignored and (some := [self.path(key) for key in itertools.islice(shards, TRIED)]):
@@ -313,7 +320,7 @@ class HttpStore(FsspecStore):
             if _is_html(answer):
                 async for piece in answer.content.iter_any():
                     links.feed(decoder.decode(piece))
-            return names_in(links.found, str(answer.url))
+            return names_in(links.targets, str(answer.url))
 
 
 # ---- answers ----

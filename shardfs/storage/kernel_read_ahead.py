@@ -33,7 +33,7 @@ class KernelReadAhead(ReadAhead):
         super().__init__(limit, 1, RetryPolicy(), waiting)
 
     def take(self, key: tuple[int, Coords], where: ByteRange, since: float, *, keep: bool) -> None:
-        """Note that a chunk is read. The reader reads it by itself."""
+        """Note that a chunk is read, and return None: the reader reads it by itself."""
         with self._lock:
             fetch = self._fetches.get(key)
             if fetch is not None:
@@ -49,7 +49,10 @@ class KernelReadAhead(ReadAhead):
 
 
 def is_slow(path: str) -> bool:
-    """Return whether a file or directory is in a file system of a type in `SLOW`."""
+    """Return whether a file or directory is in a file system of a type in `SLOW`.
+
+    Raise OSError if it is not accessible.
+    """
     from shardfs.storage.mount_table import entries  # with its imports; the daemon has them already
 
     device = os.stat(path).st_dev

@@ -26,7 +26,13 @@ PROTOCOLS = {
 
 
 class LateFileSystem:
-    """Stands for a file system of fsspec: all other attributes are those of fsspec's object. Thread-safe."""
+    """Stands for a file system of fsspec, which the first use of any other attribute creates. Thread-safe.
+
+    That first use may raise whatever `fsspec.core.url_to_fs` raises.
+
+    Args:
+        options: storage options of fsspec.
+    """
 
     def __init__(self, protocol: tuple[str, ...], url: str, options: Mapping[str, Any]) -> None:
         self.protocol = protocol
@@ -52,7 +58,8 @@ class LateFileSystem:
 def late_file_system(url: str, options: Mapping[str, Any]) -> tuple[LateFileSystem, str] | None:
     """Return the file system of a URL and the path in it; None if the file system must be made at once.
 
-    That is so if only the client of fsspec knows how to connect, or if only fsspec reports what is wrong.
+    That is so for other protocols than those of `PROTOCOLS`, if only the client of fsspec knows how to connect, or if
+    only fsspec reports what is wrong.
     """
     scheme, separator, path = url.partition("://")
     protocol = PROTOCOLS.get(scheme)
@@ -69,7 +76,7 @@ def late_file_system(url: str, options: Mapping[str, Any]) -> tuple[LateFileSyst
 
 
 def without_foreign_headers(fs: Any) -> Any:
-    """Return a file system of fsspec, which from now on sends headers that may be secret to the host of the URL only.
+    """Return the same file system of fsspec, which now sends headers that may be secret to the host of the URL only.
 
     aiohttp follows redirects, and removes only `Authorization` and cookies if they lead to another host.
     """

@@ -30,7 +30,7 @@ def load_ahead(
     """Yield each item and what `load` returns for it, in order. Threads of `pool` load the next items meanwhile.
 
     The number of loads under way doubles from `first` up to the connections of the pool. An exception of `load` or of
-    `items` is raised at its place in the order.
+    `items` is raised at its place in the order. Loads that wait are cancelled if the caller closes the generator.
 
     Args:
         pool: None if nothing is loaded ahead.

@@ -55,7 +55,12 @@ class _Descriptor:
 
 
 class LocalBlob:
-    """An open file. It keeps reading the opened version even after a rename has replaced the file."""
+    """An open file. It keeps reading the opened version even after a rename has replaced the file.
+
+    Args:
+        fd: open for reading. The blob owns it, and closes it when nobody refers to the blob any more.
+        info: of `fd`; `stat` returns it even if the file grows.
+    """
 
     __slots__ = ("__weakref__", "_owner", "_stat", "_waiting", "fd", "file_offset")
 
@@ -78,9 +83,9 @@ class LocalBlob:
 
 
 def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> bytes:
-    """Return `size` bytes, fewer at the end of the file.
+    """Return `size` bytes at `position` of an open file, fewer at its end. Raise OSError.
 
-    Calls `waiting` first if `size` is large or the bytes are not in the page cache.
+    Calls `waiting` first if `size` is at least `LARGE` or the bytes are not in the page cache.
     """
     if size >= LARGE:
         waiting()
@@ -107,7 +112,12 @@ def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> byt
 
 
 class LocalStore:
-    """A local directory or file. Symbolic links that lead out of the source are refused unless `follow_symlinks`."""
+    """A local directory or file. Symbolic links that lead out of the source are refused unless `follow_symlinks`.
+
+    Args:
+        root: its path; symbolic links in it are resolved.
+        read_ahead: what `Store.read_ahead` returns.
+    """
 
     remote = blind = False
 
@@ -135,11 +145,14 @@ class LocalStore:
         descriptors.register(self)
 
     def path(self, key: str) -> str:
-        """Return the path of a file. A caller that opens it must use `confined`."""
+        """Return the absolute path of a key below the resolved root. A caller that opens it must use `confined`."""
         return self._inside + key if key else self.root
 
     def confined(self, fd: int, key: str) -> None:
-        """Raise PermissionError if the open file is outside the source."""
+        """Raise PermissionError if the open file is outside the source, unless `follow_symlinks`.
+
+        `key` is for the error.
+        """
         # Check the path of the open descriptor, not the name: no link can be swapped between the check and the use.
         if self.follow_symlinks:
             return
@@ -149,11 +162,12 @@ class LocalStore:
             raise PermissionError(errno.EACCES, why, key)
 
     def descriptor(self, key: str, flags: int) -> int:
-        """Open a regular file or directory, or anything with O_PATH. The caller closes it.
+        """Open a regular file or directory, or anything with O_PATH; return the descriptor, which the caller closes.
 
-        Raise FileNotFoundError or NotADirectoryError only if it does not exist; DanglingLinkError if a symbolic link in
-        its path leads nowhere; PermissionError if it is outside the source, or if it is a device, a pipe or a socket.
-        Such a file is not opened, because that may have effects.
+        Raise FileNotFoundError or NotADirectoryError only if it does not exist; IsADirectoryError for a directory
+        without O_DIRECTORY; DanglingLinkError if a symbolic link in its path leads nowhere; PermissionError if it is
+        outside the source, or if it is a device, a pipe or a socket. Such a file is not opened, because that may have
+        effects.
         """
         harmless = flags & (os.O_PATH | os.O_DIRECTORY)
         only = os.O_PATH | flags & os.O_NOFOLLOW
@@ -174,7 +188,7 @@ class LocalStore:
         return file
 
     @contextmanager
-    def opened(self, key: str, flags: int) -> Iterator[int]:
+    def open_descriptor(self, key: str, flags: int) -> Iterator[int]:
         """Open a file or directory inside the source, and close it afterwards."""
         fd = self.descriptor(key, flags)
         try:
@@ -205,10 +219,11 @@ class LocalStore:
         return LocalBlob(fd, os.fstat(fd), self._waiting)
 
     def open_once(self, key: str) -> LocalBlob:
-        """Open a file that the store does not keep open. Its directory stays open, for the next files in it.
+        """Return a file that the store does not keep open. Its directory stays open, for the next files in it.
 
         A pipe or a device with this name is opened without waiting and refused unread; a symbolic link as in `open`.
-        Only for jobs on sources that do not change: a directory that another one replaces is not noticed.
+        Only for jobs on sources that do not change: a directory that another one replaces is not noticed. Raise the
+        errors of `descriptor`.
         """
         parent, _, name = key.rpartition("/")
         directory = self._directories.get(parent)
@@ -278,7 +293,10 @@ class LocalStore:
             yield self._listed(key, e)
 
     def names(self, key: str) -> Iterator[tuple[str, bool]]:
-        """Yield the names in a directory, and whether each is a directory itself, not a link to one."""
+        """Yield the names in a directory, and whether each is a directory itself, not a link to one.
+
+        In the order of the disk, without names that begin with `OWN`; none if the directory does not exist.
+        """
         for e in self._entries(key):
             yield e.name, e.is_dir(follow_symlinks=False)
 
@@ -322,5 +340,5 @@ class LocalStore:
 
 
 def stat_of(info: os.stat_result) -> Stat:
-    """Convert the result of `os.stat`. The version consists of device, inode number, time and size."""
+    """Convert the result of `os.stat` to a `Stat`. The version consists of device, inode number, time and size."""
     return Stat(info.st_size, info.st_mtime_ns, (info.st_dev, info.st_ino, info.st_mtime_ns, info.st_size))

@@ -19,19 +19,22 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def detach(mountpoint: str, *, lazy: bool) -> None:
-    """Detach the topmost mount at `mountpoint`. Raise EBUSY if programs use the mount, unless `lazy`."""
+    """Detach the topmost mount at `mountpoint`. Raise MountError (EBUSY) if programs use the mount, unless `lazy`."""
     _check(_libc.umount2(os.fsencode(mountpoint), DETACH if lazy else 0), mountpoint)
 
 
 def clone(path: str) -> int:
-    """Return a descriptor of a copy of the mount at `path`, attached nowhere. Needs Linux 5.2, else raises ENOSYS."""
+    """Return a descriptor of a copy of the mount at `path`, attached nowhere; the caller closes it.
+
+    Needs Linux 5.2, else raises MountError (ENOSYS).
+    """
     return _call(OPEN_TREE, path, AT_FDCWD, os.fsencode(path), CLONE | CLOEXEC)
 
 
 def attach(mount: int, mountpoint: str, *, beneath: bool) -> None:
     """Attach a mount from `clone` at `mountpoint`: above all mounts there, or `beneath` the topmost one.
 
-    `beneath` needs Linux 6.5 and a mount at `mountpoint`, else raises EINVAL.
+    `beneath` needs Linux 6.5 and a mount at `mountpoint`, else raises MountError (EINVAL).
     """
     flags = EMPTY_PATH | (BENEATH if beneath else 0)
     _call(MOVE_MOUNT, mountpoint, mount, b"", AT_FDCWD, os.fsencode(mountpoint), flags)

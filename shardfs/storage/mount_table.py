@@ -17,7 +17,10 @@ class MountInfo(NamedTuple):
     """One line of /proc/PID/mountinfo (proc_pid_mountinfo(5)).
 
     Args:
-        owner: the user who mounted a FUSE file system.
+        source: what is mounted: for shardfs the name of its source.
+        options: the options of this mount, such as `ro`, not those of its file system.
+        device: `MAJOR:MINOR` of the file system; its files have this `st_dev`.
+        owner: the user who mounted a FUSE file system; None for others.
         root: the mounted directory of the file system; not `/` for a bind mount of a part of it.
         number: the id of this mount. `parent` is the id of the mount that it is attached to.
     """
@@ -34,9 +37,9 @@ class MountInfo(NamedTuple):
 
 
 def entries(process: int | str = "self") -> Iterator[MountInfo]:
-    """Yield all mounts that a process sees. The order does not show which mount covers another.
+    """Yield all mounts that a process sees; `self` is this one. The order does not show which mount covers another.
 
-    Does not access the mounts.
+    Does not access the mounts. Raise OSError if the process has ended, or belongs to another user.
     """
     with open(f"/proc/{process}/mountinfo", encoding="utf8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
@@ -62,7 +65,7 @@ def mounted_at(mountpoint: str) -> MountInfo | None:
 
 
 def topmost() -> dict[str, MountInfo]:
-    """Return the visible mount of each mountpoint: the one to whose root no other mount is attached."""
+    """Return mountpoint -> the visible mount there: the one to whose root no other mount is attached."""
     mounts = list(entries())
     covered = {(e.parent, e.mountpoint) for e in mounts}
     return {e.mountpoint: e for e in mounts if (e.number, e.mountpoint) not in covered}

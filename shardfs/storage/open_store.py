@@ -40,11 +40,21 @@ def open_store(
 ) -> Store:
     """Open the store of a path or an fsspec URL, including chained URLs. The path may be that of a zip file.
 
-    For remote stores: `retry` says when to retry; up to `prefetch` bytes are fetched before readers ask for them,
-    with at most this number of `connections`; up to `cache_size` bytes that were read are kept in `cache_dir`.
-    `offline`: send no request. For slow local stores, the kernel reads up to `prefetch` bytes ahead.
+    Args:
+        storage_options: of fsspec's file system; unused for paths.
+        waiting: called before any call that may wait for a disk or a network.
+        follow_symlinks: a local path: whether links may lead out of it.
+        retry: a remote store: when requests are repeated.
+        prefetch: the most bytes that are fetched before readers ask for them, or, for slow local stores, that the
+            kernel reads ahead; 0 for none.
+        connections: the most requests under way for that.
+        cache_dir: the directory that keeps what was read from a remote store, at most `cache_size` bytes; None for no
+            cache, `auto` as in `cache_directory`. If it cannot be used, the log says so, and there is none.
+        offline: send no request.
 
-    Raise FileNotFoundError if a local path does not exist.
+    Raise FileNotFoundError if a local path does not exist; ValueError for an unknown protocol or storage option;
+    ImportError if a package is missing; OSError if the store cannot be opened. Callers wrap it in `opening`, which
+    names the source.
     """
     if _is_zip_file(source):
         source = f"zip://::{os.path.abspath(source)}"

@@ -83,12 +83,12 @@ class PackState:
     options: Any
 
     def after(self) -> Stage:
-        """The stage that follows in this direction."""
+        """Return the stage that follows in this direction. Not for DONE, which raises IndexError."""
         route = ROUTES[self.direction]
         return route[route.index(self.stage) + 1]
 
     def raw(self) -> bytes:
-        """The state as a file."""
+        """Return the state as the content of its file."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -162,7 +162,7 @@ class UnfinishedJob(NamedTuple):
 
     Args:
         root: the directory of the source.
-        directories: the directories of the documents that the job replaces, relative to the source.
+        directories: the directories of the documents that the job replaces, relative to the source; "" is the source.
         groups: those that have others of them below.
     """
 
@@ -206,7 +206,8 @@ class UnfinishedJob(NamedTuple):
 class SourceJobs:
     """The unfinished jobs in place in a local source, and those in the directories above the source.
 
-    Directories above the source are looked at once: a job that begins there later is not seen.
+    Directories above the source are looked at once: a job that begins there later is not seen. Raise the errors of
+    `UnfinishedJob.from_directory`.
     """
 
     def __init__(self, source: str) -> None:
@@ -239,7 +240,10 @@ class SourceJobs:
 
 
 def unfinished_jobs(source: str) -> Iterator[UnfinishedJob]:
-    """Yield the unfinished jobs in place in the directory of a local source, and above it; none for a URL."""
+    """Yield the unfinished jobs in place in the directory of a local source, and above it.
+
+    None for a URL or a relative path. Raise the errors of `UnfinishedJob.from_directory` for the source itself.
+    """
     if os.path.isabs(source):
         root = os.path.realpath(source)
         if (job := UnfinishedJob.from_directory(root)) is not None:

@@ -93,9 +93,11 @@ class ServerError(ConnectionError):
 
 
 class Answer(NamedTuple):
-    """The bytes of a range. `info` describes the whole object, with the field names of fsspec's `info`.
+    """The bytes of a range, fewer where the object ends.
 
-    `encoded`: the bytes are those of a compressed form (`Content-Encoding`), which fsspec's client would decompress.
+    Attributes:
+        info: describes the whole object, with the field names of fsspec's `info`; {} if the client says nothing of it.
+        encoded: the bytes are those of a compressed form (`Content-Encoding`), which fsspec's client would decompress.
     """
 
     data: bytes | memoryview
@@ -111,7 +113,11 @@ def replaced(path: str) -> StaleShardError:
 def range_client(fs: Any, root: str, timeout_s: float) -> RangeClient | None:
     """Return a client for the objects below `root` of a file system; None if obstore does not know its protocol.
 
-    Connects at the first request. Raise ValueError for a storage option that obstore does not know.
+    Connects at the first request. Raise ValueError for a storage option that obstore does not know; ImportError without
+    obstore.
+
+    Args:
+        fs: a file system of fsspec. Its options, and its client if need be, say how to connect.
     """
     protocol = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
     name = next((name for name in protocol if name in _CLIENTS), None)
@@ -132,7 +138,17 @@ def range_client(fs: Any, root: str, timeout_s: float) -> RangeClient | None:
 
 
 class RangeClient:
-    """Reads byte ranges of one store. Thread-safe. `proven`: a request has succeeded."""
+    """Reads byte ranges of one store. Thread-safe. Its methods raise these errors, for which `RetryPolicy` has rules:
+
+    - FileNotFoundError: there is no such object.
+    - StaleShardError: it has another version than the one asked for.
+    - ServerError: the server or the connection failed.
+    - StoreTimeout: no answer came in time.
+    - UnsuitedError: obstore cannot tell; ask fsspec's file system.
+
+    Attributes:
+        proven: a request has succeeded.
+    """
 
     def __init__(self, fs: Any, root: str, connect: Callable[..., tuple[str, Any]], timeout_s: float) -> None:
         self._fs = fs
@@ -175,7 +191,7 @@ class RangeClient:
                 self.give_up(e)
 
     def give_up(self, why: Exception) -> None:
-        """From now on, `suits` no object."""
+        """From now on, `suits` no object. `why` goes to the log."""
         if self._usable:
             log.info("%s: fsspec reads all bytes, because obstore cannot: %s", self._root, why)
         self._usable = False
@@ -184,7 +200,9 @@ class RangeClient:
     def get(self, path: str, request: ByteRequest, tag: str | None) -> Answer:
         """Return a byte range of an object that `suits`. Ends within the time-out.
 
-        `tag`: the ETag of the version to read; None for any. Raise StaleShardError if the object has another version.
+        Args:
+            request: not empty.
+            tag: the ETag of the version to read; None for any.
         """
         import obstore
 
@@ -199,7 +217,10 @@ class RangeClient:
 
     @bounded
     def head(self, path: str) -> Mapping[str, Any]:
-        """Return the `info` of an object that `suits`, or of what a server shows in its place. Without ETag, raise."""
+        """Return the `info` of an object that `suits`, or of what a server shows in its place.
+
+        Raise UnsuitedError if the answer has no ETag.
+        """
         import obstore
 
         with self._asking(path, None):

@@ -118,12 +118,15 @@ class ReadAhead:
         return max(min(self.limit, allowed) - self.nbytes, 0)
 
     def take(self, key: tuple[int, Coords], where: ByteRange, since: float, *, keep: bool) -> bytes | None:
-        """Return the bytes of a chunk if they were fetched. May wait for a request that is under way.
+        """Return the bytes of a chunk if they were fetched; None if the reader must ask for them by itself.
+
+        May wait for a request that is under way. Raises nothing: the reader's own request shows the error.
 
         Args:
+            key: the owner of `fetch`, and the chunk's coordinates.
             where: the range that the index names; other bytes are not returned.
             since: a time of `time.monotonic`; bytes whose fetch began before are not returned.
-            keep: whether the rest of the chunk will be asked for later.
+            keep: whether the rest of the chunk will be asked for later. Otherwise the bytes are dropped.
         """
         if key not in self._fetches or not self.usable:
             return None
@@ -160,7 +163,15 @@ class ReadAhead:
     def fetch(
         self, owner: int, coords: Sequence[Coords], nbytes: int, locate: Callable[[Coords], Piece | None]
     ) -> None:
-        """Begin to fetch chunks of about `nbytes` each. `locate` may wait for the store; another thread calls it."""
+        """Begin to fetch chunks of about `nbytes` each, and return at once.
+
+        Chunks that are under way or wait are left out.
+
+        Args:
+            owner: a number of the collection that has the chunks, for `take` and `invalidate`.
+            locate: returns where a chunk is; None if it is absent. Another thread calls it, and it may wait for the
+                store.
+        """
         if not coords:
             return
         with self._lock:
@@ -173,7 +184,7 @@ class ReadAhead:
             self.start(partial(self._plan, owner, new, locate))
 
     def start(self, job: Callable[[], T]) -> Future[T]:
-        """Let a thread do a job that may wait for the store, after the jobs that were started before."""
+        """Let a thread do a job that may wait for the store, after the jobs started before. Return its future."""
         return self._threads.submit(job)
 
     # ---- in threads of its own ----

@@ -18,7 +18,7 @@ from shardfs.storage import descriptors, syscalls
 def open_regular(
     path: str, flags: int = os.O_RDONLY, *, at: int | None = None, inside: str = "", follow: bool = False
 ) -> int:
-    """Open an existing regular file and return its descriptor.
+    """Open an existing regular file and return its descriptor, which the caller closes.
 
     Anything else is not opened: a FIFO could block, and opening a device can have effects.
 
@@ -81,7 +81,10 @@ def _require_directory_below(path: str, directory: str) -> None:
 
 
 def read_regular(path: str, limit: int, *, inside: str = "", follow: bool = False) -> bytes:
-    """Return the content of a regular file. Raise ValueError if it has more than `limit` bytes; see `open_regular`."""
+    """Return the content of a regular file.
+
+    Raise ValueError if it has more than `limit` bytes, else as `open_regular`.
+    """
     fd = open_regular(path, inside=inside, follow=follow)
     try:
         return read_all(fd, limit)
@@ -98,7 +101,7 @@ def read_all(fd: int, limit: int, start: int = 0) -> bytes:
 
 
 def parse_object(raw: bytes, limit: int) -> dict[str, Any]:
-    """Return a JSON object. Raise ValueError for anything else, and beyond the limits of `load_json`."""
+    """Return a JSON object. Raise ValueError for anything else, for more than `limit` bytes, and as `load_json`."""
     document = load_json(raw, limit)
     if not isinstance(document, dict):
         raise ValueError(f"should be a JSON object, not {type(document).__name__}")
@@ -113,6 +116,9 @@ def is_directory(info: os.stat_result, path: str) -> bool:
 
 
 def require_file(info: os.stat_result, path: str) -> None:
-    """Raise OSError unless it is a regular file."""
+    """Raise IsADirectoryError for a directory, PermissionError for anything else that is no regular file.
+
+    `path`: for errors.
+    """
     if is_directory(info, path):
         raise IsADirectoryError(errno.EISDIR, "is a directory", path)

@@ -45,7 +45,7 @@ class FsspecBlob:
 
     @property
     def known(self) -> Stat | None:
-        """What is known of the object without a request."""
+        """What is known of the object without a request; None before the first answer."""
         return self._known
 
     def stat(self) -> Stat:
@@ -57,7 +57,10 @@ class FsspecBlob:
         return self.read_version(requests)[0]
 
     def read_version(self, requests: Sequence[ByteRequest]) -> tuple[list[bytes], bool]:
-        """Return the bytes of each request, and whether all answers name the version that is `known`."""
+        """Return the bytes of each request, and whether all answers name the version that is `known`.
+
+        Raise StaleShardError if an answer is of another version.
+        """
         tag = None if self._known is None else strong_tag(self._known)
         data, answers = self._store.read(self.key, requests, tag)
         return data, all([self._note(answer) for answer in answers])
@@ -89,6 +92,11 @@ class FsspecStore:
     """A store on any fsspec file system.
 
     All methods block until the answer or a time-out; fsspec's event loop stays internal.
+
+    Args:
+        fs: the file system.
+        root: the path of the source in `fs`.
+        ranges: what reads byte ranges where it can; None if `fs` reads everything.
     """
 
     remote, blind = True, False
@@ -115,7 +123,7 @@ class FsspecStore:
         self._denied: dict[str, bool] = {}  # answers of `_denied_if_missing`
 
     def path(self, key: str) -> str:
-        """Return the object's path in its fsspec file system."""
+        """Return the object's path in its fsspec file system, for web servers its URL."""
         return f"{self.root}/{key}" if key and self.root else key or self.root
 
     def open(self, key: str) -> FsspecBlob:
@@ -130,6 +138,10 @@ class FsspecStore:
         self.fs.invalidate_cache()
 
     def stat(self, key: str) -> Stat:
+        """Return size, time and version of an object.
+
+        Raise IsADirectoryError for a directory, OSError if the size is unknown.
+        """
         info = self._info(key)  # of object stores, a listing that fsspec has cached answers this without a request
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, "is a directory", key)
@@ -140,7 +152,10 @@ class FsspecStore:
         return self._ranges if self._ranges is not None and self._ranges.suits(path) else None
 
     def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Send a request with time-outs and retries, and convert the client's exceptions to OSError."""
+        """Return what `method` returns, called with time-outs and retries. The client's exceptions become OSError.
+
+        `kind` is the name under which `StoreCounters` count the request.
+        """
         with store_errors(path):
             return self.retry.run(kind, method, *args, **kwargs)
 
@@ -154,7 +169,11 @@ class FsspecStore:
     ) -> tuple[list[bytes], list[Stat | None]]:
         """Return the bytes of each request, and what each answer says about the object: None, with some clients.
 
-        `tag`: a strong ETag. If the client can, it reads no other version.
+        There may be fewer answers than requests, because neighbours are read together. Raise StaleShardError if the
+        object has another version than `tag`, OSError (EIO) if the store ignores ranges.
+
+        Args:
+            tag: a strong ETag; None for any version. If the client can, it reads no other version.
         """
         self._waiting()
         answers: list[Answer] = []
@@ -393,7 +412,7 @@ def _mtime_ns(info: Mapping[str, Any]) -> int:
 
 
 def stat_of_info(info: Mapping[str, Any]) -> Stat:
-    """Convert fsspec's `info` of an object to a `Stat`. Raise OSError if the size is missing."""
+    """Convert fsspec's `info` of an object to a `Stat`. Raise OSError (EIO) if the size is missing."""
     if info.get("size") is None:
         why = "the store does not report the size, without which the object cannot be read; use another kind of store"
         raise OSError(errno.EIO, why, info.get("name"))
@@ -409,10 +428,11 @@ def generation_tag(generation: str) -> str:
 
 
 def tagged(tag: Any, size: int, mtime_ns: int) -> Stat:
-    """Return the `Stat` of an object. `tag` is the store's version tag; None if the store has none.
+    """Return the `Stat` of an object, with the version `(tag, time or None, size)`.
 
-    A strong tag identifies the version without the time, which some stores report differently from request to request.
-    With a weak tag or none, the time is part of the version.
+    `tag` is the store's version tag; None if the store has none. A strong tag identifies the version without the time,
+    which some stores report differently from request to request. With a weak tag or none, the time is part of the
+    version.
     """
     weak = tag is None or str(tag).startswith("W/")
     return Stat(size, mtime_ns, (tag, mtime_ns if weak else None, size))

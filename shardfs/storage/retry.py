@@ -46,7 +46,10 @@ class StoreTimeout(TimeoutError):
 
 
 class UnsuitedError(Exception):
-    """The client cannot answer the request; another one may. `status`: the HTTP status, if there is one."""
+    """The client cannot answer the request; another one may.
+
+    `status`: the HTTP status; None if there was no answer.
+    """
 
     status: int | None = None
 
@@ -64,11 +67,17 @@ def timeout_error(seconds: float) -> StoreTimeout:
 
 
 class RetryPolicy:
-    """Retry policy for the requests to one store. Thread-safe.
+    """Time-outs and repetitions of the requests to one store. Thread-safe.
 
-    An attempt times out after `timeout_s` seconds; an operation with all its retries ends after at most twice that.
-    While a store does not answer at all, only one operation at a time is sent to it. All others fail at once, so that
-    not all threads of a mount wait for the store.
+    An attempt times out after `timeout_s` seconds; an operation with all its retries ends after at most twice that. An
+    error is retried if it `is_transient`. While a store does not answer at all, only one operation at a time is sent to
+    it. All others fail at once, so that not all threads of a mount wait for the store.
+
+    Args:
+        retries: the most attempts after the first.
+
+    Attributes:
+        counters: counts what `run` does.
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S, retries: int = RETRIES) -> None:
@@ -82,7 +91,7 @@ class RetryPolicy:
 
     @property
     def silent(self) -> bool:
-        """Return whether the last operations got no answer."""
+        """Whether the last operation got no answer in time."""
         return self._silent
 
     @contextmanager
@@ -98,14 +107,16 @@ class RetryPolicy:
         return getattr(self._thread, "optional", False)
 
     def run(self, kind: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call `method` of an fsspec file system, with time-out and retries. Raise StoreTimeout if it does not return.
+        """Return what `method` returns. Raise what it raises at last, or StoreTimeout if it does not return in time.
 
-        `method` may be a coroutine method of an object with the event loop `loop`, or be `bounded`.
-
-        `method` may return a list that contains exceptions; the call is retried if one of them is transient.
+        Args:
+            kind: the name under which `counters` count the operation.
+            method: a method of an fsspec file system, which is called with the other arguments. It may be a coroutine
+                method of an object with the event loop `loop`, or be `bounded`. It may return a list that contains
+                exceptions: then the call is retried if one of them is transient, and the last list is returned.
         """
         start, failure = clock(), None
-        self.counters.begin(kind)
+        self.counters.count_start(kind)
         try:
             with self._admitted() as retries:
                 return self._attempts(retries, start, method, args, kwargs)
@@ -115,7 +126,7 @@ class RetryPolicy:
             failure = errno_of(e)
             raise
         finally:
-            self.counters.end(clock() - start, failure)
+            self.counters.count_end(clock() - start, failure)
 
     @contextmanager
     def _admitted(self) -> Iterator[int]:
@@ -178,7 +189,7 @@ class RetryPolicy:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the error is transient: a lost connection, a time-out, throttling or a server error."""
+    """Return whether a retry may succeed: after a lost connection, a time-out, throttling or a server error."""
     if isinstance(error, UnsuitedError):
         return False
     if _error_code(error) in _THROTTLED:
@@ -247,7 +258,10 @@ def _retry_after(error: BaseException) -> float:
 
 
 def http_status(error: BaseException) -> int | None:
-    """Return the HTTP status of an exception of aiohttp, gcsfs, Azure (an attribute) or botocore (in its response)."""
+    """Return the HTTP status of an exception of aiohttp, gcsfs, Azure (an attribute) or botocore (in its response).
+
+    None if it has none.
+    """
     for name in ("status", "status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int) and 100 <= status < 600:

@@ -30,9 +30,12 @@ COMMERCIAL = re.compile(r"(af|ap|ca|eu|il|me|mx|sa|us)-[a-z]+-\d")
 
 
 class S3Settings(NamedTuple):
-    """`provide` returns the credentials, as obstore wants them; None if requests are not signed.
+    """How obstore connects to S3.
 
-    `verify`: False, True or None for the usual check of certificates, or the path of a bundle.
+    Attributes:
+        endpoint: the URL of the service.
+        provide: returns the credentials, as obstore wants them; None if requests are not signed.
+        verify: False, True or None for the usual check of certificates, or the path of a bundle.
     """
 
     endpoint: str

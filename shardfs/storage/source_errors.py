@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opening(source: str) -> Iterator[None]:
-    """Context manager that converts errors of a store to errors that name the source or target. Bugs pass unchanged."""
+    """Convert the errors of a block to errors that name the source or target, without secrets.
+
+    OSError keeps its errno; UnsupportedError gets the name as `source`; a missing package and all other errors of
+    client libraries become OSError (EIO). Errors that have a name, other errors of shardfs, and bugs pass unchanged.
+    """
     try:
         yield
     except OSError as e:

@@ -77,7 +77,7 @@ def names(source: str) -> list[str]:
 
 
 def read_owner(path: str) -> dict[str, Any]:
-    """Return the record that the last owner wrote into a lock file; empty if the file is unreadable."""
+    """Return the record that the last owner wrote into a lock file; {} if the file is missing or unreadable."""
     try:
         return owner_in(read_regular(path, MAX_RECORD))
     except (OSError, ValueError):
@@ -85,7 +85,7 @@ def read_owner(path: str) -> dict[str, Any]:
 
 
 def owner_in(raw: bytes) -> dict[str, Any]:
-    """Return the owner record in the bytes of a lock, without members of other types; empty if they hold none."""
+    """Return the owner record in the bytes of a lock, without members of other names or types; {} if they hold none."""
     try:
         record = parse_object(raw, MAX_RECORD)
     except ValueError:
@@ -103,7 +103,13 @@ def _is_fit(name: str, value: Any) -> bool:
 
 
 def busy(owner: dict[str, Any], source: str = "", other: str = "") -> BusyError:
-    """Return the error for a second writer. `other` is the first writer's source if it differs from `source`."""
+    """Return the error for a second writer.
+
+    Args:
+        owner: the record of the first writer; the error has it as `owner`.
+        source: the source of the second writer; "" if the error names none.
+        other: the first writer's source if it differs from `source`.
+    """
     why = f"already {describe(owner)}"
     if other:
         why = f"overlaps {other}, which is {why}: unmount that first, or mount read-only"

@@ -1,7 +1,8 @@
 """Stores: map keys to bytes. Local files are read with `pread` on cached descriptors, all other stores through fsspec.
 
-A store opens objects as `Blob`s and lists directories. It calls its `waiting` hook before any call that may wait for a
-disk or a network.
+A key is the path of an object or directory below the source, with `/` and without a slash at either end; "" is the
+source itself. A store opens objects as `Blob`s and lists directories. It calls its `waiting` hook before any call that
+may wait for a disk or a network.
 """
 
 from __future__ import annotations
@@ -51,16 +52,15 @@ class DirEntry(NamedTuple):
 
 
 class Store(Protocol):
-    """Read access to a source.
-
-    `remote`: each call costs a network request. `blind`: the store cannot distinguish directories from missing names.
-    """
+    """Read access to a source; keys are explained above. All methods raise OSError if the store fails."""
 
     @property
-    def remote(self) -> bool: ...
+    def remote(self) -> bool:
+        """Whether each call costs a network request."""
 
     @property
-    def blind(self) -> bool: ...
+    def blind(self) -> bool:
+        """Whether the store cannot distinguish directories from missing names."""
 
     @property
     def read_ahead(self) -> ReadAhead | None:
@@ -71,39 +71,58 @@ class Store(Protocol):
         """The last component of the source's path. The source may be a file, which then has the key ""."""
 
     def open(self, key: str) -> Blob:
-        """Open an object.
+        """Return the current version of an object. The store may keep it and return it again, until `reopen`.
 
-        Raise FileNotFoundError if it does not exist; remote stores may raise it only at the first read.
+        Raise FileNotFoundError or NotADirectoryError if it does not exist, which remote stores may raise only at the
+        first read; IsADirectoryError for a directory; PermissionError, DanglingLinkError for links as
+        `LocalStore.descriptor`.
         """
 
     def reopen(self, key: str) -> None:
-        """Drop cached state of `key`, so that the next `open` sees the current version."""
+        """Drop cached state of `key`, so that the next `open` sees the current version.
+
+        Blobs that are open keep theirs.
+        """
 
     def reopen_below(self, key: str) -> None:
         """Drop cached state of all objects below a directory."""
 
     def entry(self, key: str) -> DirEntry:
-        """Look up one name. Raise FileNotFoundError, or PermissionError if a symbolic link leads out of the source."""
+        """Look up one name.
+
+        Raise FileNotFoundError if there is none, or it is a link that leads nowhere; PermissionError if a symbolic link
+        leads out of the source, or for a device, a pipe or a socket.
+        """
 
     def scan(self, key: str) -> Iterator[DirEntry]:
         """Yield the entries of a directory, in the store's order; none if the directory does not exist."""
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return the bytes of those files that exist, fetched together; see `absent_documents`.
+        """Return name -> bytes of those files that exist, fetched together; see `absent_documents`.
 
-        At most `limit` + 1 bytes of each file are returned. Raise OSError for a file that exists and cannot be read.
+        Args:
+            names: relative to `directory`.
+            limit: at most `limit` + 1 bytes of each file are returned, so a longer result is a file beyond the limit.
+
+        Raise OSError for a file that exists and cannot be read.
         """
 
     def require_ranges(self, keys: Iterable[str]) -> None:
         """Raise OSError if the store ignores byte ranges. In case of doubt, request a range of the shards `keys`."""
 
-    def statvfs(self) -> os.statvfs_result | None: ...
+    def statvfs(self) -> os.statvfs_result | None:
+        """The figures of the file system that the source is on; None if the store has none."""
 
 
 def read_merged(
     ranges: Sequence[ByteRange], fetch: Callable[[list[ByteRange]], Sequence[bytes | memoryview]]
 ) -> list[bytes]:
-    """Return the bytes of each range. One call of `fetch` reads all of them as fewer, merged ranges."""
+    """Return the bytes of each range, in the order of `ranges`; b"" for an empty range.
+
+    Args:
+        fetch: called at most once, with fewer, merged ranges in ascending order; returns the bytes of each. Fewer bytes
+            than asked for make the ranges shorter that end there.
+    """
     out = [b""] * len(ranges)
     filled = [i for i, r in enumerate(ranges) if r.stop > r.start]
     merged = coalesce([ranges[i] for i in filled], MAX_GAP, MAX_MERGED)
@@ -117,8 +136,8 @@ def read_merged(
 def absent_documents(name: str, path: str) -> Iterator[None]:
     """Ignore the error of a metadata document that certainly does not exist. Every other error is raised.
 
-    An array whose document cannot be read must not look like a plain directory. A directory with the name of a document
-    is an error, unless it is a common name of directories, such as `info`.
+    An array whose document cannot be read must not look like a plain directory. So a directory with the name of a
+    document raises OSError (EIO), unless it is a common name of directories, such as `info`.
     """
     try:
         yield
@@ -141,11 +160,11 @@ EXTRAS = {"s3fs": "s3", "gcsfs": "gcs", "adlfs": "azure", "aiohttp": "http"}
 
 
 def package_for(source: str) -> str | None:
-    """Return the optional package that the source's protocol needs; None for other protocols."""
+    """Return the optional package that the source's protocol needs, installed or not; None for other protocols."""
     return PACKAGES.get(source.rpartition("::")[2].partition("://")[0])
 
 
 def install_command(source: str) -> str:
-    """Return the command that installs what the source's protocol needs; empty if the packages are unknown."""
+    """Return the command that installs what the source's protocol needs; "" if it needs no optional package."""
     package = package_for(source)
     return f"pip install '.[{EXTRAS[package]}]' in a checkout of the code" if package else ""

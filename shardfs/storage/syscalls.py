@@ -50,7 +50,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Return `function(*args)`, or the result of the test hook."""
+    """Return `function(*args)`, or what the test hook returns for it.
+
+    `name` is that under which tests know the call.
+    """
     if hook is None:
         return function(*args)
     return hook(name, function, args)
@@ -63,7 +66,10 @@ def open(path: str, flags: int, mode: int = 0o600, at: int | None = None) -> int
 
 
 def open_unnamed(directory: str) -> int:
-    """Return a descriptor of a new unnamed file. The file is deleted when the descriptor is closed."""
+    """Return a descriptor of a new unnamed file on the disk of `directory`.
+
+    The file is gone when the descriptor is closed.
+    """
     try:
         return open(directory, os.O_TMPFILE | os.O_RDWR)
     except OSError as e:
@@ -210,7 +216,7 @@ removexattr: Callable[[str | int, str], None] = partial(call, "removexattr", os.
 
 
 def lock(fd: int, *, exclusive: bool = True, wait: float = 0.0) -> None:
-    """Lock a whole file with an open file description lock (fcntl(2), F_OFD_SETLK).
+    """Lock a whole file with an open file description lock (fcntl(2), F_OFD_SETLK), exclusive or shared.
 
     The lock conflicts with other opens of the file, also in this process. It ends when the last descriptor of this open
     is closed. Raise BlockingIOError if the file is still locked after `wait` seconds.
@@ -250,7 +256,7 @@ def _ofd_lock(fd: int, command: int, kind: int) -> int:
 def copy_range(source: int, target: int, start: int, size: int, at: int) -> None:
     """Copy bytes `[start, start + size)` of one open file to position `at` of another; share extents if possible.
 
-    Raise OSError (EIO) if the source ends early.
+    The positions of the descriptors do not move. Raise OSError (EIO) if the source ends early.
     """
     head = -start % BLOCK
     aligned = (size - head) // BLOCK * BLOCK

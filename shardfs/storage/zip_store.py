@@ -35,7 +35,10 @@ ENCRYPTED = 1
 
 
 class ZipStore(FsspecStore):
-    """Reads ranges of uncompressed members from the zip file's own store. fsspec reads all other members."""
+    """Reads ranges of uncompressed members from the zip file's own store. fsspec reads all other members.
+
+    Arguments as of `FsspecStore`; `fs` is fsspec's file system of the zip file.
+    """
 
     def __init__(self, fs: Any, *args: Any) -> None:
         super().__init__(fs, *args)

@@ -291,7 +291,7 @@ def test_names_in_a_listing(page: str) -> None:
     links = html_links.PageLinks()
     links.feed(page)
     for url in ("http://h:1/x/", "http://h:1/x"):
-        assert html_links.names_in(links.found, url) == LISTINGS[page]
+        assert html_links.names_in(links.targets, url) == LISTINGS[page]
 
 
 def test_http_asks_one_range_for_neighbours(tmp_path: Path) -> None:

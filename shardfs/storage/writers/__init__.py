@@ -48,11 +48,11 @@ def open_writer(
             without conditional writes is accepted.
         replace_links: see `LocalWriter`.
         journal: the mount's journal directory, which the caller has locked. If it is given, a remote store is locked,
-            too.
+            too, until `Writer.close`.
         rehearse: raise the errors of the lock, but take no lock.
 
     Raise UnsupportedError, with the reason, if the store cannot be written safely; BusyError if another mount has
-    locked it.
+    locked it, or a local source has an unfinished job in place; OSError if the store does not answer.
     """
     if isinstance(store, LocalStore):
         require_finished(store.root)

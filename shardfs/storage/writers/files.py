@@ -44,7 +44,10 @@ class ObjectPlace(NamedTuple):
 
 
 class SourceDirectories:
-    """Opens and creates the directories of `store`, and makes their names durable."""
+    """Opens and creates the directories of `store`, and makes their names durable. All methods raise OSError.
+
+    Thread-safe.
+    """
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -61,7 +64,11 @@ class SourceDirectories:
             raise OSError(errno.ESTALE, why, self._store.root)
 
     def locate(self, key: str, *, make: bool = False) -> ObjectPlace:
-        """Open the directory that contains an object; `make` creates the directory. The caller closes it."""
+        """Open the directory that contains an object, which need not exist; `make` creates the directory.
+
+        The caller closes `at`, mostly with `changing`. Raise PermissionError for a key that is no path inside the
+        source.
+        """
         require_inside(key)
         if key:
             parent, _, name = key.rpartition("/")
@@ -74,7 +81,7 @@ class SourceDirectories:
         directory = place.key.rpartition("/")[0]
         if not place.key:
             return True  # the source is a file
-        with suppress(*NOT_FOUND), self._store.opened(directory, DIRECTORY) as at:
+        with suppress(*NOT_FOUND), self._store.open_descriptor(directory, DIRECTORY) as at:
             if os.path.samestat(os.fstat(at), os.fstat(place.at)):
                 return True
         for name in list(self._durable):  # a copy: other threads add names meanwhile
@@ -84,7 +91,7 @@ class SourceDirectories:
 
     @contextmanager
     def changing(self, place: ObjectPlace) -> Iterator[ObjectPlace]:
-        """Close a place after the object has changed. The store then opens the new version."""
+        """Yield the place; afterwards close it, and have the store open the new version of its object."""
         try:
             yield place
         finally:
@@ -108,14 +115,14 @@ class SourceDirectories:
         return self._store.descriptor(key, DIRECTORY)
 
     def make_durable(self, key: str) -> None:
-        """Fsync the parents of a directory once, so that its name is on disk.
+        """Fsync the parents of a directory once, so that its name is on disk. Nothing if symbolic links are followed.
 
         The process that created the directory may have been killed, or may have got an error, before its fsync.
         """
         if key not in self._durable and not self._store.follow_symlinks:
             above, _, _ = key.rpartition("/")
             self.make_durable(above)
-            with self._store.opened(above, DIRECTORY) as at:
+            with self._store.open_descriptor(above, DIRECTORY) as at:
                 syscalls.fsync_directory(at)
             self._durable.add(key)
 
@@ -148,11 +155,11 @@ class TemporaryFiles:
                 self.sweep(directory)
 
     def sweep(self, directory: str) -> int:
-        """Remove the temporary files in a directory; return how many.
+        """Remove the temporary files in a directory whose writers have ended; return how many.
 
-        Call this only after `recover` of every begun update.
+        0 if there is no such directory. Call this only after `recover` of every begun update.
         """
-        with suppress(FileNotFoundError), self._store.opened(directory, DIRECTORY) as at:
+        with suppress(FileNotFoundError), self._store.open_descriptor(directory, DIRECTORY) as at:
             return sum(_removed(name, at) for name in descriptors.obtain(lambda: os.listdir(at)) if is_temporary(name))
         return 0
 
@@ -188,7 +195,11 @@ class Old(NamedTuple):
 
 
 def open_old(store: LocalStore, place: ObjectPlace, *, replace_links: bool = False) -> Old:
-    """Open an object that an update will replace. Raise OSError if the update must not replace it."""
+    """Open an object that an update will replace.
+
+    Raise OSError if the update must not replace it: it is write-protected, no regular file, or a symbolic link that
+    leads out of the source or nowhere, or without `replace_links`.
+    """
     try:
         named = descriptors.open(place.name, os.O_PATH | os.O_NOFOLLOW, at=place.at)
     except FileNotFoundError:
@@ -229,7 +240,7 @@ def _open_linked(store: LocalStore, place: ObjectPlace, *, replace_links: bool) 
 
 
 def identity_at(name: str, at: int) -> list[int] | None:
-    """Return `identity_in` of the file with this name in directory `at`; None if there is none.
+    """Return `identity_in` of the file with this name in the open directory `at`; None if there is none.
 
     Does not follow links.
     """
@@ -240,7 +251,7 @@ def identity_at(name: str, at: int) -> list[int] | None:
 
 
 def identity_in(info: os.stat_result) -> list[int]:
-    """Return the identity of a file's version: inode number, size and modification time.
+    """Return the identity of a file's version: inode number, size in bytes and modification time in nanoseconds.
 
     The device number is left out because it may change when the machine restarts.
     """
@@ -248,7 +259,13 @@ def identity_in(info: os.stat_result) -> list[int]:
 
 
 def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:
-    """Write the pieces of a plan in sequence, beginning at `position`."""
+    """Write the pieces of a plan in sequence, beginning at `position`; does not fsync.
+
+    Args:
+        old: the file whose bytes the plan's `ByteRange`s are. None raises ValueError if the plan has some.
+
+    Raise OSError, also if `old` or a `FilePart` ends early.
+    """
     joined, waiting, flushed = list[bytes | memoryview](), 0, position
     for piece in plan:
         if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 class Growth(NamedTuple):
     """A change of a file in place.
 
-    `head` replaces the file's first `len(head)` bytes, in entries of `unit` bytes. `tail` is appended; it is never
-    empty.
+    Attributes:
+        head: replaces the file's first `len(head)` bytes.
+        tail: is appended; never empty.
+        unit: bytes of one entry of `head`, which is written at once.
     """
 
     head: bytes
@@ -50,7 +52,7 @@ class Growth(NamedTuple):
 
 
 def growth_of(plan: Plan, old: LocalBlob, unit: int) -> Growth | None:
-    """Return a plan as a change in place; None if the file must be replaced.
+    """Return a plan as a change in place; None if the file must be replaced. See `Change.in_place` for `unit`.
 
     A file with several hard links is replaced: backup programs make hard links to keep the old content.
     """
@@ -75,9 +77,14 @@ def changed(
     verify: Callable[[Blob], None],
     on_switch: Callable[[Begun], None],
 ) -> Stat | None:
-    """Change the file and return its new `Stat`.
+    """Change the file durably and return its new `Stat`; None if another writer changed or replaced the file meanwhile.
 
-    Return None if another writer changed or replaced the file meanwhile.
+    Args:
+        old: the version that `growth` belongs to.
+        verify: called with the new version after `tail` is appended, before `head` is written.
+        on_switch: called right before `head` is written. Errors of both are raised; the file is as before then.
+
+    Raise OSError. If `head` was not begun, the appended bytes are cut off again.
     """
     base = [os.fstat(old.fd).st_ino, old.stat().size, old.stat().mtime_ns]
     end = old.stat().size + size_of(growth.tail)
@@ -140,7 +147,7 @@ def _cut_off(fd: int, old: LocalBlob, head: bytes, end: int) -> None:
 
 
 def made_last(place: ObjectPlace, note: Begun) -> None:
-    """Rewrite and fsync the head that the file has now.
+    """Rewrite and fsync the head that the file has now; nothing if another file has its name.
 
     After a failed fsync, the page cache may hold the head as clean although the disk does not. Writing it again makes
     the next fsync effective.

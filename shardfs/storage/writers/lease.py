@@ -68,9 +68,9 @@ class Lease:
 
     @classmethod
     def take(cls, objects: Objects, directory: str, journal: Path) -> Lease:
-        """Take the lease of `directory` and start renewing it.
+        """Take the lease of `directory` and start a thread that renews it until `free`.
 
-        Raise BusyError if another mount holds the lease, or the lease of a directory above.
+        Raise BusyError if another mount holds the lease, or the lease of a directory above; OSError if the store fails.
         """
         lease = cls(objects, _path_in(directory), journal)
         lease._require_free_above(directory)
@@ -85,7 +85,7 @@ class Lease:
 
     @classmethod
     def rehearse(cls, objects: Objects, directory: str, journal: Path) -> None:
-        """Raise BusyError if `take` would. Writes nothing. `journal` need not exist or be locked."""
+        """Raise BusyError if `take` would raise it. Writes nothing. `journal` need not exist or be locked."""
         lease = cls(objects, _path_in(directory), journal)
         lease._require_free_above(directory)
         lease._expired(lease._path)
@@ -160,11 +160,14 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Return whether another mount has taken over the lease because it was not renewed in time."""
+        """Whether another mount has taken over the lease because it was not renewed in time."""
         return not self._thread.is_alive() and not self._ended.is_set()
 
     def free(self) -> None:
-        """Release the lease: stop the renewals and remove the lock object, unless another mount has taken it over."""
+        """Release the lease: stop the renewals and remove the lock object, unless another mount has taken it over.
+
+        Raises nothing.
+        """
         lost = self.lost
         self._ended.set()
         self._thread.join()

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 class LocalDirectory:
     """Changes files and directories below the root of `store`. Thread-safe. Keys are paths in the store.
 
-    All methods raise OSError. `directories` opens those of the source.
+    All methods raise OSError, also for a path outside the source. None of them makes a change durable but
+    `sync_directory`.
+
+    Args:
+        directories: opens the directories of `store`.
     """
 
     def __init__(self, store: LocalStore, directories: SourceDirectories) -> None:
@@ -55,7 +59,10 @@ class LocalDirectory:
             syscalls.rmdir(place.name, place.at)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file, or a directory with its contents. Raise PermissionError for a symbolic link."""
+        """Rename a file, or a directory with its contents; a file `new` is replaced.
+
+        Raise PermissionError for a symbolic link.
+        """
         with self._place(old) as a, self._place(new) as b:
             if stat.S_ISLNK(os.stat(a.name, dir_fd=a.at, follow_symlinks=False).st_mode):
                 why = "is a symbolic link, which may lead elsewhere from another directory; rename it in the source"
@@ -72,11 +79,14 @@ class LocalDirectory:
 
     def sync_directory(self, key: str) -> None:
         """Flush a directory: names created, renamed or removed in it survive a power failure after the return."""
-        with self._store.opened(key, DIRECTORY) as at:
+        with self._store.open_descriptor(key, DIRECTORY) as at:
             syscalls.fsync_directory(at)
 
     def open_file(self, key: str, flags: int, mode: int = 0o666) -> int:
-        """Return a descriptor, as `os.open` does, but with exactly this `mode` whatever the umask is."""
+        """Return a descriptor, as `os.open` does, but with exactly this `mode` whatever the umask is.
+
+        The caller closes it. Raise PermissionError for a device, a pipe or a socket.
+        """
         create = flags & os.O_CREAT
         if not (create and flags & os.O_EXCL):
             try:
@@ -96,11 +106,14 @@ class LocalDirectory:
             return reopened(fd, flags & ~os.O_NOFOLLOW, key)
 
     def named(self, key: str) -> AbstractContextManager[int]:
-        """Open a file or directory with O_PATH (open(2)): to call `fstat`, or to use its path in /proc/self/fd."""
-        return self._store.opened(key, os.O_PATH)
+        """Open a file or directory with O_PATH (open(2)) for a block.
+
+        Its descriptor is for `fstat`, or for its path in /proc/self/fd.
+        """
+        return self._store.open_descriptor(key, os.O_PATH)
 
     def stat(self, key: str) -> os.stat_result:
-        """Return the attributes of a file or directory."""
+        """Return the attributes of a file or directory; of a symbolic link, those of what it leads to."""
         with self.named(key) as fd:
             return os.fstat(fd)
 
@@ -110,15 +123,15 @@ class LocalDirectory:
             syscalls.chmod(f"/proc/self/fd/{fd}", mode)
 
     def set_times(self, key: str, mtime_ns: int) -> None:
-        """Set the modification time of a file or directory."""
+        """Set the access and modification times of a file or directory, in nanoseconds since 1970."""
         with self.named(key) as fd:
             syscalls.utime(f"/proc/self/fd/{fd}", mtime_ns, mtime_ns)
         self._store.reopen(key)
 
     def copy(self, fd: int, key: str) -> None:
-        """Create a file with the bytes, mode, times and extended attributes of the open file `fd`.
+        """Create a file with the bytes, mode, times and extended attributes of the open file `fd`, which stays open.
 
-        Raise FileExistsError.
+        The file is on disk before it has its name. Raise FileExistsError if `key` exists.
         """
         info, temp = os.fstat(fd), temporary_name()
         old = LocalBlob(descriptors.dup(fd), info, nothing)

@@ -38,9 +38,9 @@ LONGEST_PAUSE_S = 0.02
 
 @contextmanager
 def locked(place: ObjectPlace, wait_s: float) -> Iterator[None]:
-    """Own the lock file of an object, by both protocols.
+    """Own the lock file of an object, by both protocols, within a block; it is removed afterwards.
 
-    Raise TimeoutError after `wait_s` seconds if the lock file of another writer is still there.
+    Raise TimeoutError after `wait_s` seconds if the lock file of another writer is still there; else OSError.
     """
     name = place.name + LOCK_ENDING
     fd = _acquire(place, name, wait_s)
@@ -53,7 +53,7 @@ def locked(place: ObjectPlace, wait_s: float) -> Iterator[None]:
 
 
 def remove_left(path: str) -> None:
-    """Remove a lock file that a killed shardfs has left. A lock file of another program stays."""
+    """Remove a lock file that a killed shardfs has left. A lock file of another program or a running writer stays."""
     fd = _open_own(path, None)
     if fd is not None and _owned(fd, path, None) is not None:
         syscalls.unlink(path)

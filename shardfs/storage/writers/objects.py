@@ -87,7 +87,7 @@ class ObjectVersion(NamedTuple):
 
 @contextmanager
 def conditional_errors(path: str) -> Iterator[None]:
-    """Convert the exceptions of a client to OSError, and refused conditions to Changed."""
+    """Convert the exceptions of a client within a block to OSError, and refused conditions to Changed."""
     try:
         with store_errors(path):
             yield
@@ -99,7 +99,14 @@ def conditional_errors(path: str) -> Iterator[None]:
 
 
 class Requests:
-    """Sends the requests of a writer with time-outs and retries. `errors` converts the client's exceptions."""
+    """Sends the requests of a writer with time-outs and retries. All methods raise OSError or Changed.
+
+    Args:
+        errors: a context manager that converts the client's exceptions; gets the path.
+
+    Attributes:
+        reading, writing: the policies for both kinds of requests; only the time-out differs.
+    """
 
     def __init__(
         self, store: FsspecStore, errors: Callable[[str], AbstractContextManager[None]] = conditional_errors
@@ -110,12 +117,15 @@ class Requests:
         self.writing.counters = self.reading.counters
 
     def ask(self, kind: str, path: str, method: Callable[..., Any], *args: Any, **words: Any) -> Any:
-        """Send a request that changes nothing."""
+        """Send a request that changes nothing, and return what `method` returns. `kind` is for the counters."""
         with self._errors(path):
             return self.reading.run(kind, method, *args, **words)
 
     def change(self, name: str, path: str, method: Callable[..., Any], *args: Any, **words: Any) -> Any:
-        """Send a request that changes the store. Tests know the request by its `name`."""
+        """Send a request that changes the store, and return what `method` returns.
+
+        Tests know the request by its `name`.
+        """
         with self._errors(path):
             return syscalls.call(name, partial(self.writing.run, "write", method, *args, **words))
 
@@ -143,9 +153,12 @@ class Upload(NamedTuple):
 class Objects(Protocol):
     """The requests to one kind of store. Paths are those of the store's fsspec file system.
 
-    `conditional`, `removes`: whether the store enforces the conditions of `put` and of `remove`. `pins`: see `Writer`.
-    `private`: no other process can change the store.
     All methods raise OSError for errors of the store. `base` None requires that the object does not exist.
+
+    Attributes:
+        conditional, removes: whether the store enforces the conditions of `put` and of `remove`.
+        pins: see `Writer`.
+        private: no other process can change the store.
     """
 
     conditional: bool = True
@@ -182,20 +195,26 @@ class Objects(Protocol):
         return version, self.read(path, version, [absolute(part, version.size)])[0] if version.size else b""
 
     def read(self, path: str, version: ObjectVersion, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Read byte ranges, none of which is empty, of this version.
+        """Return byte ranges, none of which is empty, of this version, in their order.
 
         Raise Changed if another version has replaced it.
         """
 
     def put(self, path: str, base: ObjectVersion | None, upload: Upload) -> ObjectVersion:
-        """Replace the version `base`. Raise Changed if another version is current."""
+        """Replace the version `base`; return the new one. Raise Changed if another version is current.
+
+        The change may have happened even if this raises: see `put_once`.
+        """
 
     def held(self, size: int) -> int:
         """Return the bytes of memory that `put` needs for an object of `size` bytes."""
         return 2 * size
 
     def remove(self, path: str, base: ObjectVersion) -> None:
-        """Remove the version `base`. Raise Changed if another version is current; FileNotFoundError if none is."""
+        """Remove the version `base`. Raise Changed if another version is current; FileNotFoundError if none is.
+
+        The change may have happened even if this raises: see `remove_once`.
+        """
 
     def abandon(self, path: str, temp: str) -> None:
         """Remove the remains of an interrupted `put`; `temp` is the argument of its call of `Upload.on_switch`.
@@ -206,7 +225,10 @@ class Objects(Protocol):
 
 
 def require_version(objects: Objects, path: str, base: ObjectVersion | None) -> None:
-    """Raise Changed unless `base` is the current version. A change after this comparison goes unnoticed."""
+    """Raise Changed unless `base` is the current version; None: unless there is no object.
+
+    A change after this comparison goes unnoticed.
+    """
     current = objects.head(path)
     if (None if current is None else current.tag) != (None if base is None else base.tag):
         raise Changed
@@ -218,7 +240,11 @@ def age_s(date: str | None, modified: datetime) -> float:
 
 
 class PinnedBlob:
-    """One version of an object. Reading raises Changed if another version has replaced it."""
+    """One version of an object. Reading raises Changed if another version has replaced it.
+
+    Args:
+        first, data: the part of the object that is known, and its bytes; they are not read again.
+    """
 
     __slots__ = ("__weakref__", "_data", "_objects", "_path", "_start", "fd", "file_offset", "version")
 
@@ -253,9 +279,9 @@ def put_once(
     new: PlannedBlob,
     on_switch: Callable[[str], None] = lambda _: None,
 ) -> ObjectVersion:
-    """Replace `base`, even if answers get lost.
+    """Replace `base` and return the new version, even if answers get lost. Arguments as of `Objects.put` and `Upload`.
 
-    Raise Changed, or OSError if the change has not happened or is not confirmed.
+    Raise Changed if another version is current, OSError if the change has not happened or is not confirmed.
     """
     mark = secrets.token_hex(8)
     try:
@@ -293,7 +319,12 @@ def _after(failure: Changed | OSError, objects: Objects, path: str) -> ObjectVer
 
 
 class ObjectWriter(Writer):
-    """Changes the objects of `store` through the requests of `objects`; see `Writer`. `close` calls `unlock`."""
+    """Changes the objects of `store` through the requests of `objects`; see `Writer`.
+
+    Args:
+        unlock: called once, by `close`.
+        race_s: seconds during which an update is retried because another writer was faster.
+    """
 
     local = False
 

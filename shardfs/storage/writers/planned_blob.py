@@ -26,7 +26,14 @@ def part_of(piece: Piece, start: int, stop: int) -> Piece:
 
 
 class PlannedBlob:
-    """The content that a plan makes of an old object, readable before it is written. Holds only the plan in memory."""
+    """The content that a plan makes of an old object, readable before it is written. Holds only the plan in memory.
+
+    Its methods raise the errors of `old`, and OSError (EIO) if that or a file of the plan ends early. The file
+    descriptors of the plan stay open as long as their giver promises.
+
+    Args:
+        old: the object whose bytes the plan's `ByteRange`s are; None if there are none.
+    """
 
     __slots__ = ("__weakref__", "_old", "_stops", "fd", "file_offset", "plan")
 
@@ -39,9 +46,11 @@ class PlannedBlob:
 
     @property
     def size(self) -> int:
+        """Bytes of the new object."""
         return self._stops[-1] if self._stops else 0
 
     def stat(self) -> Stat:
+        """The size; time and version are unknown: 0 and None."""
         return Stat(self.size, 0, None)
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
@@ -57,7 +66,7 @@ class PlannedBlob:
         return out
 
     def bytes(self, plan: Plan) -> bytes:
-        """Return all bytes of a plan. The ranges of the old object are read with one call."""
+        """Return all bytes of a plan for the same old object, such as `plan`. Its ranges are read with one call."""
         ranges = [piece for piece in plan if isinstance(piece, ByteRange)]
         old = iter(self._old.read(ranges) if self._old is not None and ranges else ())
         joined = []

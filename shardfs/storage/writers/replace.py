@@ -45,9 +45,16 @@ def written(
     verify: Callable[[Blob], None] = lambda _: None,
     alike: bool = True,
 ) -> int:
-    """Write a temporary file and return its descriptor. The file is complete, checked and on disk.
+    """Write a complete temporary file `temp` beside the object, on disk, and return its descriptor.
 
-    `alike`: copy owner, mode and extended attributes of `old`. Otherwise the umask and the directory determine them.
+    The caller closes it.
+
+    Args:
+        old: the file that the plan refers to; None if there is none.
+        verify: called with the new version; its errors are raised.
+        alike: copy owner, mode and extended attributes of `old`. Otherwise the umask and the directory determine them.
+
+    Raise OSError. After an error there is no temporary file.
     """
     alike = alike and old is not None
     fd = syscalls.open(temp, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600 if alike else 0o666, place.at)
@@ -88,7 +95,10 @@ def _copy_attributes(fd: int, old: int) -> None:
 
 
 def synced(place: ObjectPlace, old: LocalBlob | None) -> Stat | None:
-    """Fsync an unchanged object: an earlier update may have failed or crashed before its own fsync."""
+    """Fsync an unchanged object, and return its `Stat`; None if there is none.
+
+    An earlier update may have failed or crashed before its own fsync.
+    """
     if old is not None:
         syscalls.fsync(old.fd)
     syscalls.fsync_directory(place.at)
@@ -96,7 +106,10 @@ def synced(place: ObjectPlace, old: LocalBlob | None) -> Stat | None:
 
 
 def switch(place: ObjectPlace, note: Begun) -> bool:
-    """Exchange the versions; return whether the new one is in place. If not, another writer was faster."""
+    """Exchange the versions durably; return whether the new one is in place. If not, another writer was faster.
+
+    After False, the object is the other writer's version, and the temporary file is removed. Raise OSError.
+    """
     try:
         if note.base is None:
             syscalls.rename_new(note.temp, place.name, place.at, place.at)
@@ -117,7 +130,10 @@ def switch(place: ObjectPlace, note: Begun) -> bool:
 
 
 def name_new(place: ObjectPlace, temp: str) -> None:
-    """Rename a temporary file to its final name. Raise FileExistsError if the name exists."""
+    """Rename a temporary file to its final name, which is not durable then.
+
+    Raise FileExistsError if the name exists.
+    """
     try:
         syscalls.rename_new(temp, place.name, place.at, place.at)
     except OSError as e:
@@ -147,7 +163,8 @@ def finish_or_undo(place: ObjectPlace, note: Begun) -> bool:
     """Clean up the temporary name; return whether it held the old version, so that the new version is in place.
 
     The temporary name may also hold the new version (the exchange did not happen or was undone), or a version of
-    another writer, which is put back under its own name.
+    another writer, which is put back under its own name. Of a change in place, only the head is made durable; returns
+    False.
     """
     if note.head:
         in_place.made_last(place, note)

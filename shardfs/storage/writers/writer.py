@@ -22,13 +22,14 @@ AT_A_TIME = 16
 
 
 class Writer(Protocol):
-    """Changes the objects of one store. Thread-safe. Keys are paths.
+    """Changes the objects of one store. Thread-safe. Keys are paths, as in `Store`. All methods raise OSError.
 
     The methods with a body here are those of a store whose objects are no files.
 
-    `local`: the objects are on a disk of this machine.
-    `disk`: the directory of the objects, if they are files; None if there is none.
-    `pins`: shardfs reads a chunk only from the version of the shard whose index it has read.
+    Attributes:
+        local: the objects are on a disk of this machine.
+        disk: the directory of the objects, if they are files; None if there is none.
+        pins: shardfs reads a chunk only from the version of the shard whose index it has read.
     """
 
     local: bool
@@ -44,12 +45,16 @@ class Writer(Protocol):
     def update(self, key: str, change: Change) -> Stat | None:
         """Replace the object `key` atomically; return its new `Stat`, None if it was removed.
 
-        Raise StaleShardError if other writers keep changing the object, OSError for errors of the store. After an error
-        the object is unchanged, unless the store failed after the switch. A repeated update detects that case.
+        The change is durable then. Raise StaleShardError if other writers keep changing the object, OSError for errors
+        of the store, and the errors of `change`. After an error the object is unchanged, unless the store failed after
+        the switch. A repeated update detects that case.
         """
 
     def put(self, key: str, data: bytes) -> Stat:
-        """Replace or create the object without regard to its current version."""
+        """Replace or create the object without regard to its current version; return its new `Stat`.
+
+        Errors of `update`.
+        """
         return cast("Stat", self.update(key, Whole(data)))
 
     def close(self) -> None:
@@ -64,7 +69,11 @@ class Writer(Protocol):
         return
 
     def recover(self, note: Begun) -> None:
-        """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data."""
+        """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data.
+
+        Args:
+            note: the last one that `Change.begun` got for this object.
+        """
 
     def recovered(self) -> None:
         """Declare that `recover` was called for every begun update. Remaining temporary files may now be removed."""
@@ -74,7 +83,7 @@ class Writer(Protocol):
         """Write objects that no other program uses yet, several at a time. All are on disk when this returns.
 
         Before that, an object may be incomplete. Objects that exist are overwritten; two writers of the same bytes do
-        not disturb each other.
+        not disturb each other. Raise the error of the first file that failed; others may be written then.
         """
         with ThreadPoolExecutor(AT_A_TIME) as pool:
             for _ in pool.map(self._create, files):
@@ -94,9 +103,9 @@ class Writer(Protocol):
         """Remove an empty directory. Raise OSError (ENOTEMPTY) if it has entries."""
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file, or a directory with its contents.
+        """Rename a file, or a directory with its contents; an existing file `new` is replaced.
 
-        On a local disk, raise PermissionError for a symbolic link.
+        On a local disk, raise PermissionError for a symbolic link. On others, raise OSError (EXDEV) for a directory.
         """
 
     def require_own_name(self, key: str) -> None:
@@ -111,8 +120,8 @@ class Changed(Exception):
 def repeated(key: str, race_s: float, attempt: Callable[[], Stat | None], pause_s: float = 0.0) -> Stat | None:
     """Return the result of `attempt`, which is called again while it raises Changed.
 
-    Raise StaleShardError after `race_s` seconds. A random pause of at most `pause_s` seconds follows each attempt, so
-    that two writers do not collide again.
+    Raise StaleShardError, with the name `key`, after `race_s` seconds. A random pause of at most `pause_s` seconds
+    follows each attempt, so that two writers do not collide again.
     """
     deadline = time.monotonic() + race_s
     while True:
