@@ -60,7 +60,8 @@ class FileForm(NamedTuple):
     chunk_bytes: int = 0
 
 
-PLAIN = FileForm()
+DEFAULT_FORM = FileForm()
+"""Files of an array, without a compression suffix; the format's rules know the size of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class PackOptions:
     verbatim: bool = False
     forms: tuple[tuple[str, FileForm], ...] = field(default=(), compare=False)
 
-    def rule(self, format: str, form: FileForm = PLAIN) -> Rule:
+    def rule(self, format: str, form: FileForm = DEFAULT_FORM) -> Rule:
         """Return how arrays of a format are sharded, if their files have this form."""
         words, numbers, per_shard = {}, {}, self.chunks_per_shard
         if "data_encoding" in PARAMETERS.get(format, {}):
@@ -143,7 +144,7 @@ class PlainDataset(NamedTuple):
     has_objects: bool = False
 
 
-class Sharding(NamedTuple):
+class TargetDataset(NamedTuple):
     """The documents that a dataset gets, and the collections that they describe."""
 
     documents: Mapping[str, bytes]
@@ -158,7 +159,7 @@ class PackPlan:
         arrays: the arrays to pack, by path.
         documents: the documents of all datasets in the target, by path.
         hidden: the paths of documents of the source that another format replaces.
-        forms: the form of the files of each dataset, unless it is `PLAIN`.
+        forms: the form of the files of each dataset, unless it is `DEFAULT_FORM`.
         skipped: arrays of the target's format that keep their chunk files, with reasons.
     """
 
@@ -286,40 +287,40 @@ class Planner:
         form = self._form(dataset, parts)
         if dataset.has_objects and not form.ids:
             return dataset.documents  # there are no objects yet
-        if form != PLAIN:
+        if form != DEFAULT_FORM:
             self.plan.forms[path] = form
-        if self._translates and parts and not any(self._is_named(part.plain) for part in parts):
-            sharding = self._without_shards(dataset)
+        if self._translates and parts and not any(self._is_chosen(part.plain) for part in parts):
+            target_dataset = self._without_shards(dataset)
         else:
-            sharding = self._with_shards(dataset, form)
-        for target, part in zip(sharding.targets, parts, strict=True):
+            target_dataset = self._with_shards(dataset, form)
+        for target, part in zip(target_dataset.targets, parts, strict=True):
             self._add_array(path, Part(target, part.plain), form)
-        return sharding.documents
+        return target_dataset.documents
 
     def _parts(self, dataset: PlainDataset) -> list[Part]:
         """Return the parts of a dataset with shards of any size. Only the parts tell the form of their files."""
-        targets = self._with_shards(dataset, FileForm(ids=1) if dataset.has_objects else PLAIN).targets
+        targets = self._with_shards(dataset, FileForm(ids=1) if dataset.has_objects else DEFAULT_FORM).targets
         return [Part(target, dataset.chunks.get(join(dataset.path, target.path))) for target in targets]
 
-    def _with_shards(self, dataset: PlainDataset, form: FileForm) -> Sharding:
+    def _with_shards(self, dataset: PlainDataset, form: FileForm) -> TargetDataset:
         """Return the dataset with shards for files of this form. Raise ValueError, with the reason, if it has none."""
         format, documents = dataset.format, dict(dataset.documents)
         rule = self._job.rule(format.dataset_formats[0], form)
         for name, raw in dataset.documents.items():
             documents |= format.shard(dataset.path, name, raw, rule) or {}
         opened = format.open(dataset.path, documents) if documents != dataset.documents else None
-        return Sharding(documents, () if opened is None else opened.collections)
+        return TargetDataset(documents, () if opened is None else opened.collections)
 
-    def _is_named(self, plain: PlainChunks | None) -> bool:
+    def _is_chosen(self, plain: PlainChunks | None) -> bool:
         """Whether `--array` asks for shards of these chunks."""
         return not self._job.arrays or any(plain is not None and is_in(plain.path, a) for a in self._job.arrays)
 
-    def _without_shards(self, dataset: PlainDataset) -> Sharding:
+    def _without_shards(self, dataset: PlainDataset) -> TargetDataset:
         """Return the dataset unchanged: each chunk is a shard of its own."""
         if dataset.format is PRECOMPUTED or self._job.verbatim:
             raise ValueError("all arrays change their format together; omit --array")
         opened = dataset.format.open(dataset.path, dataset.documents)
-        return Sharding(dataset.documents, () if opened is None else opened.unsharded)
+        return TargetDataset(dataset.documents, () if opened is None else opened.unsharded)
 
     def _add_array(self, path: str, part: Part, form: FileForm) -> None:
         home = join(path, part.target.stored_at)
