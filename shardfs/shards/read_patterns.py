@@ -33,6 +33,15 @@ DISORDER = 64
 GROWTH = 4
 """How many times as many chunks are fetched ahead for each inner loop that runs over its whole axis."""
 
+UNPROVEN = 12
+"""Chunks that may be predicted before any prediction has come true."""
+
+PROVEN = 3
+"""Chunks that may be predicted in addition for each prediction that has come true."""
+
+FORGOTTEN = 128
+"""Accesses, in addition to the predictions that came true, after which a prediction is given up."""
+
 LAST = 16
 """A stream is at the farthest of so many accesses. So one access far ahead of the others moves it only for a while."""
 
@@ -129,7 +138,7 @@ class Stream:
         self._issued = max(self._issued, self._mark)
         whole = sum(loop.count == self._dims[loop.axis] for loop in self._loops[:-1])
         wanted = max(self.used * GROWTH**whole, self._sure)
-        end, distance = self._total() - 1, min(wanted, self._issued - self._mark + room)
+        end, distance = self._end() - 1, min(wanted, self._issued - self._mark + room)
         last = min(self._mark + distance, end)
         portion = last - self._issued
         if portion <= 0 or (portion * 2 < distance and last < end):
@@ -142,6 +151,17 @@ class Stream:
     def at_end(self) -> bool:
         """Whether all chunks up to the end were returned by `ahead` or accessed."""
         return max(self._issued, self._mark) >= self._total() - 1
+
+    def _end(self) -> int:
+        """Return the number of chunks up to the end of what may be predicted.
+
+        A second row may be nothing but another pencil beside the first one, so only a third row predicts more rows.
+        Whole planes are evidence enough.
+        """
+        *inner, outer = self._loops
+        whole_planes = any(loop.count == self._dims[loop.axis] for loop in inner[1:])
+        second_row = inner and outer.reached == 1 and not whole_planes and not self._sure
+        return self._total() // outer.count * 2 if second_row else self._total()
 
     def _total(self) -> int:
         return math.prod(loop.count for loop in self._loops)
@@ -210,6 +230,8 @@ class Streams:
         self.recent: dict[Coords, None] = {}
         self.unclaimed = 0  # the number of accesses since the last one that belongs to a stream
         self._accesses = 0
+        self._predicted: dict[Coords, int] = {}  # not accessed yet, and the number of the access that predicted it
+        self._came_true = 0
         self._blocks: deque[tuple[Block, Coords]] = deque(maxlen=2)  # the last blocks and their corners
         self.latest: Stream | None = None  # the stream of the last access, if it belongs to one
 
@@ -221,6 +243,7 @@ class Streams:
         if len(self.recent) > RECENT:
             del self.recent[next(iter(self.recent))]
         self._accesses += 1
+        self._came_true += self._predicted.pop(coords, None) is not None
         stream = next((stream for stream in self._streams if stream.follow(coords)), None)
         stream = stream or self._begin_block(coords) or self._begin(coords)
         self.latest = stream
@@ -229,13 +252,22 @@ class Streams:
             return []
         stream.age = self._accesses
         self._streams.sort(key=lambda stream: -stream.used)  # the longest stream has the best claim to an access
-        return [c for c in stream.ahead(room) if c not in self.recent]
+        coming = [c for c in stream.ahead(min(room, self._trust())) if c not in self.recent]
+        self._predicted.update(dict.fromkeys(coming, self._accesses))
+        return coming
+
+    def _trust(self) -> int:
+        """Return how many chunks may be predicted now, after what became of the predictions so far."""
+        old = self._accesses - FORGOTTEN - self._came_true
+        for coords in list(itertools.takewhile(lambda c: self._predicted[c] < old, self._predicted)):
+            del self._predicted[coords]
+        return max(UNPROVEN + PROVEN * self._came_true - len(self._predicted), 0)
 
     def expect(self, length: int, room: int) -> list[Coords]:
         """Begin a stream at the first chunk, which continues another one that has used so many chunks elsewhere."""
         corner = (0,) * len(self._dims)
         stream = Stream(self._dims, corner, corner, len(corner) - 1, 1)
-        stream.used = length
+        stream.used = self._came_true = length
         self.latest = self._added(stream)
         return [corner, *stream.ahead(room)]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardfs.shards.read_patterns import GROWTH, Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shardfs.model.values import Coords
 
@@ -88,7 +88,7 @@ def test_a_reader_that_crosses_the_array_from_edge_to_edge_gets_far_ahead(end: i
     streams = Streams(DIMS)
     ahead = [streams.access(coords, 1000) for coords in plane[:64]]
     assert all(len(coming) <= count for count, coming in enumerate(ahead, 1)) is not whole
-    assert (sum(map(len, ahead)) >= 240) is whole
+    assert (sum(map(len, ahead)) >= 180) is whole
 
 
 def test_a_run_is_recognised_by_the_chunk_that_fills_its_gap() -> None:
@@ -100,6 +100,33 @@ def test_a_run_is_recognised_by_the_chunk_that_fills_its_gap() -> None:
 
 def test_a_pencil_costs_nothing_beyond_it() -> None:
     assert follow([(z, 4, 5) for z in range(8)]) == Prediction(4 / 8, 0)
+
+
+def pencils(chance: random.Random) -> list[Coords]:
+    lines = chance.sample(box((0, DIMS[0]), (0, DIMS[1])), 16)
+    return [(*line, x) for line in lines for x in range(DIMS[2])]
+
+
+def random_walk(chance: random.Random) -> list[Coords]:
+    cell, walk = [d // 2 for d in DIMS], []
+    for _ in range(256):
+        axis = chance.randrange(len(DIMS))
+        cell[axis] = min(max(cell[axis] + chance.choice((-1, 1)), 0), DIMS[axis] - 1)
+        walk.append(tuple(cell))
+    return walk
+
+
+@pytest.mark.parametrize("accesses_of", [pencils, random_walk])
+def test_pencils_and_random_walks_fetch_little_in_vain(accesses_of: Callable[[random.Random], list[Coords]]) -> None:
+    runs = [accesses_of(random.Random(seed)) for seed in range(10)]
+    wasted = sum(follow(accesses, room=1000).waste for accesses in runs)
+    assert wasted <= 0.35 * sum(len(set(accesses)) for accesses in runs)
+
+
+def test_a_walk_that_was_predicted_in_vain_does_not_slow_what_comes_later() -> None:
+    for begin in (0, 1):
+        accesses = [*random_walk(random.Random(begin)), *WHOLE]
+        assert follow(accesses, room=1000).hits > 0.85
 
 
 @pytest.mark.parametrize("under_way", [1, 4])
@@ -126,7 +153,7 @@ def test_blocks_at_random_places_are_fetched_as_wholes(under_way: int, shift: in
         z, y, x = 4 * z + shift * (n % 3), 4 * y + shift * (n % 2), 4 * x
         accesses += disordered(box((z, z + 4), (y, y + 4), (x, x + 4)), under_way)
     prediction = follow(accesses, (32, 32, 32), 200)
-    assert prediction.hits > 0.9
+    assert prediction.hits > 0.85
     assert prediction.waste < 0.3 * len(accesses)
 
 
@@ -134,7 +161,7 @@ def test_blocks_side_by_side_are_fetched_as_wholes() -> None:
     blocks = box((0, 2), (0, 4), (0, 4))
     accesses = [(4 * z + k, 4 * y + j, 4 * x + i) for z, y, x in blocks for k, j, i in box((0, 4), (0, 4), (0, 4))]
     prediction = follow(accesses, DIMS, 200)
-    assert prediction.hits > 0.9
+    assert prediction.hits > 0.85
     assert prediction.waste == 0
 
 
