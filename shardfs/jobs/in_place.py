@@ -30,7 +30,7 @@ from shardfs.jobs.shared_work import JobSource, Task, Unit
 from shardfs.jobs.target import require_room
 from shardfs.model.dataset import Problem
 from shardfs.model.errors import BusyError, UnsupportedError, message
-from shardfs.model.kinds import is_in
+from shardfs.model.kinds import OWN_PREFIX, is_in
 from shardfs.model.redact import public_name
 from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
@@ -39,7 +39,6 @@ from shardfs.storage.open_store import open_store
 from shardfs.storage.pack_state import DIRECTORY, PACK, PLAIN, ROUTES, SHARDED, STATE, UNPACK, PackState, Stage
 from shardfs.storage.regular_files import read_regular
 from shardfs.storage.source_locks import SOURCE_LOCK, canonical, journal_directory
-from shardfs.storage.store import OWN
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.write.journal import overlaps
 from shardfs.write.journal.places import Lock
@@ -325,7 +324,7 @@ class InPlaceRun(Run):
         """Remove what killed runs have left at the root of the source."""
         with os.scandir(self.root) as entries:
             for e in entries:
-                if is_litter(e.name) and e.name.startswith(OWN):
+                if is_litter(e.name) and e.name.startswith(OWN_PREFIX):
                     syscalls.unlink(e.path)
 
     # ---- the middle ----

@@ -24,6 +24,7 @@ from shardfs.jobs.shared_work import CACHE, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.changes import Change
 from shardfs.model.errors import BusyError
+from shardfs.model.kinds import LOCK_ENDING
 from shardfs.model.shard_format import Put
 from shardfs.model.write_plan import bytes_of, size_of, unchanged
 from shardfs.shards.rewriting import StoredShard
@@ -36,7 +37,7 @@ from shardfs.storage.pack_state import DIRECTORY, PLAIN, SHARDED
 from shardfs.storage.regular_files import open_or_create, open_regular, require_file
 from shardfs.storage.writers.files import identity_in
 from shardfs.storage.writers.local import LocalWriter
-from shardfs.storage.writers.lock_file import LOCK_ENDING, remove_left
+from shardfs.storage.writers.lock_file import remove_left
 from shardfs.storage.writers.names import is_temporary
 from shardfs.storage.writers.writer import AT_A_TIME
 

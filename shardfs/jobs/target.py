@@ -19,12 +19,12 @@ from shardfs.jobs.shared_work import WHOLE, JobPart, JobSource
 from shardfs.model.blobs import ByteRange
 from shardfs.model.changes import Change
 from shardfs.model.errors import NOT_FOUND, UnsupportedError
+from shardfs.model.kinds import OWN_PREFIX
 from shardfs.model.redact import public_name
 from shardfs.model.write_plan import bytes_of, unchanged
 from shardfs.storage.pack_state import DIRECTORY, MAX_STATE, STATE
 from shardfs.storage.regular_files import parse_object
 from shardfs.storage.source_locks import canonical
-from shardfs.storage.store import OWN
 from shardfs.storage.writers import open_writer
 from shardfs.storage.writers.writer import AT_A_TIME
 
@@ -111,7 +111,7 @@ class JobState:
 
 def note_of(path: str, task: str) -> str:
     """Return the key of the note that a task on an array is finished: see `JobTarget.note_task`."""
-    return join(NOTES, join(path, f"{OWN}-{task}"))
+    return join(NOTES, join(path, f"{OWN_PREFIX}-{task}"))
 
 
 def require_room(error: BaseException, place: str, advice: str = "free some space and repeat it") -> None:
@@ -254,7 +254,7 @@ class JobTarget(NamedTuple):
         self._delete(STATE)
 
     def _delete(self, key: str) -> None:
-        """Delete an object, and directories of `OWN` names that it leaves empty."""
+        """Delete an object, and directories of `OWN_PREFIX` names that it leaves empty."""
         with suppress(FileNotFoundError):
             self.writer.delete(key)
         while self.writer.local and (key := key.rpartition("/")[0]):

@@ -39,8 +39,8 @@ class NameKind(Enum):
     """A directory of chunks that the store does not have, or has at another path."""
 
 
-OWN = ".shardfs"
-"""Prefix of the names of shardfs's own files."""
+OWN_PREFIX = ".shardfs"
+"""Prefix of the names of shardfs's own files in a source, such as locks and temporary files. Listings omit them."""
 
 COMPRESSIONS = (".gz", ".br", ".zstd", ".xz", ".bz2")
 """Suffixes that cloud-files adds to the names of compressed chunks."""
@@ -51,6 +51,9 @@ def compression(name: str) -> str:
     return next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
 
 
+LOCK_ENDING = ".__lock"
+"""Ending of tensorstore's lock file of an object, which it fills and renames to the name without the ending."""
+
 _SCRATCH = re.compile(
     r".*\.partial|.*\.__lock|.*#\d+|\..+\.[A-Za-z0-9]{6}|\.~tmp~|\.rsync-partial|.*\.tmp|.*\.part|tmp.{8}|sed.{6}"
     r"|\..*\.sw.|.*~|\..*\.un~|\.goutputstream-.*",
@@ -58,10 +61,6 @@ _SCRATCH = re.compile(
 )
 """Lock files, and temporary files that tools rename once they are complete: those of zarr-python, tensorstore,
 object_store, rsync, rclone, sed, vim, Python's tempfile and GLib."""
-
-
-LOCK = ".__lock"
-"""tensorstore's suffix for a file that it locks and fills, then renames to the name without the suffix."""
 
 
 def is_in(path: str, directory: str) -> bool:

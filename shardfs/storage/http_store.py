@@ -18,10 +18,11 @@ from urllib.parse import quote
 
 from shardfs.model.blobs import ByteRange, Suffix, absolute
 from shardfs.model.errors import NOT_FOUND
+from shardfs.model.kinds import OWN_PREFIX
 from shardfs.storage.range_client import Answer, replaced
 from shardfs.storage.remote import FsspecStore, answer_or_raise, range_header, stat_of_info, store_errors
 from shardfs.storage.retry import UnsuitedError
-from shardfs.storage.store import MAX_MERGED, OWN, DirEntry
+from shardfs.storage.store import MAX_MERGED, DirEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -159,7 +160,9 @@ class HttpStore(FsspecStore):
         names: dict[str, bool] = {}
         with suppress(*NOT_FOUND):
             names = self.ask("list", url, self._listing, url)
-        entries = [DirEntry(name, directory, None) for name, directory in names.items() if not name.startswith(OWN)]
+        entries = [
+            DirEntry(name, directory, None) for name, directory in names.items() if not name.startswith(OWN_PREFIX)
+        ]
         self._lists |= bool(entries)
         yield from entries
         if not self._lists and not (key and any(True for _ in self.scan(""))):

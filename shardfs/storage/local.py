@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from shardfs.storage.read_ahead import ReadAhead
 
-from shardfs.storage.store import LARGE, OWN, DirEntry, absent_documents
+from shardfs.model.kinds import OWN_PREFIX
+from shardfs.storage.store import LARGE, DirEntry, absent_documents
 
 MAX_DESCRIPTORS = 1024
 
@@ -295,7 +296,7 @@ class LocalStore:
     def names(self, key: str) -> Iterator[tuple[str, bool]]:
         """Yield the names in a directory, and whether each is a directory itself, not a link to one.
 
-        In the order of the disk, without names that begin with `OWN`; none if the directory does not exist.
+        In the order of the disk, without names that begin with `OWN_PREFIX`; none if the directory does not exist.
         """
         for e in self._entries(key):
             yield e.name, e.is_dir(follow_symlinks=False)
@@ -309,7 +310,7 @@ class LocalStore:
             self._waiting()
             with descriptors.obtain(lambda: os.scandir(fd)) as entries:  # duplicates the descriptor
                 for e in entries:
-                    if not e.name.startswith(OWN):
+                    if not e.name.startswith(OWN_PREFIX):
                         yield e
         finally:
             os.close(fd)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from shardfs.storage.range_client import RangeClient
     from shardfs.storage.read_ahead import ReadAhead
 
-from shardfs.storage.store import OWN, DirEntry, absent_documents, read_merged
+from shardfs.model.kinds import OWN_PREFIX
+from shardfs.storage.store import DirEntry, absent_documents, read_merged
 
 
 class FsspecBlob:
@@ -289,7 +290,7 @@ class FsspecStore:
                 continue  # some stores list the directory's own marker object
             if not directory and info["name"] in directories:
                 continue  # object stores may have both; lookups find the directory
-            if name not in ("", ".", "..") and "\0" not in name and not name.startswith(OWN):
+            if name not in ("", ".", "..") and "\0" not in name and not name.startswith(OWN_PREFIX):
                 yield DirEntry(name, directory, None if directory or info.get("size") is None else stat_of_info(info))
 
     def documents(self, directory: str, names: Sequence[str], limit: int) -> dict[str, bytes]:

@@ -29,9 +29,6 @@ MAX_MERGED = 16 << 20
 zarr-python uses the same limits for object stores.
 """
 
-OWN = ".shardfs"
-"""Prefix of the names of shardfs's own files in a source, such as locks and temporary files. Listings omit them."""
-
 LARGE = 256 << 10
 """Bytes from which a read calls the `waiting` hook first, even if the data may be in the page cache.
 

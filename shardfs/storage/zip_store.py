@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_STORED, ZipInfo
 
 from shardfs.model.blobs import ByteRange, absolute, read_file
-from shardfs.model.kinds import OWN
+from shardfs.model.kinds import OWN_PREFIX
 from shardfs.storage.range_client import Answer
 from shardfs.storage.remote import FsspecStore, tagged
 from shardfs.storage.store import DirEntry
@@ -78,7 +78,7 @@ class ZipStore(FsspecStore):
             name, slash, _ = names[at][len(prefix) :].partition("/")
             below = f"{prefix}{name}/"
             is_directory = bool(slash) or self._is_directory(below[:-1])
-            if name not in ("", ".", "..") and "\0" not in name and not name.startswith(OWN):
+            if name not in ("", ".", "..") and "\0" not in name and not name.startswith(OWN_PREFIX):
                 if not is_directory:
                     yield DirEntry(name, False, _stat(self.fs.zip.NameToInfo[names[at]]))
                 elif slash:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.errors import CorruptShardError, ShardfsError
-from shardfs.model.kinds import LOCK, NameKind
+from shardfs.model.kinds import LOCK_ENDING, NameKind
 from shardfs.storage import syscalls
 from shardfs.vfs.inodes import TABLE_END
 from shardfs.write.file_contents import Part
@@ -229,7 +229,7 @@ class FileCalls(Part):
         if file.fd >= 0:
             self._names.before_waiting()
             syscalls.fsync(file.fd)
-        elif file.kind is NameKind.SCRATCH and (file.path or "").endswith(LOCK):
+        elif file.kind is NameKind.SCRATCH and (file.path or "").endswith(LOCK_ENDING):
             self._raise_errors(handle, file.path)
         else:
             self._commit(file, handle, file.saved_path)

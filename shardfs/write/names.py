@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardfs.model.errors import NOT_FOUND, CorruptShardError
-from shardfs.model.kinds import OWN, NameKind, is_scratch
+from shardfs.model.kinds import OWN_PREFIX, NameKind, is_scratch
 from shardfs.storage.cache import nothing
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED, ROOT
@@ -193,7 +193,7 @@ class Names:
 
         Raise OSError if documents that decide this cannot be read.
         """
-        if name.startswith(OWN.encode()):
+        if name.startswith(OWN_PREFIX.encode()):
             return NameMeaning(NameKind.HIDDEN)
         number = self.source_number(directory)
         if number is None:

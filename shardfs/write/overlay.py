@@ -13,7 +13,7 @@ import numpy as np
 
 from shardfs.model.attributes import Attributes
 from shardfs.model.errors import CorruptShardError, MayAppearError
-from shardfs.model.kinds import COMPRESSIONS, OWN, NameKind, is_scratch
+from shardfs.model.kinds import COMPRESSIONS, OWN_PREFIX, NameKind, is_scratch
 from shardfs.model.listing import REST, Batch
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
 from shardfs.write.file_contents import Part
@@ -122,7 +122,7 @@ class Overlay(Part):
                 if e.errno != errno.ESTALE:
                     raise
             before = file  # it was just published or replaced
-        if name.startswith(OWN.encode()):
+        if name.startswith(OWN_PREFIX.encode()):
             return None
         number = self._names.source_number(directory)
         if number is not None:
@@ -355,7 +355,7 @@ def _without(batch: Batch, names: dict[bytes, WritableFile | None], *, has_scrat
     other programs in the source. In a remote source, directories with such names are hidden as well.
     """
     listed = batch.names.tolist()
-    keep = np.array([n not in names and not n.startswith(OWN.encode()) for n in listed], np.bool_)
+    keep = np.array([n not in names and not n.startswith(OWN_PREFIX.encode()) for n in listed], np.bool_)
     if has_scratch:
         exempt = batch.directories if local else np.zeros(len(listed), np.bool_)
         rest_rows = np.flatnonzero((batch.cookies >= np.uint64(REST)) & ~exempt).tolist()

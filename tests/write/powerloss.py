@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardfs.storage.writers.lock_file import LOCK_ENDING, OWN_MODE
+from shardfs.model.kinds import LOCK_ENDING
+from shardfs.storage.writers.lock_file import OWN_MODE
 from tests.write.faults import Args, Calls, Function
 
 SECTOR = 512

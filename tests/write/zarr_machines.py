@@ -25,7 +25,7 @@ from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachi
 from zarr.testing.strategies import keys as zarr_keys
 from zarr.testing.strategies import node_names, np_array_and_chunks
 
-from shardfs.model.kinds import OWN, is_scratch
+from shardfs.model.kinds import OWN_PREFIX, is_scratch
 from tests.write.scale import times
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 # What is called as temporary files are is not published, if it lies beside shards; shardfs's own names are refused.
-names = node_names.filter(lambda name: not is_scratch(name.lower()) and not name.lower().startswith(OWN))
+names = node_names.filter(lambda name: not is_scratch(name.lower()) and not name.lower().startswith(OWN_PREFIX))
 
 
 class Hierarchy(ZarrHierarchyStateMachine):
@@ -91,7 +91,7 @@ class Hierarchy(ZarrHierarchyStateMachine):
 GRID = [f"array/c/{i}/{j}" for i in range(2) for j in range(3)]
 BEYOND = ["array/c/0/3", "array/c/7", "other/c/0/0"]
 DOCUMENTS = ["array/zarr.json", "other/zarr.json"]
-keys = st.sampled_from([*GRID, *BEYOND]) | zarr_keys().filter(lambda key: f"/{OWN}" not in f"/{key}")
+keys = st.sampled_from([*GRID, *BEYOND]) | zarr_keys().filter(lambda key: f"/{OWN_PREFIX}" not in f"/{key}")
 
 
 def _document(note: int) -> bytes:

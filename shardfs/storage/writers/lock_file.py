@@ -18,14 +18,13 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from shardfs.model.kinds import LOCK_ENDING
 from shardfs.storage import syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardfs.storage.writers.files import ObjectPlace
-
-LOCK_ENDING = ".__lock"
 
 OWN_MODE = stat.S_ISVTX | 0o666
 """Mode of new lock files. The sticky bit, which no other writer sets, shows that a killed shardfs left the file."""
