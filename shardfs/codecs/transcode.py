@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardfs.model.arrays import Array, ChunkEncoding
-    from shardfs.model.values import U64, Coords, Sizes
+    from shardfs.model.values import U64, AxisPosition, Coords, Sizes
 
 ZLIB, REWRAPPED_SIZE = "numcodecs.zlib", 12
 """`REWRAPPED_SIZE` is the difference between the wrappers around deflated data: 18 bytes of gzip, 6 of zlib."""
@@ -163,7 +163,7 @@ class ClippedBlockError(ValueError):
         positions: as `Transcoder.clipped`, which does not have them yet.
     """
 
-    def __init__(self, positions: set[tuple[int, int]]) -> None:
+    def __init__(self, positions: set[AxisPosition]) -> None:
         self.positions = positions
         super().__init__("the chunk was stored before the array grew, and has another size than listed; open it again")
 
@@ -175,8 +175,8 @@ class Transcoder(Transform):
         compress: really compress shown chunks that must be decoded.
 
     Attributes:
-        clipped: axes, and the positions on them of chunks that may be stored clipped, although they are inside of the
-            array. Then they must be padded, and their sizes do not follow from their stored sizes.
+        clipped: the positions of chunks that may be stored clipped, although they are inside of the array. Then they
+            must be padded, and their sizes do not follow from their stored sizes.
     """
 
     unwritable: str | None = None
@@ -191,7 +191,7 @@ class Transcoder(Transform):
             if why := self._stored.undecodable():
                 raise UnsupportedError(why)
             self._shown.require_small()
-        self.clipped: set[tuple[int, int]] = set()
+        self.clipped: set[AxisPosition] = set()
         needed = self._storing.decodes
         self.unwritable = (self._shown.undecodable() or self._stored.unencodable()) if needed else None
 

@@ -44,6 +44,12 @@ class Usage:
 Placement: TypeAlias = tuple[int, int, int]
 """A chunk's place: the shard, the page of the shard's index, and the slot of that page."""
 
+PageSlot: TypeAlias = tuple[int, int]
+"""A chunk's place in a given shard: page and slot."""
+
+Extent: TypeAlias = tuple[int, int]
+"""Where a chunk is in its shard: start and size in bytes."""
+
 
 class Placements(NamedTuple):
     """The `Placement` of many chunks, as arrays."""
@@ -62,8 +68,8 @@ class Index(Protocol):
     def nbytes(self) -> int:
         """Bytes of memory that the page takes."""
 
-    def find(self, slot: int) -> tuple[int, int] | None:
-        """Start and size in bytes of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
+    def find(self, slot: int) -> Extent | None:
+        """The extent of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
 
         Raise ValueError, with the reason, if the entry is invalid.
         """
@@ -158,8 +164,8 @@ class ShardIndex(Index):
         i[i == len(self.slots)] = 0
         return np.where(self.slots[i] == slots, i, -1)
 
-    def extent_at(self, i: int) -> tuple[int, int]:
-        """Start and size in bytes of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
+    def extent_at(self, i: int) -> Extent:
+        """The extent of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
         if self.faults is not None and self.faults[i]:
             raise ValueError(self.reason(i))
         return self.starts.item(i), self.sizes.item(i)
@@ -171,7 +177,7 @@ class ShardIndex(Index):
             sizes[self.faults[positions] > 0] = -1
         return sizes
 
-    def find(self, slot: int) -> tuple[int, int] | None:
+    def find(self, slot: int) -> Extent | None:
         """`extent_at` of the entry of `slot`; None if the chunk is absent. Raise ValueError as `extent_at`."""
         if self.slots is not None or slot >= len(self.starts):
             slot = self.position(slot)
@@ -300,8 +306,8 @@ class ShardChange:
         leads: given if bytes before chunks belong to them.
     """
 
-    puts: Mapping[tuple[int, int], Put] = field(default_factory=dict)
-    drops: Set[tuple[int, int]] = frozenset()
+    puts: Mapping[PageSlot, Put] = field(default_factory=dict)
+    drops: Set[PageSlot] = frozenset()
     pack: bool = False
     strict: bool = False
     leads: Leads | None = None

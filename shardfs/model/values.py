@@ -11,6 +11,9 @@ import numpy.typing as npt
 Coords: TypeAlias = tuple[int, ...]
 """The position of a chunk in its collection's grid, or its id: see `Collection`."""
 
+AxisPosition: TypeAlias = tuple[int, int]
+"""An axis of an array, and the number of a chunk along it: for all chunks there."""
+
 U64: TypeAlias = npt.NDArray[np.uint64]
 
 Bool: TypeAlias = npt.NDArray[np.bool_]

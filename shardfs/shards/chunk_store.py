@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardfs.model.collection import Collection
-    from shardfs.model.values import U64, Coords, Sizes, Version
+    from shardfs.model.values import U64, AxisPosition, Coords, Sizes, Version
     from shardfs.shards.chunk_layer import ChunkLayer
     from shardfs.shards.stored_chunk import StoredChunk
     from shardfs.storage.read_ahead import ReadAhead
@@ -56,7 +56,7 @@ class ChunkStore:
     ) -> None:
         self.layer = layer
         self.filler = collection.filler
-        self.on_clipped: Callable[[set[tuple[int, int]]], None] = lambda positions: None
+        self.on_clipped: Callable[[set[AxisPosition]], None] = lambda positions: None
         self._collection = collection
         self._transform = collection.transform
         self._mtime_ns = mtime_ns

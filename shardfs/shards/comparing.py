@@ -12,22 +12,20 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.errors import CorruptShardError
-    from shardfs.model.shard_format import Put
+    from shardfs.model.shard_format import Extent, Put
 
 K = TypeVar("K")
 
 
-def stored_already(
-    puts: Mapping[K, tuple[Put | None, tuple[int, int] | CorruptShardError | None]], blob: Blob | None
-) -> set[K]:
+def stored_already(puts: Mapping[K, tuple[Put | None, Extent | CorruptShardError | None]], blob: Blob | None) -> set[K]:
     """Return the keys of the chunks that a shard has with the same bytes.
 
     Of a shard that is no local file, small chunks are read together. After a group of which all differ, the rest counts
     as different too, because each group may cost a request.
 
     Args:
-        puts: new chunks, None for one that is dropped; and start and size of the stored ones, None for an absent one,
-            an error for a damaged one.
+        puts: new chunks, None for one that is dropped; and the extents of the stored ones, None for an absent one, an
+            error for a damaged one.
         blob: the shard without the codecs around it; None if there is none.
     """
     equal: set[K] = set()
@@ -51,7 +49,7 @@ def _whole(put: Put) -> Plan:
     return pieces_of(put.data) if put.lead is None else [*pieces_of(put.lead), *pieces_of(put.data)]
 
 
-def _stored_at(put: Put, extent: tuple[int, int]) -> ByteRange | None:
+def _stored_at(put: Put, extent: Extent) -> ByteRange | None:
     """Return the range of a stored chunk and its lead; None if the new chunk has another size."""
     start = extent[0] - (0 if put.lead is None else size_of(put.lead))
     return ByteRange(start, sum(extent)) if size_of(put.data) == extent[1] and start >= 0 else None

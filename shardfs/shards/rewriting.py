@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, ByteRequest, Content, Plan
     from shardfs.model.collection import Collection, Lead
-    from shardfs.model.shard_format import Leads, Placement, Placements, ShardFormat, ShardIndex
+    from shardfs.model.shard_format import Extent, Leads, PageSlot, Placement, Placements, ShardFormat, ShardIndex
     from shardfs.model.values import U64, Bool, Coords
 
-    PageSlot = tuple[int, int]
-    Extent = tuple[int, int]
     Entry = Extent | CorruptShardError | None
     """The range of a chunk; why its entry is broken; or None if it is absent."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shardfs.model.file_tree import KernelHooks
     from shardfs.model.listing import EntryRow
     from shardfs.model.shard_format import Placement
-    from shardfs.model.values import U64, Coords, Sizes
+    from shardfs.model.values import U64, AxisPosition, Coords, Sizes
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.cache import ByteLRU
 
@@ -368,11 +368,8 @@ class ChunkDirs:
         else:
             hooks.resized(numbers)
 
-    def found_clipped(self, hooks: KernelHooks, positions: set[tuple[int, int]]) -> None:
-        """Invalidate what the kernel knows of the chunks at these positions, because one of their blocks is clipped.
-
-        A position is an axis of the array and the number of a chunk along it.
-        """
+    def found_clipped(self, hooks: KernelHooks, positions: set[AxisPosition]) -> None:
+        """Invalidate what the kernel knows of the chunks at these positions, because one of their blocks is clipped."""
         for coords in note_clipped(self.collection, positions):
             numbers = self.numbers.of_chunks(self.path, coords)
             hooks.resized(numbers)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from shardfs.model.arrays import Array
     from shardfs.model.collection import Collection
-    from shardfs.model.values import U64
+    from shardfs.model.values import U64, AxisPosition
 
 BATCH = 1 << 16
 """Chunks handled at a time: an edge may have very many."""
 
 
-def edges(array: Array) -> set[tuple[int, int]]:
-    """Return where chunks are cut by the end of the array: an axis, and the number of the chunk along this axis."""
+def edges(array: Array) -> set[AxisPosition]:
+    """Return where chunks are cut by the end of the array."""
     return {(axis, n // c) for axis, (n, c) in enumerate(zip(array.shape, array.chunk, strict=True)) if n % c}
 
 
@@ -31,7 +31,7 @@ def note_edges(old: Collection, new: Collection) -> None:
         new.transform.clipped |= old.transform.clipped | edges(old.array)
 
 
-def note_clipped(collection: Collection, positions: set[tuple[int, int]]) -> Iterator[U64]:
+def note_clipped(collection: Collection, positions: set[AxisPosition]) -> Iterator[U64]:
     """Make the transform of an array expect clipped chunks at these positions, as in `edges`.
 
     Yield the grid coordinates (n, d) of these chunks, at most `BATCH` at a time. Nothing happens before the first is
@@ -42,7 +42,7 @@ def note_clipped(collection: Collection, positions: set[tuple[int, int]]) -> Ite
         yield from _chunks_at(positions, collection.array)
 
 
-def _chunks_at(positions: Iterable[tuple[int, int]], array: Array) -> Iterator[U64]:
+def _chunks_at(positions: Iterable[AxisPosition], array: Array) -> Iterator[U64]:
     """Yield grid coordinates (n, d) of the chunks at positions on the axes of an array."""
     grid = array.grid
     axes = array.grid_axes
