@@ -44,13 +44,15 @@ BATCH = 64
 
 
 class ShardsPlan(Protocol):
-    """The shards of one array or collection. `files`: the number of files of the source of which they are made."""
+    """The shards of one array or collection."""
 
     @property
-    def shards(self) -> U64: ...
+    def shards(self) -> U64:
+        """The numbers of the shards (n,)."""
 
     @property
-    def files(self) -> int: ...
+    def files(self) -> int:
+        """The number of files of the source that the job reads for these shards."""
 
 
 P = TypeVar("P", bound=ShardsPlan)
@@ -61,6 +63,7 @@ class Survey(Generic[P]):
     """What a job finds in its source.
 
     Args:
+        plans: the shards of each array or collection.
         files: the number of other files, which are copied.
         problems: files that are left out; `damaged` ones prevent that the job is finished.
     """
@@ -71,7 +74,7 @@ class Survey(Generic[P]):
 
 
 class OpenedJob(ABC):
-    """The opened source of a job, and its target, which is open for writing as soon as it is needed."""
+    """The opened source of a job, and its target, which is opened for writing when it is needed first."""
 
     def __init__(self, job: CopyJob) -> None:
         self.job = job
@@ -79,13 +82,13 @@ class OpenedJob(ABC):
 
     @property
     def target(self) -> JobTarget:
-        """The target. A worker continues the job there that the main process has begun: see `JobTarget.begin`."""
-        return self._target or self.begin(new=False)
+        """The target. A worker continues the job there that the main process has begun: see `JobTarget.open`."""
+        return self._target or self.open_target(new=False)
 
-    def begin(self, *, new: bool) -> JobTarget:
-        """Open the target for writing, and return it: see `JobTarget.begin`."""
+    def open_target(self, *, new: bool) -> JobTarget:
+        """Open the target for writing, and return it: see `JobTarget.open` for `new` and the errors."""
         with opening(self.job.target.url):
-            self._target = JobTarget.begin(self.job.target, self._state(), new=new)
+            self._target = JobTarget.open(self.job.target, self._state(), new=new)
         return self._target
 
     @abstractmethod
@@ -94,42 +97,49 @@ class OpenedJob(ABC):
 
     @abstractmethod
     def survey(self) -> Survey[Any]:
-        """List the source; return what was found. Raise UnsupportedError if nothing can be made of it."""
+        """List the source; return what the job has to do. Raise UnsupportedError if nothing can be made of the source.
+
+        Raise OSError if it cannot be listed.
+        """
 
     @abstractmethod
     def documents(self) -> Iterable[tuple[str, Callable[[], bytes]]]:
-        """Yield the path in the target of each document, and what returns its bytes. Needs the `survey`."""
+        """Yield the path in the target of each document, and a function that returns its bytes, after `survey`."""
 
     @abstractmethod
     def other_files(self) -> Iterator[str]:
-        """Yield the paths of the other files, which are copied. Needs the `survey`."""
+        """Yield the paths of the other files, which are copied to the same paths, after `survey`."""
 
     @abstractmethod
     def blob(self, key: str) -> Blob:
-        """Return a file of the source, which does not stay open in the store. Raise OSError if it cannot be read."""
+        """Return the file of the source that is copied to `key`. Raise OSError if it cannot be opened.
+
+        The store does not keep it open: it is closed with the last reference.
+        """
 
 
 class CopyJob(Job, Protocol):
-    """What to pack or unpack, and how."""
+    """What to pack or unpack, from where to where, and how: hashable, and can be pickled."""
 
     @property
-    def target(self) -> JobSource: ...
+    def target(self) -> JobSource:
+        """Where to write, as workers open it."""
 
     def opened(self) -> Any:
-        """Return the `OpenedJob`, opened once per process. Raise the errors of the job's kind."""
+        """Return the `OpenedJob`, the same one at each call in a process. Raise the errors of its constructor."""
 
 
 J_contra = TypeVar("J_contra", bound=CopyJob, contravariant=True)
 
 
 class CopyUnit(Unit[J_contra, PackReport], Protocol[J_contra]):
-    """A unit of packing or unpacking to another place."""
+    """A unit of packing or unpacking to another place. It may be done again after a crash."""
 
     def problem(self, error: BaseException) -> Problem:
-        """Return the problem of a unit that failed with `error`."""
+        """Return the problem, `damaged`, of a unit that failed with `error`."""
 
     def failed(self, job: J_contra, error: BaseException) -> PackReport:
-        """Return the report of a failed unit. Raise the error of a full disk."""
+        """Return the report of a failed unit. Raise OSError for a full disk, because all others would fail as well."""
         require_room(error, redact.public_name(job.target.url))
         return PackReport(problems=[self.problem(error)])
 
@@ -144,7 +154,7 @@ class ShardUnit(CopyUnit[J_contra], Protocol[J_contra]):
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles(CopyUnit[CopyJob]):
-    """Files to be copied unchanged."""
+    """Files to be copied unchanged. `keys`: their paths in the target."""
 
     keys: tuple[str, ...]
 
@@ -192,7 +202,7 @@ def _copy(opened: OpenedJob, key: str) -> int:
 
 
 def failure(path: str, error: BaseException) -> Problem:
-    """Return the problem of a file that could not be packed, unpacked or copied."""
+    """Return the problem, `damaged`, of the file at `path` that could not be packed, unpacked or copied."""
     why = message(error).removeprefix(f"{path}: ")
     if isinstance(error, IsADirectoryError):  # directories themselves are listed
         why = "is a symbolic link to a directory; put the directory in its place, or remove the link"
@@ -203,9 +213,15 @@ def failure(path: str, error: BaseException) -> Problem:
 
 
 class CopyRun(Run):
-    """A run that makes a target.
+    """A run that makes a target. The constructor lists the source.
 
-    Raise BusyError if a mount writes to the source, and the errors of `CopyJob.opened`, before anything is written;
+    Args:
+        job: what to do.
+        part: the part of the job to do. Raise ValueError if there is no such part.
+        journals: the base directory of journals; None for the default.
+
+    Raise OSError if source and target are inside each other, BusyError if a mount writes to the source, and the errors
+    of `CopyJob.opened` and `OpenedJob.survey`, before anything is written; then the errors of `JobTarget.open`, and
     FileExistsError if the target has other data.
     """
 
@@ -219,15 +235,15 @@ class CopyRun(Run):
         self.part = part
         self._opened: OpenedJob = job.opened()
         self.job = self._opened.job
+        with suppress(FileNotFoundError):  # it is new. If it has other data, do not list the source in vain
+            self._opened.open_target(new=False).require_own()
         self.survey = survey = self._opened.survey()
         self.problems = survey.problems
         self.shards = sum(len(plan.shards) for plan in survey.plans)
         self.files = survey.files + sum(plan.files for plan in survey.plans)
-        self._target = self._opened.begin(new=True)
+        self._target = self._opened.open_target(new=True)
+        self._target.require_own()
         self.repeated = self._target.is_finished()
-        if self._target.is_ended() and not self.repeated:
-            why = "is not empty, and has no unfinished job (another job may have completed it); give a new directory"
-            raise FileExistsError(errno.EEXIST, why, redact.public_name(job.target.url))
 
     @abstractmethod
     def _units(self) -> Iterator[ShardUnit[Any]]:
@@ -276,7 +292,10 @@ def _require_apart(job: CopyJob) -> None:
 
 
 def require_idle(source: str, journal: Path) -> None:
-    """Raise BusyError if a mount writes to the source, or has left data that wait to be published."""
+    """Raise BusyError if a mount writes to the source, or has left data that wait to be published.
+
+    `journal` is the directory of the source's journal, which need not exist.
+    """
     for lock in (str(journal / LOCK), os.path.join(canonical(source), SOURCE_LOCK)):
         with suppress(NotADirectoryError):  # the source is a file
             if is_locked(lock):

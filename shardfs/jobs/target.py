@@ -79,7 +79,7 @@ class JobState:
 
     @classmethod
     def parse(cls, raw: bytes) -> Self | None:
-        """Return the inverse of `raw`; None for the state of another version of shardfs, or of a job in place."""
+        """Return the state whose `raw` these bytes are; None for that of another version, or of a job in place."""
         try:
             state = cls(**parse_object(raw, MAX_STATE))
         except (ValueError, TypeError):
@@ -87,11 +87,15 @@ class JobState:
         return state if isinstance(state.choices, dict) and isinstance(state.plan, dict) else None
 
     def raw(self) -> bytes:
-        """Return the state as a file."""
+        """Return the state as the bytes of the file `STATE`: JSON, equal for equal states."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     def difference(self, other: JobState | None) -> str:
-        """Return how the unfinished job `other` differs from this one; "" if both make the same target."""
+        """Return how the unfinished job `other` differs from this one; "" if both make the same target.
+
+        `other` is None if its state cannot be parsed. The text follows "has an unfinished job". A plan that is unknown
+        does not differ.
+        """
         if other is None or self.job != other.job:
             return "of another kind, or of another version of shardfs"
         if self.source != other.source:
@@ -110,7 +114,10 @@ class JobState:
 
 
 def note_of(path: str, task: str) -> str:
-    """Return the key of the note that a task on an array is finished: see `JobTarget.note_task`."""
+    """Return the key of the note that a task on an array is finished: see `JobTarget.note_task`.
+
+    `path` is that of the array, and `task` distinguishes the task from others on the array.
+    """
     return join(NOTES, join(path, f"{OWN_PREFIX}-{task}"))
 
 
@@ -121,13 +128,13 @@ def require_room(error: BaseException, place: str, advice: str = "free some spac
 
 
 def is_of(part: JobPart, key: str) -> bool:
-    """Return whether a part of the job makes this object. Every process decides alike, in any order."""
+    """Return whether a part of the job makes the object `key`. Every process decides alike, in any order."""
     return part == WHOLE or zlib.crc32(key.encode(errors="surrogateescape")) % part.of == part.number - 1
 
 
 @dataclass
 class _Begin(Change):
-    """Write the state of a job into an empty target, or continue the job: see `JobTarget.begin`."""
+    """Write the state of a job into an empty target, or continue the job: see `JobTarget.open`."""
 
     url: str
     store: Store
@@ -152,7 +159,7 @@ class _Begin(Change):
 
 
 class JobTarget(NamedTuple):
-    """The target of a job, open for writing."""
+    """The target of a job, open for writing: its path or URL, its store, and the job that makes it."""
 
     url: str
     store: Store
@@ -160,13 +167,15 @@ class JobTarget(NamedTuple):
     state: JobState
 
     @classmethod
-    def begin(cls, target: JobSource, state: JobState, *, new: bool) -> Self:
-        """Return the opened target, and continue its job. If it has data and no job, another run may have ended it.
+    def open(cls, target: JobSource, state: JobState, *, new: bool) -> Self:
+        """Return the opened target, and continue its job. If it has data and no job (`is_ended`), nothing is changed.
 
         Args:
-            new: begin the job if the target is empty. Workers do not: a target that is empty for them is another one.
+            new: begin the job if the target is empty, and make a missing directory. Workers do not: a target that is
+                empty for them is another one.
 
-        Raise FileExistsError if the target has another unfinished job; FileNotFoundError if no job may be begun.
+        Raise FileExistsError if the target has another unfinished job; FileNotFoundError if no job may be begun;
+        UnsupportedError for a zip file, and if the store cannot be written.
         """
         if target.url.lower().endswith((".zip", ".ozx")):
             why = "no zip file is written; give a directory, and put its files into a zip file with `zip -0`"
@@ -181,20 +190,26 @@ class JobTarget(NamedTuple):
         return cls(target.url, store, writer, state)
 
     def is_stored(self, key: str) -> bool:
-        """Return whether the target has this object."""
+        """Return whether the target has an object of this key. Asks the store. Raise OSError if it does not answer."""
         with suppress(*NOT_FOUND):
             self.store.entry(key)
             return True
         return False
 
     def is_ended(self) -> bool:
-        """Return whether a run has ended the job, so that the target may be in use."""
+        """Return whether the target has no unfinished job: a run has ended it, or there was never one."""
         return not self.is_stored(STATE)
 
     def is_finished(self) -> bool:
-        """Return whether an earlier run has completed the target for the same job."""
+        """Return whether an earlier run of this user has completed the target for the same job and plan."""
         version = self._version()
         return version is not None and finished_jobs.is_noted(self.url, self.state.raw(), version)
+
+    def require_own(self) -> None:
+        """Raise FileExistsError if the target has data that are not of this job, as far as its plan is known."""
+        if self.state.plan is not None and self.is_ended() and not self.is_finished():
+            why = "is not empty, and has no unfinished job (another job may have completed it); give a new directory"
+            raise FileExistsError(errno.EEXIST, why, public_name(self.url))
 
     def _version(self) -> Version | None:
         """The version of one document of the job; None if the target does not have it."""

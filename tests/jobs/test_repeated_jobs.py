@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from fsspec.implementations.memory import MemoryFileSystem
 
 from shardfs.cli import commands
+from shardfs.jobs.pack_job import Packing
 from shardfs.model.errors import UnsupportedError
 from shardfs.storage.pack_state import STATE
 from tests.datasets import same
@@ -300,6 +301,25 @@ def test_a_target_that_another_program_has_made_is_not_finished(tmp_path: Path) 
     zarr3(target)
     with pytest.raises(FileExistsError, match="is not empty, and has no unfinished job"):
         list(pack(str(source), str(target)))
+
+
+@pytest.mark.parametrize("data", ["", "a job"])
+def test_a_target_of_something_else_is_refused_before_the_source_is_listed(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing the files of an unsharded source can take hours."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    zarr3(source)
+    if data:
+        zarr3(tmp_path / "other")
+        next(iter(pack(str(tmp_path / "other"), str(target))))
+    else:
+        zarr3(target)
+    before = files(target)
+    monkeypatch.setattr(Packing, "survey", lambda _: pytest.fail("the source was listed"))
+    with pytest.raises(FileExistsError, match="unfinished job"):
+        list(pack(str(source), str(target)))
+    assert files(target) == before
 
 
 # ---- in place
