@@ -36,6 +36,7 @@ MODULES = {"umount": "mount", "flush": "mount", "unpack": "pack", "uninstall": "
 """Verbs that share a module of this package with another verb. All others have a module of their own name."""
 
 ALIASES = {"unmount": "umount"}
+"""Other names of verbs."""
 
 
 class Group(click.Group):
@@ -118,31 +119,35 @@ def help(verb: tuple[str, ...]) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code for an error that ended a verb."""
+    """The exit code for an error that ended a verb: as `errors.exit_code`, and USAGE for click's errors of usage."""
     return ExitCode.USAGE if isinstance(error, click.UsageError) else errors.exit_code(error)
 
 
 def message(error: BaseException) -> str:
-    """The error as one line for the user."""
+    """The error as one line for the user, without secrets."""
     if isinstance(error, click.ClickException):
-        return " ".join(error.format_message().split())
+        return " ".join(redact.redacted(error.format_message()).split())
     return errors.message(error)
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether an error is a bug, which needs a traceback."""
+    """Whether an error is a bug, which needs a traceback. Click's errors are about the command line."""
     return errors.is_bug(error) and not isinstance(error, click.ClickException)
 
 
 def run(args: list[str]) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line `args`, without the name of the program; return the exit code. See `guarded` for errors."""
     for word in args:  # first, since any error may print a URL
         redact.add_secrets(word)
     return guarded(lambda: commands.main(args, prog_name="shardfs", standalone_mode=False))
 
 
 def guarded(work: Callable[[], object]) -> int:
-    """Call `work` and return its exit code, by default 0. Prints exceptions and converts them to exit codes."""
+    """Call `work` and return the exit code: its result if that is a number, else 0.
+
+    An exception is printed to standard error, with a traceback if it is a bug or `SHARDFS_DEBUG` is set, and becomes an
+    exit code. Ctrl-C becomes `INTERRUPTED` and prints nothing.
+    """
     try:
         code = work()
         return code if isinstance(code, int) else ExitCode.OK
@@ -172,7 +177,7 @@ def fill_standard_streams() -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the program `shardfs`."""
+    """Entry point of the program `shardfs`: run the command line of this process, and exit."""
     fill_standard_streams()
     # At its import, numpy would start a thread for each CPU, for linear algebra, which no code of shardfs uses.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

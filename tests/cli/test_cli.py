@@ -637,3 +637,9 @@ def test_a_password_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
     assert b"every user can read the password in the URL" in completed.stderr
     assert b"s-e-c-r-e-t" not in completed.stderr
     assert b"password" not in shardfs("mount", "https://localhost:1/x", str(tmp_path), "-o", "store_retries=0").stderr
+
+
+def test_errors_of_usage_do_not_repeat_a_password() -> None:
+    completed = shardfs("mount", "https://me:s-e-c-r-e-t@localhost:1/x")
+    assert completed.returncode == 2
+    assert b"https://***@localhost:1/x" in completed.stderr
