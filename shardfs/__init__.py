@@ -50,11 +50,12 @@ def mounted(
     ready_timeout: float = 60,
     **options: Any,
 ) -> AbstractContextManager[Path]:
-    """Context manager that mounts a source in a temporary directory and yields the path of the mount.
+    """Context manager that mounts a source in a temporary directory and yields the absolute path of the mount.
 
-    Leaving the block unmounts the source, also after an exception. If this process is killed, the daemon unmounts the
-    source. The daemon serves programs that still have files open for five more seconds. With `rw=True`, a
-    normal exit from the block waits until all written data is published.
+    Leaving the block unmounts the source and removes the directory, also after an exception. If this process is killed,
+    the daemon does so. The daemon serves programs that still have files open for five more seconds. With `rw=True`, a
+    normal exit from the block waits until all written data is published, as long as that makes progress; after an
+    exception, the daemon publishes for at most 30 seconds, and the journal keeps the rest.
 
     Args:
         source: a path or an fsspec URL.
@@ -64,10 +65,12 @@ def mounted(
 
     Raises:
         ValueError: an option does not exist or has an invalid value.
-        NotADatasetError: the source contains no sharded dataset that shardfs supports, or another writer uses it.
+        NotADatasetError: the source contains no sharded dataset that shardfs supports, or another writer uses it, or
+            the layout cannot show an array.
         MountError: the mount failed, for instance because FUSE is missing.
         TimeoutError: the mount was not ready in time.
-        OSError: the source is unreadable, or some written data could not be published.
+        OSError: the source is unreadable, or with `rw=True`, not all data could be published, or a program still uses
+            the mount.
 
     Examples:
         The chunks on the mount are those in the shards:
@@ -104,19 +107,29 @@ def pack(
 ) -> JobResult:
     """Copy an unsharded dataset to a new sharded one without decoding chunks, as `shardfs pack` does (docs/pack.md).
 
+    Returns counts when the work is done: see `shardfs.jobs.python_api.JobResult`. A finished job that is repeated does
+    nothing.
+
     Args:
-        source: a path or an fsspec URL, as `dest`, which is new, empty, or left by an interrupted call.
-        chunks_per_shard: in the axis order of shapes in documents. Otherwise, a shard has at most `shard_size` bytes.
+        source: a path or an fsspec URL.
+        dest: a path or an fsspec URL of a directory that does not exist, is empty, or is left from an interrupted call.
+        chunks_per_shard: in the axis order of shapes in documents; for the fastest axes, if there are fewer numbers.
+        shard_size: the largest size of a shard in bytes before compression, without `chunks_per_shard`. Without both,
+            a shard has at most 1,000 chunks and 1 GiB.
         arrays: the directories of the documents of the arrays to pack, relative to the source; () for all arrays.
-        format: the format of `dest`, if not the source's. Chunks that it cannot have are refused without `transcode`.
-        in_place: replace the chunk files of a local source, instead of writing to `dest`; `abort` goes back.
+        format: the format of `dest`: "zarr3", "n5", "precomputed" or "bcolz"; "" for the source's, and "zarr3" for
+            Zarr v2.
+        transcode: decode and encode chunks that `dest` cannot have unchanged. Otherwise their arrays are refused.
+        in_place: replace the chunk files of a local source, instead of writing to `dest`.
+        abort: with `in_place`, go back to the former files.
         options: see `shardfs.jobs.python_api.JobOptions`.
 
     Raises:
         UnfinishedJobError: some files failed. `dest` has the others, without metadata. Call again to continue.
-        UnsupportedError: an array cannot be packed, or there is none. Nothing was written.
-        BusyError: a mount writes to the source, or data wait in its journal.
+        UnsupportedError: an array cannot be packed, or there is none (NotADatasetError). Nothing was written.
+        BusyError: a mount or another job uses the source, or data wait in its journal.
         OSError: a place cannot be read or written, they are inside each other, or `dest` has data (FileExistsError).
+        TypeError: arguments contradict each other.
 
     Examples:
         >>> shardfs.pack("plain.zarr", "packed.zarr", chunks_per_shard=(2, 2)).shards
@@ -149,7 +162,7 @@ def unpack(
     """Copy a sharded dataset to a new one with one file per chunk, as `shardfs unpack` does (docs/pack.md).
 
     `dest` gets the files that a mount of the source shows. In the native layout, the bytes of chunks are copied without
-    decoding. Call the function again after an error or an interruption: it continues.
+    decoding. Call the function again after an error or an interruption: it continues. Returns as `pack` does.
 
     Args:
         source: a path or an fsspec URL.
@@ -160,9 +173,9 @@ def unpack(
         options: see `shardfs.jobs.python_api.JobOptions`.
 
     Raises:
-        UnsupportedError: the layout cannot show an array. Nothing was written.
+        UnsupportedError: the layout cannot show an array, or there is none (NotADatasetError). Nothing was written.
         OptionError: there is no such layout, or it does not show chunks in `chunk_codec`.
-        Exception: the other exceptions are those of `pack`.
+        Exception: UnfinishedJobError, BusyError and OSError as in `pack`.
 
     Examples:
         >>> result = shardfs.unpack("brain.zarr", "unpacked.zarr", layout="zarr2")

@@ -7,7 +7,7 @@ import errno
 import click
 
 from shardfs.cli.printing import write
-from shardfs.cli.source_options import CommandOptions, opened_to_look, source_options
+from shardfs.cli.source_options import CommandOptions, open_to_read, source_options
 
 PIECE = 8 << 20
 
@@ -18,7 +18,7 @@ PIECE = 8 << 20
 @source_options
 def cat(source: str, paths: tuple[str, ...], command_options: CommandOptions) -> None:
     """Write the bytes of files as a mount of SOURCE would show them."""
-    tree = opened_to_look(source, command_options)
+    tree = open_to_read(source, command_options)
     for path in paths:
         entry = tree.resolve(path)
         if entry.directory:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfs.cli.printing import echo, waiting, write_json
-from shardfs.cli.source_options import CommandOptions, opened, source_options
+from shardfs.cli.source_options import CommandOptions, open_source, source_options
 from shardfs.config.parsers import absolute
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.text import counted, human_bytes
@@ -37,11 +37,11 @@ def compact(source: str, dry_run: bool, as_json: bool, command_options: CommandO
     from shardfs.model.dataset import Problem
 
     options = command_options.options()
-    tree = opened(source, options)
+    tree = open_source(source, options)
     with ExitStack() as stack:
         packer = None
         if not dry_run:
-            packer = stack.enter_context(compact.Packer.opened(tree, absolute(source), options))
+            packer = stack.enter_context(compact.Packer.open(tree, absolute(source), options))
         totals = _Totals(stack.enter_context(waiting("packing" if packer else "reading")), as_json=as_json)
         with opening(source):
             for work in compact.survey(tree):

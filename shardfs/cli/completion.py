@@ -1,4 +1,4 @@
-"""Shell completion of values: profiles, verbs, options and their choices."""
+"""Shell completion of values: profiles, verbs, options and their choices. Errors in configuration files are ignored."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+    """A completion function of click. Its last argument is the beginning of the value."""
 
 
 def starting_with(incomplete: str, words: Iterable[str]) -> list[CompletionItem]:
-    """Completions: the words that start with `incomplete`."""
+    """The words that start with `incomplete`, in their order."""
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 def kind(name: str) -> Complete:
-    """Path completion by the shell; `name` is "file" or "dir".
+    """A completion function that has the shell complete paths; `name` is "file", for all paths, or "dir".
 
     `click.Path` would access the path, which blocks if the path is a hanging mount.
     """
@@ -38,14 +39,14 @@ def kind(name: str) -> Complete:
 
 
 def profiles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completions: the names of profiles in the configuration files."""
+    """Completion function: the names of profiles in the configuration files."""
     from shardfs.config.profiles import read
 
     return starting_with(incomplete, read(os.environ.get("SHARDFS_CONFIG")).profiles)
 
 
 def profiles_and_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completions: names of profiles, and paths."""
+    """Completion function: names of profiles, and paths."""
     return [*profiles(ctx, param, incomplete), *kind("file")(ctx, param, incomplete)]
 
 
@@ -59,7 +60,7 @@ def setting_values(setting: options.Setting) -> Complete | None:
 
 
 def mount_options(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completions for the argument of `-o`: completes the option after the last comma, with its choices."""
+    """Completion function for the argument of `-o`: completes the option after the last comma, with its choices."""
     options_before = incomplete.rpartition(",")[0]
     return starting_with(incomplete, (f"{options_before},{word}" if options_before else word for word in _words()))
 

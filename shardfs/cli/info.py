@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardfs.cli.printing import echo, natural, write_json
-from shardfs.cli.source_options import CommandOptions, opened_to_look, source_options
+from shardfs.cli.source_options import CommandOptions, open_to_read, source_options
 from shardfs.model.text import counted, human_bytes, printable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def info(source: str, as_json: bool, as_map: bool, png: str | None, command_opti
         raise click.UsageError("--json and --map cannot be combined: --png draws a map beside --json")
     if png is not None and find_spec("matplotlib") is None:
         raise click.UsageError("--png needs the package matplotlib: pip install matplotlib")
-    tree = opened_to_look(source, command_options)
+    tree = open_to_read(source, command_options)
     collections = _by_path(summary._asdict() for summary in tree.survey.summaries())
     unsharded = _by_path(
         {"path": path, "format": format, **asdict(facts)} for path, format, facts in tree.survey.unsharded()

@@ -32,13 +32,13 @@ ROWS, COLUMNS, BARS = 48, 96, 12
 
 
 def map_size(console: Console) -> tuple[int, int]:
-    """Rows and columns of a map. A pixel is a half block with colours, and a pair of characters without."""
+    """The most rows and columns of a map, in pixels. A pixel is half a character with colours, else two characters."""
     columns = max(16, min(console.width - 4, COLUMNS))
     return (ROWS, columns) if console.color_system is not None else (ROWS // 2, columns // 2)
 
 
 def print_map(console: Console, chunk_map: ChunkMap) -> None:
-    """Print map, legend, sizes and dead bytes of a collection."""
+    """Print a map of `map_size`, its legend, sizes of chunks and dead bytes of a collection; no map of one with ids."""
     from rich.text import Text
 
     console.print(Text(_title(chunk_map), style="bold"))

@@ -1,14 +1,17 @@
-"""Options that jobs share, and what they say: parts of a job, its source and target as workers open them, executors."""
+"""Options that jobs share, and what they say: workers, parts of a job, its source and target as workers open them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from shardfs.cli.source_options import decorated
 from shardfs.config.parsers import absolute
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Executor
     from contextlib import ExitStack
 
@@ -16,7 +19,63 @@ if TYPE_CHECKING:
     from shardfs.jobs.shared_work import JobPart, JobSource
 
 
-def part_of(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
+class RunOptions(NamedTuple):
+    """How a verb runs a job.
+
+    Args:
+        jobs: the number of local processes, from 1; not used with `dask`.
+        dask: the address or the scheduler file of a Dask cluster; None for local processes.
+        part: the part of the job to do.
+        as_json: print JSON instead of text.
+    """
+
+    jobs: int
+    dask: str | None
+    part: JobPart
+    as_json: bool
+
+    def executor(self, stack: ExitStack) -> tuple[Executor | None, int]:
+        """The executor for `run` of a job, which `stack` closes, and the number of its workers.
+
+        None stands for local processes. Raise UsageError without the package distributed, and the errors of
+        `dask_executor`.
+        """
+        if self.dask is None:
+            return None, self.jobs
+        from shardfs.jobs.dask_cluster import dask_executor
+
+        try:
+            return stack.enter_context(dask_executor(self.dask))
+        except ImportError as e:
+            raise click.UsageError(f"--dask needs the package distributed: pip install distributed ({e})") from e
+
+
+def run_options(part: str, part_help: str, json_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator that adds the options of all jobs. The function gets `run_options`.
+
+    `part` is the name of the option for the part to do, and `part_help` and `json_help` are the help of two options.
+    """
+
+    def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def verb(jobs: int, dask: str | None, part: JobPart, as_json: bool, **arguments: Any) -> Any:
+            return function(run_options=RunOptions(jobs, dask, part, as_json), **arguments)
+
+        return decorated(
+            click.option(
+                "--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]"
+            ),
+            click.option(
+                "--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file."
+            ),
+            click.option(part, "part", default="1/1", metavar="I/N", callback=_parse_part, help=part_help),
+            click.option("--json", "as_json", is_flag=True, help=json_help),
+        )(verb)
+
+    return with_options
+
+
+def _parse_part(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
     """Parse the value of an option of the form I/N, as a callback of click."""
     from shardfs.jobs.shared_work import JobPart
 
@@ -27,7 +86,7 @@ def part_of(_ctx: click.Context, _param: click.Parameter, text: str) -> JobPart:
 
 
 def source_of_job(source: str, options: Options) -> JobSource:
-    """The source as workers open it, with all options for reading it."""
+    """The source as workers open it, with all options for reading it. Raise OptionError for an empty path."""
     from shardfs.jobs.shared_work import JobSource
 
     return JobSource.from_url(
@@ -47,20 +106,8 @@ def source_of_job(source: str, options: Options) -> JobSource:
 
 
 def target_of_job(target: str, options: Options) -> JobSource:
-    """The target as workers open it."""
+    """The target as workers open it, with the storage options of the source. Raise OptionError for an empty path."""
     from shardfs.jobs.shared_work import JobSource
 
     retry: dict[str, Any] = {"store_timeout_s": options.store_timeout, "store_retries": options.store_retries}
     return JobSource.from_url(absolute(target), options.storage_options, **retry)
-
-
-def executor_of(dask: str | None, jobs: int, stack: ExitStack) -> tuple[Executor | None, int]:
-    """The executor for the options `--dask` and `--jobs`, and the number of its workers."""
-    if dask is None:
-        return None, jobs
-    from shardfs.jobs.dask_cluster import dask_executor
-
-    try:
-        return stack.enter_context(dask_executor(dask))
-    except ImportError as e:
-        raise click.UsageError(f"--dask needs the package distributed: pip install distributed ({e})") from e

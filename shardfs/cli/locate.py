@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from shardfs.cli.printing import echo, write_json
-from shardfs.cli.source_options import CommandOptions, opened_to_look, source_options
+from shardfs.cli.source_options import CommandOptions, open_to_read, source_options
 from shardfs.model.text import printable
 
 
@@ -28,14 +28,14 @@ def locate(
     PATH is a chunk of SOURCE as a mount would show it. SOURCE may also be a chunk on a mount, without PATH.
     """
     if shard is not None and offset is not None and path is None:
-        chunk = opened_to_look(source, command_options).survey.chunk_at(shard, offset)
+        chunk = open_to_read(source, command_options).survey.chunk_at(shard, offset)
         if chunk is None:
             raise FileNotFoundError(errno.ENOENT, f"no chunk covers byte {offset} of this shard", shard)
         answer: dict[str, Any] = {"path": chunk}
     elif shard is not None or offset is not None:
         raise click.UsageError("locate needs either PATH, or --shard and --offset, or a chunk on a mount")
     elif path is not None:
-        answer = opened_to_look(source, command_options).locate(path)._asdict()
+        answer = open_to_read(source, command_options).locate(path)._asdict()
     else:
         answer = _located_on_mount(source)
     if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shardfs.cli.printing import natural, write
-from shardfs.cli.source_options import CommandOptions, opened_to_look, source_options
+from shardfs.cli.source_options import CommandOptions, open_to_read, source_options
 from shardfs.model.errors import ShardfsError
 from shardfs.model.text import printable
 
@@ -40,7 +40,7 @@ def ls(source: str, path: str, long: bool, as_json: bool, command_options: Comma
     Names are sorted, numbers in them by value. In a directory of more than 65,536 entries, those that follow are listed
     in the order of the grid or of the shards.
     """
-    tree = opened_to_look(source, command_options)
+    tree = open_to_read(source, command_options)
     entry = tree.resolve(path)
     line = _json_line if as_json else _long_line if long else None
     if not entry.directory:

@@ -17,7 +17,7 @@ from shardfs.cli.source_options import (
     CommandOptions,
     debug_option,
     decorated,
-    given_options,
+    merged_options,
     profile_named,
     source_options,
     warn,
@@ -90,7 +90,7 @@ def mount(
         flags["log_level"] = "info"
     if source is not None and mountpoint is None:
         flags["profile"] = _only_profile(source, flags["profile"])
-    mount_options, profile = given_options(*command_options, flags)
+    mount_options, profile = merged_options(*command_options, flags)
     if source is None or mountpoint is None:
         if profile is None:
             raise click.UsageError(_NEEDED)
@@ -102,11 +102,11 @@ def mount(
 
 
 def start(source: str, mountpoint: str, mount_options: Options, *, foreground: bool, announce: bool = False) -> int:
-    """Mount the source and return the exit code.
+    """Mount a path or URL on a directory, and return the exit code, as `daemon.mount.mount` does.
 
     Returns when a daemon serves the mount or has failed; in the foreground, when the mount was unmounted. Prints
-    warnings to standard error. Raises the errors of `daemon.mount.mount`, and OptionError for an empty source.
-    `announce`: print a line when the mount is ready.
+    warnings to standard error. Raise the errors of `daemon.mount.mount`, and OptionError for an empty source.
+    `announce`: print a line to standard output when the mount is ready.
     """
     from shardfs.daemon.mount import mount as mount_source
 

@@ -16,7 +16,7 @@ import click
 from shardfs import cli
 from shardfs.cli.mount import start
 from shardfs.cli.printing import echo
-from shardfs.cli.source_options import given_options
+from shardfs.cli.source_options import merged_options
 from shardfs.daemon.opening import check
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import public_name
@@ -29,7 +29,10 @@ _SYNTAX = "usage: mount.shardfs SOURCE MOUNTPOINT [-sfnv] [-N NAMESPACE] [-t TYP
 
 
 def helper(args: list[str]) -> int:
-    """Mount as mount(8) requests; return an exit code of mount(8)."""
+    """Mount as mount(8) requests; return an exit code of mount(8): 0, or one of the above. Prints errors.
+
+    `args` are those of the program, without its name. Sets the environment variable HOME if it is unset.
+    """
     # fsspec file systems read credentials from the home directory.
     os.environ["HOME"] = os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     code = cli.guarded(lambda: _mount(args))
@@ -48,7 +51,7 @@ def _mount(args: list[str]) -> int:
         return ExitCode.OK
     if len(words) != 2:
         raise click.UsageError(_SYNTAX)
-    mount_options, _ = given_options([text for name, text in flags if name == "-o"], (), (), {})
+    mount_options, _ = merged_options([text for name, text in flags if name == "-o"], (), (), {})
     if "-v" in names:
         echo(f"shardfs: {public_name(words[0])} on {words[1]}")
     if "-f" in names:
@@ -58,6 +61,6 @@ def _mount(args: list[str]) -> int:
 
 
 def main() -> NoReturn:
-    """Entry point of the programs `mount.shardfs` and `mount.fuse.shardfs`."""
+    """Entry point of the programs `mount.shardfs` and `mount.fuse.shardfs`: run `helper`, and exit."""
     cli.fill_standard_streams()
     sys.exit(helper(sys.argv[1:]))

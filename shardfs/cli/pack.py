@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardfs.cli.job_options import executor_of, part_of, source_of_job, target_of_job
+from shardfs.cli.job_options import RunOptions, run_options, source_of_job, target_of_job
 from shardfs.cli.printing import ProgressDisplay, echo, write_json
-from shardfs.cli.source_options import CommandOptions, decorated, given_options, source_options
+from shardfs.cli.source_options import CommandOptions, merged_options, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import OptionError
@@ -24,19 +24,10 @@ if TYPE_CHECKING:
     from shardfs.config.options import Options
     from shardfs.jobs.in_place import InPlaceRun
     from shardfs.jobs.runs import PackReport, Run
-    from shardfs.jobs.shared_work import JobPart, JobSource
+    from shardfs.jobs.shared_work import JobSource
     from shardfs.model.values import Coords
 
-
-def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator that adds the options of both verbs."""
-    return decorated(
-        click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]"),
-        click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file."),
-        click.option("--part", default="1/1", metavar="I/N", callback=part_of, help="Do only part I of N."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object per line: problems, then counts."),
-        source_options,
-    )(function)
+_run_options = run_options("--part", "Do only part I of N.", "One JSON object per line: problems, then counts.")
 
 
 def _chunks_per_shard(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Coords:
@@ -65,7 +56,8 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int
 @click.option("--abort", is_flag=True, help="With --in-place: go back to the former files of SOURCE.")
 @click.argument("source")
 @click.argument("dest", required=False)
-@_job_options
+@_run_options
+@source_options
 def pack(
     source: str,
     dest: str | None,
@@ -76,10 +68,7 @@ def pack(
     format: str | None,
     transcode: bool,
     arrays: tuple[str, ...],
-    jobs: int,
-    dask: str | None,
-    part: JobPart,
-    as_json: bool,
+    run_options: RunOptions,
     command_options: CommandOptions,
 ) -> int:
     """Turn chunk files into shards, in DEST or --in-place.
@@ -97,30 +86,22 @@ def pack(
     arrays = tuple(path.strip("/") for path in arrays)
     if options.chunk_codec is not None or options.unsupported == "skip":
         raise click.UsageError("-o chunk_codec and -o unsupported=skip do not go with pack; see --transcode")
-    if _is_in_place(dest, dask, part, in_place=in_place, abort=abort):
+    if _is_in_place(dest, run_options, in_place=in_place, abort=abort):
         if format is not None or transcode:
             raise click.UsageError("--format and --transcode do not go with --in-place; give DEST")
         how = {"chunks_per_shard": per_shard, "shard_bytes": shard_size, "arrays": arrays}
-        return _run(source, _in_place(source, options, how, abort=abort), jobs, dask, as_json=as_json)
+        return _run(source, _in_place(source, options, how, abort=abort), run_options)
     job = PackJob(*_places(source, dest, options), per_shard, shard_size, arrays, format or "", transcode)
-    return _run(source, lambda: PackRun(job, part, options.journal), jobs, dask, as_json=as_json)
+    return _run(source, lambda: PackRun(job, run_options.part, options.journal), run_options)
 
 
 @click.command()
 @click.option("--layout", metavar="NAME", help="Files of this layout: native, zarr2, zarr3, n5, precomputed, bcolz.")
 @click.argument("source")
 @click.argument("dest")
-@_job_options
-def unpack(
-    source: str,
-    dest: str,
-    layout: str | None,
-    jobs: int,
-    dask: str | None,
-    part: JobPart,
-    as_json: bool,
-    command_options: CommandOptions,
-) -> int:
+@_run_options
+@source_options
+def unpack(source: str, dest: str, layout: str | None, run_options: RunOptions, command_options: CommandOptions) -> int:
     """Turn shards into chunk files, in DEST.
 
     DEST gets the files that a mount of SOURCE shows. Without --layout, copies the bytes of chunks without decoding.
@@ -129,7 +110,7 @@ def unpack(
     from shardfs.jobs.unpack import UnpackRun
     from shardfs.jobs.unpack_job import UnpackJob
 
-    options = given_options(*command_options, {"layout": layout} if layout is not None else {})[0]
+    options = merged_options(*command_options, {"layout": layout} if layout is not None else {})[0]
     loading.check(options)
     job = UnpackJob(
         *_places(source, dest, options),
@@ -137,22 +118,22 @@ def unpack(
         options.chunk_codec,
         options.unsupported == "skip",
     )
-    return _run(source, lambda: UnpackRun(job, part, options.journal), jobs, dask, as_json=as_json)
+    return _run(source, lambda: UnpackRun(job, run_options.part, options.journal), run_options)
 
 
 def _places(source: str, dest: str | None, options: Options) -> tuple[JobSource, JobSource]:
     return source_of_job(source, options), target_of_job(dest or "", options)
 
 
-def _is_in_place(dest: str | None, dask: str | None, part: JobPart, *, in_place: bool, abort: bool) -> bool:
+def _is_in_place(dest: str | None, run_options: RunOptions, *, in_place: bool, abort: bool) -> bool:
     """Whether the job is one in place. Raise UsageError for options that contradict each other."""
     if in_place == (dest is not None):
         raise click.UsageError("give either DEST or --in-place")
     if abort and not in_place:
         raise click.UsageError("--abort needs --in-place; to give up another job, delete DEST")
-    if in_place and part.of > 1:
+    if in_place and run_options.part.of > 1:
         raise click.UsageError("--part does not go with --in-place; use --jobs")
-    if in_place and dask is not None:
+    if in_place and run_options.dask is not None:
         raise click.UsageError("--dask does not go with --in-place, which works on one machine; use --jobs")
     return in_place
 
@@ -165,16 +146,16 @@ def _in_place(source: str, options: Options, how: dict[str, Any], *, abort: bool
     return lambda: InPlaceRun(job, abort=abort, options=how, journals=options.journal)
 
 
-def _run(source: str, prepare: Callable[[], Run], jobs: int, dask: str | None, *, as_json: bool) -> int:
+def _run(source: str, prepare: Callable[[], Run], run_options: RunOptions) -> int:
     """Run what `prepare` returns, and print its reports; return the exit code."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # for files that the kernel copies; workers inherit it
     with ExitStack() as stack:
-        executor, workers = executor_of(dask, jobs, stack)
+        executor, workers = run_options.executor(stack)
         with opening(source):
             work = prepare()
-        output = _JobOutput(work, as_json=as_json)
+        output = _JobOutput(work, as_json=run_options.as_json)
         stack.enter_context(output.progress)
         try:
             for report in work.run(executor, workers):

@@ -1,4 +1,4 @@
-"""Output functions for all verbs."""
+"""Output functions for all verbs. They raise OSError if the output cannot be written, such as BrokenPipeError."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def write(data: bytes | memoryview) -> None:
-    """Write bytes unchanged to standard output and flush."""
+    """Write bytes unchanged to standard output, and flush it."""
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def write_json(value: Mapping[str, Any]) -> None:
-    """Print a JSON object as one line."""
+    """Print a JSON object as one line of ASCII to standard output."""
     click.echo(json.dumps(value))
 
 
 def csv_line(fields: Iterable[str]) -> bytes:
-    """A line of CSV."""
+    """One line of CSV with its line feed, quoted where needed. Undecodable bytes of names are restored."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(fields)
     return text.getvalue().encode(errors="surrogateescape")
@@ -55,7 +55,11 @@ def natural(text: str) -> list[list[str | int]]:
 
 @contextmanager
 def waiting(doing: str) -> Iterator[Callable[[str], object]]:
-    """Context manager that shows progress on standard error if it is a terminal. Yields the function to report it."""
+    """Context manager that shows progress on standard error if it is a terminal.
+
+    Yields the function to call with how far the work is. Each call replaces the line `doing: how far`, such as
+    "publishing: 3 chunks left". Nothing is shown before the first call.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -81,7 +85,7 @@ class ProgressDisplay:
     """Context manager that shows on standard error how far a job on files is: a bar on a terminal, otherwise lines.
 
     Args:
-        files: the number of all files.
+        files: the number of all files, from which the time left is estimated.
         enabled: False to show nothing.
     """
 
@@ -108,7 +112,7 @@ class ProgressDisplay:
             self._bar.stop()
 
     def advance(self, files: int, nbytes: int) -> None:
-        """Count finished files. `nbytes` is 0 if they were finished by an earlier run."""
+        """Count `files` more finished files, and their bytes. `nbytes` is 0 if an earlier run has finished them."""
         self._done += files
         self._nbytes += nbytes
         self._copied += files if nbytes else 0

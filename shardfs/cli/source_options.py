@@ -1,4 +1,8 @@
-"""Options of the verbs that open a source, and functions that open a tree with these options."""
+"""Options of the verbs that open a source, and functions that open a tree with these options.
+
+All functions that merge options read the environment and the configuration files, print warnings, and raise
+OptionError, as `layers.merge` does.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from shardfs.vfs.tree import Tree
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+"""What decorators of click take and return."""
 
 
 def _debug(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -41,7 +46,13 @@ def decorated(*decorators: Callable[[Function], Function]) -> Callable[[Function
 
 
 class CommandOptions(NamedTuple):
-    """The options on the command line of a verb that opens a source: arguments of `-o`, and `KEY=VALUE` pairs."""
+    """The options on the command line of a verb that opens a source.
+
+    Args:
+        words: the arguments of `-o`.
+        storage: the arguments of `--storage-option`, KEY=VALUE.
+        env: the arguments of `--env`, NAME=VALUE.
+    """
 
     words: tuple[str, ...]
     storage: tuple[str, ...]
@@ -49,15 +60,15 @@ class CommandOptions(NamedTuple):
 
     def options(self) -> Options:
         """The options, merged with the environment and the profile."""
-        return given_options(*self, {})[0]
+        return merged_options(*self, {})[0]
 
     def with_profile(self, name: str) -> CommandOptions:
-        """The same options with a profile below them."""
+        """The same options, and the options of a profile where these do not say otherwise."""
         return self._replace(words=(f"profile={name}", *self.words))
 
 
 def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator that adds the options of all verbs that open a source. The function gets them as `command_options`."""
+    """Decorator that adds the options of all verbs that open a source. The function gets `command_options`."""
 
     @functools.wraps(function)
     def verb(words: tuple[str, ...], storage: tuple[str, ...], env: tuple[str, ...], **arguments: Any) -> Any:
@@ -75,11 +86,11 @@ _WORDS_HELP = "Options as in fstab; see docs/options.md."
 _STORAGE_HELP = "Set an option of the source's fsspec file system."
 
 
-def given_options(
+def merged_options(
     words: Iterable[str], storage: Iterable[str], env: Iterable[str], flags: Mapping[str, Any]
 ) -> tuple[Options, Profile | None]:
-    """The options as `layers.layered` merges them, and the profile, if any. Prints warnings."""
-    return layers.layered(words, storage, env, flags, warn)
+    """The options as `layers.merge` merges them, and the profile, None without one."""
+    return layers.merge(words, storage, env, flags, warn)
 
 
 def warn(text: str) -> None:
@@ -88,18 +99,24 @@ def warn(text: str) -> None:
 
 
 def profile_named(word: str, where: str | None = None) -> Profile | None:
-    """The profile with this name; None if there is none or the word contains a slash."""
+    """The profile with this name; None if there is none without errors, or if the word contains a slash.
+
+    Reads the configuration file or directory `where`, by default that of `SHARDFS_CONFIG`. Prints warnings.
+    """
     if "/" in word:
         return None
     return layers.configuration(where or os.environ.get("SHARDFS_CONFIG"), word, warn).profiles.get(word)
 
 
 def is_source(name: str, options: Options) -> bool:
-    """Whether a name can be a source: a URL, a file, or a directory with a dataset. Reads metadata documents."""
+    """Whether a name can be a source: a URL, a file, or a directory with a dataset, even if that cannot be shown.
+
+    Reads metadata documents of a directory. Raise OSError if they cannot be read.
+    """
     if not redact.is_path(name) or os.path.isfile(name):
         return True
     try:
-        opened(name, options)
+        open_source(name, options)
     except (NotADatasetError, *NOT_FOUND):
         return False
     except ShardfsError:  # a damaged dataset, or one that the layout cannot express
@@ -107,15 +124,15 @@ def is_source(name: str, options: Options) -> bool:
     return True
 
 
-def opened(source: str, options: Options) -> Tree:
-    """Open the tree of a source. Errors of the store become errors that name the source."""
-    from shardfs.daemon.opening import open_source
+def open_source(source: str, options: Options) -> Tree:
+    """The tree of a path or URL, to be read. Raise the errors of `daemon.opening.open_source`."""
+    from shardfs.daemon import opening
 
-    return open_source(absolute(source), options)
+    return opening.open_source(absolute(source), options)
 
 
-def opened_to_look(source: str, command_options: CommandOptions) -> Tree:
-    """Open the tree for a verb that only reads, and print log messages to standard error."""
+def open_to_read(source: str, command_options: CommandOptions) -> Tree:
+    """The tree for a verb that only reads. Configures logging: messages go to standard error from now on."""
     options = command_options.options()
     logging.basicConfig(level=options.log_level.upper(), format="shardfs: %(message)s")
-    return opened(source, options)
+    return open_source(source, options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardfs.cli.job_options import executor_of, part_of, source_of_job
+from shardfs.cli.job_options import RunOptions, run_options, source_of_job
 from shardfs.cli.printing import csv_line, write, write_json
 from shardfs.cli.source_options import CommandOptions, source_options
 from shardfs.model.exit_codes import ExitCode
@@ -27,22 +27,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("source")
 @click.option("--deep", is_flag=True, help="Read and decode every chunk.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, metavar="N", help="Work in N processes.  [1]")
-@click.option("--shards", "part", default="1/1", metavar="I/N", callback=part_of, help="Check only part I of N.")
-@click.option("--dask", metavar="ADDRESS|FILE", help="Work on a Dask cluster: its scheduler's address or file.")
 @click.option("--regions", is_flag=True, help="Print the damaged chunks and array regions as CSV.")
 @click.option("--expect", metavar="all|FILE", help="With --regions: print missing chunks, too.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line: findings, then counts.")
+@run_options("--shards", "Check only part I of N.", "One JSON object per line: findings, then counts.")
 @source_options
 def verify(
     source: str,
     deep: bool,
-    jobs: int,
-    part: JobPart,
-    dask: str | None,
     regions: bool,
     expect: str | None,
-    as_json: bool,
+    run_options: RunOptions,
     command_options: CommandOptions,
 ) -> int:
     """Look for damage in all shards of SOURCE. Exit code 7 if there is any.
@@ -55,11 +49,13 @@ def verify(
         raise click.UsageError("--expect needs --regions")
     options = command_options.options()
     job_source = source_of_job(source, options)
+    part = run_options.part
+    as_json = run_options.as_json
     with opening(source):
         plans = list(work.plan(job_source, part))
         unreadable = work.unreadable(job_source) if part.number == 1 else []
     with ExitStack() as stack:
-        executor, workers = executor_of(dask, jobs, stack)
+        executor, workers = run_options.executor(stack)
         reports = work.verify(job_source, plans, deep=deep, executor=executor, workers=workers, regions=regions)
         if regions:
             findings = chain(unreadable, (finding for report in reports for finding in report.findings))

@@ -1,4 +1,4 @@
-"""The options in effect: those of the profile, of the environment, of `-o` and of flags, later ones first."""
+"""The options in effect: those of the profile, of the environment, of `-o` and of flags. The last ones of these win."""
 
 from __future__ import annotations
 
@@ -15,16 +15,25 @@ if TYPE_CHECKING:
     from shardfs.config.profiles import Configuration, Profile
 
 
-def layered(
+def merge(
     words: Iterable[str],
     storage: Iterable[str],
     env: Iterable[str],
     flags: Mapping[str, str | bool | None],
     warn: Callable[[str], None],
 ) -> tuple[Options, Profile | None]:
-    """Merge profile, environment, `-o` words and flags into options; return these and the profile, if any.
+    """Merge profile, environment, `-o` words and flags into options; return these and the profile, None without one.
 
-    Sets the environment variables of the option `env`. `warn` is called with each warning for the user.
+    Sets the environment variables of the option `env` in this process, and has their secrets removed from all output.
+    Raise OptionError for an invalid option, and for a profile that does not exist or has errors. Combinations of
+    options are not checked.
+
+    Args:
+        words: the arguments of `-o`: `name`, `name=value`, or several of these with commas between them.
+        storage: storage options, KEY=VALUE.
+        env: environment variables, NAME=VALUE.
+        flags: as in `loading.from_flags`.
+        warn: called with each warning for the user.
     """
     above = (
         loading.from_environment(os.environ),
@@ -49,7 +58,10 @@ def layered(
 
 
 def configuration(where: str | None, name: str, warn: Callable[[str], None]) -> Configuration:
-    """Read the configuration files. Calls `warn` with general warnings and those about the profile `name`."""
+    """Read the configuration files, or only the file or directory `where`. Errors in them are not raised: `faults`.
+
+    Calls `warn` with the warnings about files, and with those about the profile `name`.
+    """
     from shardfs.config import profiles
 
     files = profiles.read(where)

@@ -46,7 +46,8 @@ ACCESS = {"ro": False, "writable": True}
 def from_environment(environ: Mapping[str, str]) -> Values:
     """Load `SHARDFS_NAME` for each option, and `SHARDFS_STORAGE_OPTIONS` as a JSON object. Empty means not given.
 
-    Other variables that begin with `SHARDFS_` are ignored: scripts and services may use some.
+    Other variables that begin with `SHARDFS_` are ignored: scripts and services may use some. Raise OptionError, with
+    the name of the variable, for an invalid value.
     """
     values: Values = {
         s.name: _parsed(s, environ[s.variable], s.variable) for s in settings() if environ.get(s.variable)
@@ -59,7 +60,11 @@ def from_environment(environ: Mapping[str, str]) -> Values:
 
 
 def from_mount_options(texts: Iterable[str]) -> Values:
-    """Load the arguments of `-o`: words and `name=value`, separated by commas. `\\,` is a comma in a value."""
+    """Load the arguments of `-o`: words and `name=value`, separated by commas. `\\,` is a comma in a value.
+
+    Later words win. Raise OptionError for `ro` and `writable` together, for unknown words, and for invalid values. The
+    word `rw` only sets `bare_rw`; the words `FORWARDED` make `kernel`; those of `ACCEPTED` have no effect.
+    """
     values: Values = {}
     for word in chain.from_iterable(map(split_words, texts)):
         new = _from_word(word)
@@ -71,7 +76,7 @@ def from_mount_options(texts: Iterable[str]) -> Values:
 
 
 def split_words(text: str) -> list[str]:
-    """Split at commas, dropping empty words. A backslash escapes a comma or a backslash."""
+    """Return the words between commas, without empty ones. A backslash before a comma or a backslash is removed."""
     words = re.findall(r"(?:\\[,\\]|[^,])+", text)
     return [re.sub(r"\\([,\\])", r"\1", word) for word in words]
 
@@ -109,9 +114,10 @@ def _unknown(kind: str, name: str, names: Iterable[str]) -> OptionError:
 
 
 def from_profile(key: str, value: Any, other_keys: Iterable[str] = ()) -> Values:
-    """Load one key of a profile. `other_keys` are the profile's keys that are no options.
+    """Load one key of a profile. Raise OptionError, with the key, if it is unknown or its value is invalid.
 
     `storage_options` reach fsspec unchanged. Other values may have TOML's types, or be texts in the notation of `-o`.
+    `other_keys` are the profile's keys that are no options; an error for a misspelt key suggests them, too.
     """
     field = key.replace("-", "_")
     if field in ("storage_options", "env"):
@@ -153,19 +159,26 @@ def without_nul(key: str, text: str) -> str:
 
 
 def from_flags(flags: Mapping[str, str | bool | None], storage: Iterable[str] = (), env: Iterable[str] = ()) -> Values:
-    """Load command line flags: field name -> text, or True or False for a switch; None means not given."""
+    """Load command line flags: field name -> text, or True or False for a switch; None means not given.
+
+    `storage` are KEY=VALUE pairs, of which KEY may be OUTER.INNER and VALUE may be JSON; `env` are NAME=VALUE pairs.
+    Raise OptionError, with the flag or the pair, for an invalid value.
+    """
     values = {s.name: _parsed(s, str(text), s.flag) for s in settings() if (text := flags.get(s.name)) is not None}
     return reduce(joined, (*map(_storage_option, storage), *map(_variable, env)), values)
 
 
 def merged(*layers: Values) -> Options:
-    """The options of all layers. Later layers win; storage options and variables are merged key by key."""
+    """The options of all layers, and defaults for the others; not checked yet (`check`).
+
+    Later layers win. Storage options and variables are merged key by key, and words for the kernel are concatenated.
+    """
     nothing: Values = {}
     return Options(**reduce(joined, layers, nothing))
 
 
 def joined(old: Values, new: Values) -> Values:
-    """Merge two layers into one, by the rules of `merged`."""
+    """Merge two layers into a new one, by the rules of `merged`."""
     return {**old, **{k: _joined(old[k], v) if k in old else v for k, v in new.items()}}
 
 
@@ -205,7 +218,10 @@ def _json_or_text(text: str) -> Any:
 
 
 def check(options: Options) -> None:
-    """Raise OptionError for combinations that are invalid, or that would give other users access by mistake."""
+    """Raise OptionError for combinations that are invalid, or that would give other users access by mistake.
+
+    Does not look at the rules of `create`: `daemon.opening.check` does both.
+    """
     if options.allow_other and not options.default_permissions:
         raise OptionError(
             "allow_other needs default_permissions: without it the kernel checks no owner or mode, and every user may "

@@ -1,7 +1,4 @@
-"""The table of all options.
-
-Each loader returns `Values`: field name -> parsed value, for the given options only. `loading.merged` combines them.
-"""
+"""The table of all options: their parsers, help and defaults."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 Values: TypeAlias = dict[str, Any]
+"""Field of `Options` -> parsed value, for the given options only. Each loader returns these; `loading.merged` combines
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +21,8 @@ class Setting:
     """An option: a field of `Options` with its metadata. `name` is also its name in `-o`, with `-` or `_`.
 
     Args:
+        help: what the option does, as one paragraph of plain text.
+        parse: makes the value from the user's text. Raises OptionError, without the name of the option.
         value: the kind of value in one word, or the choices separated by `|`; empty for a switch.
         default: the default in the user's notation, or the behaviour without the option in words.
         scope: the heading of the option's group in help and docs.
@@ -46,7 +47,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All valid values; empty if these are not enumerable."""
+        """All valid values, in the user's notation; empty if the values are no fixed words."""
         return tuple(self.value.split("|")) if "|" in self.value else ()
 
 
@@ -113,7 +114,15 @@ _view, _users, _kernel, _cache, _store, _daemon, _writing, _files = (partial(_op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All options of a mount. `settings()` has the help text of each field."""
+    """All options of a mount. `settings()` has the help text of each field.
+
+    Sizes are in bytes. Times are in seconds; `index_ttl` may be infinite. None: not given, as the help describes it.
+
+    Attributes:
+        storage_options: arguments of the fsspec file system of the source.
+        env: environment variables to set.
+        kernel: words of mount(8) that are passed to the kernel, such as "nodev".
+    """
 
     layout: str = _view(
         _one_of(*LAYOUTS),
@@ -279,7 +288,7 @@ class Options:
 
 
 def settings() -> Iterator[Setting]:
-    """The table in the order of the fields, without those that only have special syntax in `-o`."""
+    """Yield all options in the order of the fields, without the last four fields, which have a syntax of their own."""
     for f in fields(Options):
         if f.metadata:
             yield Setting(f.name, **f.metadata)

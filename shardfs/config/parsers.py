@@ -1,4 +1,4 @@
-"""Parsers of option values."""
+"""Parsers of option values. Each raises OptionError, which quotes the text, if the user's text is invalid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_S = 10**9
 
 
 def size(text: str) -> int:
-    """Bytes: 65536, 64K, 256M, 1GiB; K is 1024."""
+    """A number of bytes from 65536, 64K, 1.5M or 1GiB. K, KB and KiB are 1024; fractions of a byte are cut off."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
     if match is None:
         raise OptionError(f"{text!r} is not a size such as 64K, 256M or 1GiB")
@@ -27,7 +27,7 @@ def size(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Seconds, or with a unit: 90, 0.5, 10m, 2h, 1d, forever."""
+    """Seconds from a number, with or without a unit: 90, 0.5, 10m, 2h, 1d. `forever` is infinite."""
     if text == "forever":
         return math.inf
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{0,9})?|\.\d{1,9})([smhd]?)", text)
@@ -37,7 +37,7 @@ def seconds(text: str) -> float:
 
 
 def finite_seconds(text: str) -> float:
-    """A time like that of `seconds`, but not forever."""
+    """Seconds from 0 to `LONGEST_S`, in the notation of `seconds`."""
     value = seconds(text)
     if value == math.inf:
         raise OptionError("'forever' is not possible here; give a number of seconds")
@@ -47,7 +47,7 @@ def finite_seconds(text: str) -> float:
 
 
 def positive_seconds(text: str) -> float:
-    """A time like that of `finite_seconds`, but not 0."""
+    """Seconds above 0 and up to `LONGEST_S`, in the notation of `seconds`."""
     value = finite_seconds(text)
     if value == 0:
         raise OptionError("must be more than 0")
@@ -55,7 +55,7 @@ def positive_seconds(text: str) -> float:
 
 
 def octal(text: str) -> int:
-    """Permission bits in octal, at most 0777."""
+    """Permission bits from octal digits, with or without 0o, at most 0777."""
     if not re.fullmatch(r"(0o)?[0-7]{1,4}", text):
         raise OptionError(f"{text!r} is not an octal mode such as 022 or 0444")
     mode = int(text, 8)
@@ -65,7 +65,7 @@ def octal(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """A number from 0 to 2**32 - 2."""
+    """A number from 0 to 2**32 - 2, the largest user number."""
     if not re.fullmatch(r"\d{1,10}", text) or int(text) >= 2**32 - 1:
         raise OptionError(f"{text!r} is not a number from 0 to {2**32 - 2}")
     return int(text)
@@ -79,7 +79,7 @@ def positive(text: str) -> int:
 
 
 def switch(text: str) -> bool:
-    """True or false; an empty text is true, for an option without a value."""
+    """True for 1, true, yes and on; False for 0, false, no and off, in any case. An empty text is True: `-o name`."""
     if text.lower() in ("", "1", "true", "yes", "on"):
         return True
     if text.lower() in ("0", "false", "no", "off"):
@@ -88,7 +88,7 @@ def switch(text: str) -> bool:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """A parser that accepts only these words."""
+    """A parser that accepts only these words, and returns them unchanged."""
 
     def parse(text: str) -> str:
         if text not in words:
@@ -99,26 +99,29 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def file_path(text: str) -> str:
-    """An absolute path, because the daemon changes its current directory."""
+    """The absolute path, with `~` expanded, because the daemon changes its current directory."""
     if not text:
         raise OptionError("needs a path")
     return os.path.abspath(os.path.expanduser(text))
 
 
 def absolute(source: str) -> str:
-    """Convert a local path to an absolute path, because daemons change the directory. Returns URLs unchanged."""
+    """The absolute path of a local source, because daemons change the directory; a URL unchanged. `~` is not expanded.
+
+    Raise OptionError for an empty source.
+    """
     if not source:  # probably an unset shell variable; do not use the current directory
         raise OptionError("the source is empty: give a path or a URL")
     return os.path.abspath(source) if is_path(source) else source
 
 
 def cache_directory(text: str) -> str:
-    """An absolute path, `auto`, or nothing for `none`."""
+    """The absolute path of a directory; "auto" unchanged; "" for "none", which means no cache."""
     return "" if text == "none" else text if text == "auto" else file_path(text)
 
 
 def address(text: str) -> str:
-    """HOST:PORT, with an IPv6 address in brackets."""
+    """HOST:PORT unchanged, with an IPv6 address in brackets. PORT is from 0, for any free port, to 65535."""
     host, colon, port = text.rpartition(":")
     if not (host and colon and port.isdecimal() and int(port) < 65536) or (":" in host and host[0] != "["):
         raise OptionError(f"{text!r} is not of the form HOST:PORT, such as localhost:9100 or [::1]:9100")

@@ -32,7 +32,13 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]*"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One table `[mount.NAME]`; `values` are its options in the form of the other loaders."""
+    """One table `[mount.NAME]` of a file, without errors.
+
+    Args:
+        file: the path of the configuration file.
+        source, mountpoint: as written, with `~` expanded. A mountpoint is absolute.
+        values: the options of the table.
+    """
 
     name: str
     file: str
@@ -43,7 +49,13 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFault:
-    """An error in a file, or in one of its profiles. With `warning`, the file or profile can still be used."""
+    """An error in a file, or in one of its profiles. With `warning`, the file or profile can still be used.
+
+    Args:
+        file: the path of the file, or of a directory that cannot be listed.
+        profile: the name of the profile; "" for an error of the whole file.
+        why: the reason, for users.
+    """
 
     file: str
     profile: str
@@ -57,7 +69,13 @@ class ConfigFault:
 
 @dataclass(slots=True)
 class Configuration:
-    """The content of all configuration files. A user's profile replaces the system's profile of the same name."""
+    """The content of all configuration files. A user's profile replaces the system's profile of the same name.
+
+    Args:
+        files: the paths of the files that were read.
+        profiles: the profiles without errors, by name.
+        faults: errors and warnings in the order of the files.
+    """
 
     files: list[str] = field(default_factory=list)
     profiles: dict[str, Profile] = field(default_factory=dict)
@@ -77,13 +95,16 @@ class Configuration:
 
 
 def directories() -> list[str]:
-    """The directories of the files. Profiles in the later directory win."""
+    """The directories of the files, which need not exist: the system's, then the user's, whose profiles win."""
     config_home = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return [SYSTEM, os.path.join(config_home, "shardfs")]
 
 
 def read(where: str | None = None) -> Configuration:
-    """Read all configuration files, or only the file or directory `where`. Faults are collected, not raised."""
+    """Read all `*.toml` files in order of their names, or only the file or directory `where`.
+
+    Faults are collected, not raised. A directory that does not exist is no fault; a file `where` that does not is one.
+    """
     configuration = Configuration()
     for place in directories() if where is None else [where]:
         layer = Configuration()

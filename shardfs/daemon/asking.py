@@ -53,7 +53,11 @@ _COMPARE_PID = "import os, sys; sys.exit(os.getxattr(sys.argv[1], 'user.shardfs.
 
 
 class MountState(StrEnum):
-    """State of a mount. `_STATES` has the meaning of each."""
+    """How a mount reacts to a request for its status.
+
+    ANSWERS: with a status. DEAD: its daemon has ended. HANGS: not in time. CLOSED: this user may not read it.
+    OLD: with something that this version cannot parse.
+    """
 
     ANSWERS = "answers"
     DEAD = "dead"
@@ -89,7 +93,13 @@ _STATES = {
 
 
 class Mount(NamedTuple):
-    """A mount of shardfs. `status` is the content of its `status.json`, None if the mount does not answer."""
+    """A mount of shardfs.
+
+    Args:
+        mountpoint: an absolute path without symbolic links.
+        source: the name of the source, without secrets.
+        status: the content of its `status.json`, as `parse_status` returns it; None in all states but `ANSWERS`.
+    """
 
     mountpoint: str
     source: str
@@ -98,22 +108,22 @@ class Mount(NamedTuple):
 
     @property
     def pid(self) -> int | None:
-        """The process of the daemon, None if the mount does not report it."""
+        """The process number of the daemon; None if the mount does not report it."""
         return None if self.status is None else int(self.status["pid"])
 
     @property
     def writing(self) -> dict[str, Any]:
-        """What a mount reports about publishing; empty for a read-only mount."""
+        """What a mount reports about publishing: see `Writing.state`. Empty if it is read-only or reports no status."""
         return (self.status and self.status["writing"]) or {}
 
     @property
     def finding(self) -> str:
-        """What the state means to a user."""
+        """What the state means to a user: the end of a sentence about the mount."""
         return _STATES[self.state].finding
 
     @property
     def fix(self) -> str:
-        """The remedy for the state; empty if none is needed."""
+        """The remedy for the state, as a command where there is one; empty if none is needed."""
         return _STATES[self.state].fix.format(self.mountpoint)
 
     @property
@@ -123,7 +133,10 @@ class Mount(NamedTuple):
 
 
 def mounts(mountpoint: str | None = None) -> list[Mount]:
-    """Return the mounts of shardfs on this machine, or only the one at `mountpoint`. Takes less than a second."""
+    """Return the mounts of shardfs that this process sees, or only the one at `mountpoint`. Takes less than a second.
+
+    `mountpoint` is an absolute path without symbolic links. If mounts cover each other, only the topmost one counts.
+    """
     wanted = [e for e in topmost().values() if e.type == FS_TYPE and mountpoint in (None, e.mountpoint)]
     questions = [_question(e) for e in wanted]
     end = time.monotonic() + PATIENCE_S
@@ -135,7 +148,7 @@ def mounts(mountpoint: str | None = None) -> list[Mount]:
 
 
 def ask(mount: MountInfo, seconds: float) -> Mount:
-    """The state of one mount; `HANGS` if it does not answer within `seconds`."""
+    """The state of one mount; `HANGS` if it does not answer within `seconds`. Then takes up to a second more."""
     answer = _answer(mount, _question(mount), time.monotonic() + seconds)
     if mount in _stuck:
         with suppress(subprocess.TimeoutExpired):
@@ -194,7 +207,10 @@ class Probe:
         return self._question is not None
 
     def answers(self, seconds: float) -> bool:
-        """Whether the mount answers within `seconds`."""
+        """Whether the mount answers within `seconds`, and its daemon is this process.
+
+        Returns False early if another daemon answers, or if the mount reports an error.
+        """
         if self._question is None:
             self._question = _started(_COMPARE_PID, self._mountpoint, str(os.getpid()))
         try:
@@ -206,9 +222,10 @@ class Probe:
 
 
 def flush(path: str, seconds: float, progress: Callable[[], object] = lambda: None) -> None:
-    """Make a mount publish all data written at or below `path`. Calls `progress` regularly while waiting.
+    """Make a mount publish all data written at or below `path`, which must be on a mount of shardfs.
 
-    Raise OSError with the first failure. Raise TimeoutError after `seconds`, also if the mount does not answer at all.
+    Calls `progress` regularly while waiting. Raise OSError with the first failure; EROFS if the mount is read-only.
+    Raise TimeoutError after `seconds`, or up to `GRACE_S` later if the mount does not answer at all.
     """
     question = _started(_FLUSH, path, f"{seconds:g}")
     end = time.monotonic() + seconds + GRACE_S

@@ -35,22 +35,27 @@ NO_REPORT = "the daemon ended without a message; its log may tell more"
 
 
 class Report(NamedTuple):
-    """What a daemon reports to the program that started it: 0 and warnings once the mount answers, or the error."""
+    """What a daemon reports to the program that started it: 0 and warnings once the mount answers, or the error.
+
+    Args:
+        code: the exit code.
+        text: messages for the user, one on each line; may be empty.
+    """
 
     code: int
     text: str
 
     def send(self, pipe: TextIO) -> None:
-        """Write the report, and close the pipe. A pipe that is closed has had its report."""
+        """Write the report as JSON, and close the pipe. Does nothing if the pipe is closed: it has had its report."""
         if not pipe.closed:
             with suppress(OSError), pipe:  # the other program may have ended
                 json.dump(self, pipe)
 
 
 def await_report(receive: int, seconds: float) -> Report | None:
-    """The report of a daemon from its pipe `receive`, or `NO_REPORT` if the daemon ends without one.
+    """The report of a daemon from the descriptor `receive` of its pipe, which stays open.
 
-    None if nothing arrives within `seconds`.
+    The text is `NO_REPORT` if the daemon ends without one. None if nothing arrives within `seconds`.
     """
     poller = select.poll()  # unlike `select`, for descriptors of any number
     poller.register(receive, select.POLLIN)
@@ -64,9 +69,10 @@ def await_report(receive: int, seconds: float) -> Report | None:
 
 
 def mount_in_background(arguments: MountArguments) -> int:
-    """Fork a daemon that serves the mount; return the exit code when the mount answers.
+    """Fork a daemon that serves the mount; return the exit code that it reports: 0 when the mount answers.
 
-    Kills the daemon and returns `ExitCode.NOT_READY` if the mount does not answer within `ready_timeout`.
+    Prints the daemon's warnings or error to standard error. Kills the daemon, and detaches its mount, if the mount does
+    not answer within `ready_timeout`, with the code `ExitCode.NOT_READY`, and after Ctrl-C.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -110,9 +116,12 @@ def _daemon(arguments: MountArguments, pipe: TextIO, masked: Iterable[int]) -> N
 
 
 def serve_and_report(make_arguments: Callable[[], MountArguments], pipe: TextIO, *, daemon: bool) -> int:
-    """Serve a mount, report by the pipe, and return the exit code.
+    """Serve a mount, report by the pipe, and return the exit code after the unmount. Raises nothing.
 
-    `daemon`: log to syslog, and detach from the terminal and the session when the mount answers.
+    Args:
+        make_arguments: called here, so that its errors are reported, too.
+        pipe: gets one `Report`, and is closed then: when the mount answers, or after an error.
+        daemon: log to syslog, and detach from the terminal and the session when the mount answers.
     """
 
     def ready(status: Status) -> None:

@@ -136,7 +136,9 @@ def _last_lines(errors: IO[bytes]) -> str:
 
 
 def serve_program() -> NoReturn:
-    """The daemon of `mounted`: serve the mount that a line of JSON on standard input describes, until its end.
+    """The daemon's program of `mounted`: serve the mount that a line of JSON on standard input describes, and exit.
+
+    The line is a list: source, mountpoint, words of `-o`, number of the descriptor for the `Report`.
 
     The arguments arrive through standard input because they may contain secrets, and every user can read a command
     line. Standard input reaches its end when the mounting program exits or is killed. The daemon then unmounts.
@@ -147,7 +149,7 @@ def serve_program() -> NoReturn:
     def arguments() -> MountArguments:
         for word in (source, *words):  # first, since any error may print a URL
             add_secrets(word)
-        options, _ = layers.layered(words, (), (), {}, log.warning)
+        options, _ = layers.merge(words, (), (), {}, log.warning)
         return mount.checked(parsers.absolute(source), mountpoint, options)
 
     code = serve_and_report(arguments, os.fdopen(report, "w"), daemon=False)

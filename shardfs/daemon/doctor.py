@@ -47,7 +47,7 @@ SECONDS = 10.0
 
 
 def examine_machine(options: Options) -> Iterator[Diagnosis]:
-    """Check everything that every mount needs. `options` are those of the mount."""
+    """Yield the diagnoses of this machine and of all of its mounts. `options` are those of the mount to be made."""
     yield _device()
     yield _fusermount()
     yield _libfuse()
@@ -177,7 +177,9 @@ def _mounts() -> Iterator[Diagnosis]:
 
 
 def examine_source(source: str, options: Options, *, is_mounted: bool = False) -> Iterator[Diagnosis]:
-    """Check whether a source can be mounted. The first error of the store ends the checks.
+    """Check whether a source, an absolute path or URL, can be mounted. The first error of the store ends the checks.
+
+    Changes nothing, apart from probes on object stores if the options say `rw`.
 
     `is_mounted`: a mount with these options exists. What its daemon alone can have, the address for metrics and the
     lock of a writable mount, is not checked.

@@ -23,7 +23,14 @@ FRESH_S = 1.0
 
 
 class Diagnosis(NamedTuple):
-    """The result of one check. `message` describes the finding. `fix` is the remedy, or empty if none is needed."""
+    """The result of one check.
+
+    Args:
+        check: the name of the check, the same for all of its results.
+        state: OK, NOTE or WRONG.
+        message: the finding, for users.
+        fix: the remedy; empty if none is needed.
+    """
 
     check: str
     state: str
@@ -32,7 +39,7 @@ class Diagnosis(NamedTuple):
 
 
 def examine_mount(mount: Mount) -> Iterator[Diagnosis]:
-    """Check one mount: whether its daemon answers, and whether its store answers."""
+    """Yield diagnoses from what a mount has reported: whether daemon and store answer, and what is not published."""
     point = mount.mountpoint
     if mount.status is None:
         yield Diagnosis("mount", WRONG if mount.is_wrong else NOTE, f"{point}: {mount.finding}", mount.fix)
@@ -74,7 +81,10 @@ class MountsReport:
         self._json = b""
 
     def as_json(self) -> bytes:
-        """Return a JSON array with an object for each mount."""
+        """Return a JSON array, at most `FRESH_S` old, with an object for each mount.
+
+        An object has the fields of `Mount`, and `problems`: the diagnoses that are not OK.
+        """
         with self._lock:
             if time.monotonic() - self._made_at >= FRESH_S:
                 self._json = json.dumps(list(map(_described, mounts()))).encode()

@@ -35,7 +35,7 @@ SHELLS = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One item to install: a link to `target`, or a file with `text`."""
+    """One item to install at `path`: a link to `target`, or, if that is None, a file with `text`."""
 
     path: Path
     text: str = ""
@@ -62,7 +62,10 @@ class Item:
             return None
 
     def install(self) -> None:
-        """Install the item atomically, replacing any file or link at its path."""
+        """Install the item atomically, replacing any file or link at its path. Makes missing directories.
+
+        Raise FileNotFoundError if the target of a link does not exist, and OSError if the item cannot be written.
+        """
         if self.target is not None and not self.target.exists():
             why = "does not exist; --programs names the directory of the programs"
             raise FileNotFoundError(errno.ENOENT, why, str(self.target))
@@ -80,7 +83,7 @@ class Item:
 
 
 def shipped(name: str) -> str:
-    """Text of a data file of the package.
+    """The text of a data file of the package, by its path in the repository. Raise FileNotFoundError without it.
 
     An installed package has its data files in its own directory, a checkout beside the package.
     """
@@ -92,7 +95,7 @@ def shipped(name: str) -> str:
 
 
 def items(programs: Path, *, user: bool, root: str = "") -> Iterator[Item]:
-    """All items to install. Links and units start the programs in the directory `programs`.
+    """Yield all items to install. Links and units start the programs in the directory `programs`.
 
     Args:
         user: install into the user's home instead of the system directories. Omits the mount(8) helpers, which only
@@ -135,7 +138,7 @@ def _completion(shell: str) -> str:
 
 
 def reload_manager(*, user: bool) -> None:
-    """Make systemd reload its units, if systemd is running."""
+    """Make systemd reload the units of the system, or of the user, if systemd is running. Errors are ignored."""
     if os.path.isdir("/run/systemd/system"):
         command = ["systemctl", *(["--user"] if user else []), "daemon-reload"]
         with suppress(OSError, subprocess.TimeoutExpired):

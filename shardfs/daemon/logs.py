@@ -23,7 +23,13 @@ LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class Logs(NamedTuple):
-    """Logging options. `form` is "text" or "json"."""
+    """The options of a log.
+
+    Args:
+        file: the path of the log file; None for syslog, or standard error in the foreground.
+        level: the lowest level, in lower case.
+        form: "text" or "json".
+    """
 
     file: str | None = None
     level: str = "warning"
@@ -31,7 +37,7 @@ class Logs(NamedTuple):
 
 
 class Tail(logging.Handler):
-    """Keeps the last `KEPT` lines in memory."""
+    """Keeps the last `KEPT` lines of the log in memory. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +47,7 @@ class Tail(logging.Handler):
         self._lines.append(self.format(record))
 
     def text(self) -> bytes:
-        """The kept lines as the content of a file."""
+        """The kept lines, oldest first, as the content of a file in UTF-8."""
         return "".join(f"{line}\n" for line in list(self._lines)).encode(errors="backslashreplace")
 
 
@@ -56,7 +62,11 @@ class _File(logging.handlers.WatchedFileHandler):
 
 
 def set_up(logs: Logs, *, daemon: bool) -> Tail:
-    """Configure the root logger, and return the buffer of the last log lines."""
+    """Configure the root logger anew, and return the buffer of the last log lines.
+
+    `daemon`: without a log file, log to syslog, or nowhere if there is no /dev/log. Raise OSError if the log file
+    cannot be opened.
+    """
     handler, tail = _handler(logs.file, daemon=daemon), Tail()
     handler.setFormatter(_formatter(handler, logs))
     tail.setFormatter(_Json() if logs.form == "json" else _Text(_IN_A_FILE))
@@ -65,7 +75,7 @@ def set_up(logs: Logs, *, daemon: bool) -> Tail:
 
 
 def require_appendable(path: str) -> None:
-    """Raise OSError if a log cannot be appended to a file. Leaves no new file behind."""
+    """Raise OSError if a log cannot be appended to a file, which need not exist. Leaves no new file behind."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         os.close(os.open(path, flags))

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def checked(source: str, place: str, options: Options) -> serving.MountArguments:
-    """The arguments of a mount of `source` on the directory `place`.
+    """The arguments of a mount of `source`, an absolute path or URL, on the directory `place`.
 
-    Raise OptionError if options contradict each other, and MountError if `place` cannot be the mountpoint.
+    Raise OptionError if options contradict each other, and MountError if `place` cannot be the mountpoint. Logs
+    warnings, and detaches dead mounts, as `mountpoint.check` does.
     """
     check(options)
     # Resolve links: libfuse interprets /dev/fd/N as an open FUSE device.
@@ -31,10 +32,11 @@ def checked(source: str, place: str, options: Options) -> serving.MountArguments
 def mount(
     source: str, place: str, options: Options, *, foreground: bool, ready: Callable[[], object] = lambda: None
 ) -> int:
-    """Mount a source on the directory `place`; return the exit code. Raises the errors of `checked`.
+    """Mount a source on the directory `place`; return the exit code. Raise the errors of `checked`.
 
-    In the foreground, returns after the unmount, with exit code 3 if written data stays in the journal. Otherwise
-    returns when the mount answers, and a daemon serves the mount.
+    In the foreground, returns after the unmount, with exit code 3 if written data stays in the journal, and raises the
+    errors of `serving.serve`. Otherwise returns when the mount answers, and a daemon serves the mount; its errors are
+    printed, and become exit codes.
 
     `ready` is called in this process when the mount answers.
     """

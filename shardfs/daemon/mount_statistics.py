@@ -37,11 +37,15 @@ class ObservableTree(FileTree, Protocol):
         """The store of the source."""
 
     def caches(self) -> dict[str, dict[str, int]]:
-        """Hits, misses, bytes and limit of each cache."""
+        """For each cache, by its name: `hits` and `misses`, and `bytes` in use and their `limit`."""
 
 
 class Status:
-    """Statistics of one mount since this object was created. `facts` holds source, mountpoint, layout and so on."""
+    """Statistics of one mount since this object was created. Thread-safe.
+
+    `facts` go into the snapshot unchanged: source, mountpoint, layout, and the address of the status page, if any.
+    `writing` is None for a read-only mount.
+    """
 
     def __init__(
         self, server: Server, tree: ObservableTree, facts: Mapping[str, Any], writing: Writing | None = None
@@ -54,7 +58,11 @@ class Status:
         self._start_clock = time.monotonic()
 
     def snapshot(self) -> dict[str, Any]:
-        """All statistics, as JSON serializable values. Times are in seconds."""
+        """All statistics, as JSON serializable values by name. Times are in seconds, `started` since the epoch.
+
+        `caches` has a group for each cache. `store` is None for a local source, `writing` (`Writing.state`) for a
+        read-only mount. `requests`, `errors` and `latencies` are by operation; `errors` then by errno.
+        """
         counts = self._server.counts()
         errors: dict[str, dict[str, int]] = {}
         for (opcode, number), n in sorted(counts.errors.items()):
@@ -78,19 +86,19 @@ class Status:
         }
 
     def problems(self) -> list[str]:
-        """Damage found in the journal, to print when the mount starts."""
+        """Damage found in the journal, one sentence each, to print when the mount starts."""
         return [] if self._writing is None else self._writing.state()["problems"]
 
     def as_json(self) -> bytes:
-        """Content of the file `status.json`."""
+        """Content of the file `.shardfs/status.json`: the snapshot."""
         return json.dumps(self.snapshot(), indent=1).encode() + b"\n"
 
     def as_prometheus(self) -> bytes:
-        """Content of the file `metrics`, in the format of prometheus.io/docs/instrumenting/exposition_formats."""
+        """Content of `.shardfs/metrics`, in the text format of prometheus.io/docs/instrumenting/exposition_formats."""
         return "".join(f"{line}\n" for line in _metrics(self.snapshot(), self._server.counts().times)).encode()
 
     def line(self) -> str:
-        """The main statistics as one line of text."""
+        """The main statistics as one line of text without a line feed, for the service manager."""
         s = self.snapshot()
         failed = sum(n for counts in s["errors"].values() for name, n in counts.items() if name not in ORDINARY)
         words = [counted(sum(s["requests"].values()), "request"), f"{s['bytes_served'] / 2**20:.1f} MiB served"]

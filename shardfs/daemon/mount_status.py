@@ -48,7 +48,7 @@ _STATUS: Shape = {
 
 
 def status_shape() -> Shape:
-    """The members that commands use: those above, and all figures. A status may have more."""
+    """The shape of a snapshot (`Status.snapshot`): the members that commands use, and all figures. It may have more."""
     return {
         **_STATUS,
         **of_group(""),
@@ -71,9 +71,9 @@ MOST = 1 << 63
 
 
 def parse_status(data: bytes) -> dict[str, Any] | None:
-    """Return the status in the file `status.json` of a mount; None for anything else.
+    """Return the snapshot in the file `status.json` of a mount; None if `data` is anything else, or too long.
 
-    Figures that the mount's version does not have are 0.
+    Figures that the mount's version does not have are 0, empty, or None, as `status_fields.complete` adds them.
     """
     try:
         status: dict[str, Any] = load_json(data, MAX_STATUS)

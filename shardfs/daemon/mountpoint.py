@@ -33,7 +33,11 @@ COUNTED = 1000
 
 
 def check(mountpoint: str, nonempty: str) -> MountInfo | None:
-    """The mount of a dead daemon to replace, or None. Raise MountError if the path cannot be a mountpoint."""
+    """The mount of a dead daemon that `attach` must replace; None if there is none.
+
+    Raise MountError if the path, absolute and without symbolic links, cannot be a mountpoint. `nonempty` is the option:
+    warn, refuse or allow. Of several dead mounts on top of each other, all but the last are detached.
+    """
     while (top := mounted_at(mountpoint)) is not None and top.type == FS_TYPE:
         mount = ask(top, ANSWER_S)
         if mount.state is MountState.HANGS:
@@ -97,7 +101,8 @@ def check_apart(source: str, mountpoint: str) -> None:
 def attach(session: Session, mountpoint: str, dead: MountInfo | None) -> MountInfo | None:
     """Mount the session. `dead` is the result of `check`: the mount of a dead daemon to replace.
 
-    Returns None once the session is attached. Otherwise returns the dead mount that the detached session must replace.
+    Returns None once the session is attached. Otherwise returns the dead mount that the detached session must replace,
+    after `negotiate`, with `Session.replace`. Raise MountError if another mount is there now, or if mounting fails.
     """
     top = mounted_at(mountpoint)
     if top is None or top.type != FS_TYPE:

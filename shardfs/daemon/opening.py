@@ -24,7 +24,7 @@ SPENT = 16 << 20
 
 
 def check(options: Options) -> None:
-    """Raise OptionError if options contradict each other or `create` is invalid."""
+    """Raise OptionError if options contradict each other (`loading.check`) or `create` is invalid."""
     from shardfs.formats.create_rules import parse
 
     loading.check(options)
@@ -35,9 +35,9 @@ def check(options: Options) -> None:
 
 
 def open_source(source: str, options: Options, **hooks: Any) -> Tree:
-    """The tree of a source, to be read. Errors of the store become errors that name the source.
+    """The tree of a source, an absolute path or URL, to be read. `hooks` are further arguments of `open_tree`.
 
-    `hooks` are further arguments of `open_tree`.
+    Raise the errors of `open_tree`: OSError, NotADatasetError, UnsupportedError. Their messages name the source.
     """
     from shardfs.vfs import tree
 
@@ -47,9 +47,10 @@ def open_source(source: str, options: Options, **hooks: Any) -> Tree:
 
 
 def open_to_write(tree: Tree, source: str, options: Options, **hooks: Any) -> WriteTree:
-    """The writable tree on top of the tree that `open_source` returned. Locks the journal.
+    """The writable tree on top of the tree that `open_source` returned. Its `close` publishes and frees the journal.
 
-    `hooks` are further arguments of `open_writable`.
+    Locks the journal, and begins to publish what is in it. `hooks` are further arguments of `open_writable`, whose
+    errors are raised, such as BusyError.
     """
     from shardfs.write.open_rw import open_writable
 
@@ -66,10 +67,7 @@ def require_writable(tree: Tree, source: str, options: Options) -> None:
 
 
 def open_for_mount(source: str, options: Options, **hooks: Any) -> Tree:
-    """The tree of a source, opened as a mount with these options does. Raise the errors of `open_source`.
-
-    `hooks` are further arguments of `open_tree`.
-    """
+    """The tree of a source as a mount with these options reads it: see `open_source`."""
     if options.default_permissions:
         hooks["make"] = _with_modes(options)
     # Evict chunks that the kernel has read and caches, unless `direct_io` is set.
@@ -88,7 +86,10 @@ def _with_modes(options: Options) -> Callable[..., Tree]:
 def open_mounted(
     source: str, mountpoint: str, options: Options, waiting: Callable[[], None]
 ) -> tuple[ObservableTree, WriteTree | None]:
-    """The tree for a mount, and for a writable mount the side that writes. Locks the journal of a writable mount."""
+    """The tree for a mount, and the same tree as the side that writes, None for a read-only mount.
+
+    `waiting` is called before a request waits for the store. Raise the errors of `open_source` and `open_to_write`.
+    """
     tree = open_for_mount(source, options, waiting=waiting)
     if not options.rw:
         return tree, None

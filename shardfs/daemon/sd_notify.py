@@ -38,7 +38,10 @@ class Notifier:
         self._extended = -EXTEND_S
 
     def tell(self, **fields: str) -> bool:
-        """Send fields such as `STATUS`. Never blocks. Return False if the service manager has closed its socket."""
+        """Send fields of sd_notify(3), such as `STATUS`, each as one line. Never blocks or raises OSError.
+
+        Return False if the service manager has closed its socket; True even if the notification was lost.
+        """
         text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in fields.items())
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.setblocking(False)
@@ -60,7 +63,10 @@ class Notifier:
         self.tell(STOPPING="1", STATUS="unmounting")
 
     def publishing(self, files: int) -> None:
-        """Report that `files` files remain to be published, and extend the stop time-out of the service manager."""
+        """Report that `files` files remain to be published, and extend the stop time-out of the service manager.
+
+        May be called at any rate: sends at most one notification in `EXTEND_S` / 2.
+        """
         if time.monotonic() - self._extended >= EXTEND_S / 2:
             self._extended = time.monotonic()
             extended = str(int(EXTEND_S * 1e6))

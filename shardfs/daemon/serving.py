@@ -59,12 +59,15 @@ class MountArguments:
 
     @property
     def logs(self) -> logs.Logs:
-        """The options of the log."""
+        """The options of the log, for `logs.set_up`."""
         return logs.Logs(self.options.log_file, self.options.log_level, self.options.log_format)
 
 
 def serve_in_foreground(arguments: MountArguments, ready: Callable[[], object]) -> int:
-    """Serve in this process, log to standard error or a file, notify the service manager; return the exit code."""
+    """Serve in this process, log to standard error or a file, notify the service manager; return as `serve` does.
+
+    Afterwards, the process ends within `LAST_WORDS_S`, even if threads still wait for the store.
+    """
     tail = logs.set_up(arguments.logs, daemon=False)
     manager = sd_notify.from_environment(os.environ)
 
@@ -86,9 +89,15 @@ def serve_in_foreground(arguments: MountArguments, ready: Callable[[], object]) 
 def serve(
     arguments: MountArguments, tail: logs.Tail, ready: Callable[[Status], None], manager: Notifier | None = None
 ) -> int:
-    """Open the source, mount it, answer requests until the unmount, publish; return the exit code.
+    """Open the source, mount it, answer requests until the unmount, and publish.
 
-    `ready` is called once, when the mount answers.
+    Returns the exit code: `LEFT` if files stay in the journal, else 0. Raise MountError and the errors of
+    `open_mounted`. Call it once, in the main thread, because it handles signals.
+
+    Args:
+        tail: what `logs.set_up` has returned, for the file `.shardfs/log`.
+        ready: called once, when the mount answers.
+        manager: notified when the mount ends, and while data is published; None for none.
     """
     prepare_process()  # before the imports, which are faster without garbage collection
     from shardfs.daemon.mount_statistics import Status

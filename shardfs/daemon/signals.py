@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 class Signals:
     """Delivers signal numbers, and 0 for the unmount, to the main thread, which does not serve requests.
 
+    The constructor, in the main thread, replaces the handlers of these signals for the rest of the process.
+
     Python runs signal handlers in the main thread only, but the kernel may interrupt any thread. A main thread that
     served requests would notice a signal only at the next request.
     """
@@ -36,17 +38,20 @@ class Signals:
         os.write(self._send, b"\0")
 
     def await_end(self) -> int:
-        """Wait for a signal that ends the mount, and return its number; 0 after an unmount."""
+        """Wait for a signal that ends the mount, and return its number; 0 after an unmount.
+
+        Meanwhile, SIGUSR1 logs the stacks of all threads, and SIGUSR2 changes the level of the log.
+        """
         while (number := os.read(self._receive, 1)[0]) in _REPORTING:
             _REPORTING[number]()
         return number
 
     def arrives_within(self, seconds: float) -> bool:
-        """Whether a signal or the unmount arrives within this time."""
+        """Whether a signal or the unmount arrives within this time. It stays there for the next call."""
         return bool(select.select([self._receive], [], [], seconds)[0])
 
     def ending_within(self, seconds: float) -> bool:
-        """Whether a terminating signal arrives within this time."""
+        """Whether a terminating signal arrives within this time. Signals that make it report are dropped."""
         return self.arrives_within(seconds) and any(number in _ENDING for number in os.read(self._receive, 64))
 
 

@@ -72,16 +72,16 @@ class Figure(NamedTuple):
 
     @property
     def metric_name(self) -> str:
-        """The name of the metric."""
+        """The name of the metric, without the prefix `shardfs_`."""
         prefix = {"caches": "cache_", "store": "store_"}.get(self.group, "")
         return self.metric or f"{prefix}{self.name}{'_total' if self.kind is COUNTER else ''}"
 
     def total(self, values: Values) -> Any:
-        """The value in a group; the sum of those of all labels."""
+        """The value of the figure in `values`, a group that has it; the sum of those of all labels."""
         return sum(values[self.name].values()) if self.label else values[self.name]
 
     def text(self, value: Any) -> str:
-        """The value for people."""
+        """A value of the figure for people, with its unit; with a label, the counts that are not 0, highest first."""
         if self.label:
             counts = sorted(value.items(), key=lambda count: -count[1])
             return ", ".join(f"{name} {n}" for name, n in counts if n) or "none"
@@ -189,7 +189,10 @@ def of_group(group: str) -> dict[str, Figure]:
 
 
 def groups(figure: Figure, snapshot: AnyValues) -> dict[str, AnyValues]:
-    """The groups of a snapshot with this figure: for each cache by its name, else under "". Empty for a null group."""
+    """The groups of a snapshot that have this figure: those of all caches by their names; any other one as `""`.
+
+    Empty if the snapshot has None for the group, as a read-only mount has for "writing".
+    """
     group: Any = snapshot[figure.group] if figure.group else snapshot
     if group is None:
         return {}
@@ -197,14 +200,17 @@ def groups(figure: Figure, snapshot: AnyValues) -> dict[str, AnyValues]:
 
 
 def complete(snapshot: dict[str, Any]) -> None:
-    """Add the figures that a snapshot of another version lacks, with the value 0, no label, or no reason."""
+    """Change a snapshot of another version: add the figures that it lacks, as 0; {} with a label, None for a flag."""
     for figure in FIGURES:
         for values in groups(figure, snapshot).values():
             values.setdefault(figure.name, {} if figure.label else None if figure.kind is FLAG else 0)
 
 
 def lines(group: str, values: Values, **names: str) -> Iterator[str]:
-    """The lines of a group for `shardfs status`. `names`: what other words in braces stand for."""
+    """Yield the lines of a group for `shardfs status`, without those whose figures are all 0 unless `always` is set.
+
+    `names`: what words in braces stand for that are no figures of the group, such as `cache`.
+    """
     figures = of_group(group)
     for figure in figures.values():
         line = f"{figure.name.replace('_', ' ')}: {{{figure.name}}}" if figure.line is None else figure.line
@@ -226,7 +232,7 @@ def _text(figures: Mapping[str, Figure], values: Values, names: Mapping[str, str
 
 
 def metrics(snapshot: Values) -> Iterator[tuple[Figure, list[Row]]]:
-    """Each figure of the mount with the samples of its metric."""
+    """Yield each figure that the mount has, with the samples of its metric. A flag is 0 or 1."""
     for figure in FIGURES:
         rows: list[Row] = []
         for cache, values in groups(figure, snapshot).items():

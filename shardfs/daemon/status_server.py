@@ -60,7 +60,7 @@ class StatusServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of the listening socket. The kernel chooses the port if the address has none."""
+        """HOST:PORT of the listening socket, HOST as a number. The kernel has chosen a port if 0 or none was given."""
         host, port = self._server.server_address[:2]
         return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
 
@@ -69,7 +69,10 @@ class StatusServer:
         self._server.server_close()
 
     def start(self, metrics: Callable[[], bytes]) -> None:
-        """Answer requests in a daemon thread that runs until the process exits. `metrics` makes `/metrics`."""
+        """Answer requests in a daemon thread that runs until the process exits. `metrics` makes `/metrics`.
+
+        Raise RuntimeError if no thread can be started.
+        """
         self._server.pages = {
             "/": (PAGE, _page),
             "/metrics": (METRICS, metrics),

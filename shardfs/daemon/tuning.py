@@ -19,7 +19,10 @@ DESCRIPTORS = 2048
 
 
 def prepare_process() -> None:
-    """Tune limits, garbage collection and memory allocation of a serving process. Call before starting threads."""
+    """Tune limits, garbage collection and memory allocation of a serving process. Call before starting threads.
+
+    What the system refuses stays as it is.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -36,7 +36,7 @@ NAMED = 20
 
 
 def is_mounted(mountpoint: str) -> bool:
-    """Whether shardfs is mounted on this path, even if its daemon has died."""
+    """Whether shardfs is mounted on exactly this path, even if its daemon has died. Does not access the mount."""
     return mount_type(_mounted_path(mountpoint)) == FS_TYPE
 
 
@@ -55,6 +55,10 @@ def umount(
     progress: Callable[[int], object] = lambda _: None,
 ) -> int:
     """Unmount, wait until the daemon has published all written data and exited, and return the exit code.
+
+    The code is LEFT if files stay in the journal or were refused at close, BUSY if programs use the mount, and LATE if
+    the daemon has not ended in time or does not say whether all is published; a message on standard error says more.
+    Raise MountError if shardfs is not mounted there, or if this user may not unmount it.
 
     Args:
         timeout: seconds to wait for the daemon. The time starts again whenever the journal changes.
@@ -261,7 +265,10 @@ def _process(pid: int | None) -> Iterator[int | None]:
 
 
 def unmount(mountpoint: str, *, lazy: bool) -> None:
-    """Detach the topmost mount on this path. Raises OSError: EBUSY if in use, EPERM if another user mounted it."""
+    """Detach the topmost mount on this path; `lazy`: even if programs use it.
+
+    Raise OSError: EBUSY if it is in use, EPERM if another user mounted it.
+    """
     if os.geteuid() == 0:
         return mount_calls.detach(mountpoint, lazy=lazy)
     mounted = mounted_at(mountpoint)

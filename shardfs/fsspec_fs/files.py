@@ -25,7 +25,7 @@ MODES = {
 
 
 def flags_of(mode: str) -> int:
-    """Flags of open(2) for a binary mode of Python's `open`. Raise ValueError for any other mode."""
+    """Flags of open(2) for a binary mode of Python's `open` other than "rb". Raise ValueError for other modes."""
     first, letters = mode[:1], sorted(mode[1:])
     if first not in MODES or letters not in (["b"], ["+", "b"]):
         raise ValueError(f"mode {mode!r} is none of rb, wb, xb and ab, with or without +")
@@ -33,9 +33,12 @@ def flags_of(mode: str) -> int:
 
 
 class WrittenFile(io.RawIOBase):
-    """A file that is open for writing. `close` raises the same errors as `close(2)` on a mount.
+    """A file that is open for writing, as `io.RawIOBase` describes its methods; `write` writes all bytes.
 
-    Without `autocommit`, a new file has a temporary name until `commit`, as in a transaction of fsspec.
+    The constructor opens or creates the file, and raises the errors of open(2), and ValueError for a wrong mode. The
+    other methods raise the errors of a mount; `close` those of `close(2)`, such as EINVAL for bytes that are no chunk.
+
+    Without `autocommit`, a file of mode "wb" has a temporary name until `commit`, as in a transaction of fsspec.
     """
 
     def __init__(self, tree: WriteTree, path: str, mode: str, *, autocommit: bool = True) -> None:
@@ -47,7 +50,7 @@ class WrittenFile(io.RawIOBase):
         self._appends = mode.startswith("a")
         self._temporary = "" if autocommit or not mode.startswith("w") else f"{path}.{secrets.token_hex(16)}.partial"
         try:
-            number, handle = opened(tree, self._temporary or path, flags_of(mode))
+            number, handle = open_file(tree, self._temporary or path, flags_of(mode))
         except BaseException:
             super().close()  # else the finalizer would call `close`, which needs a handle
             raise
@@ -107,18 +110,24 @@ class WrittenFile(io.RawIOBase):
             self._tree.release(self._handle)
 
     def commit(self) -> None:
-        """Rename the temporary file to its final name, and replace any file with this name."""
+        """Rename the closed temporary file to its final name, and replace any file with this name.
+
+        Does nothing for a file without a temporary name, as does `discard`.
+        """
         if self._temporary:
             self._tree.rename(*place(self._tree, self._temporary), *place(self._tree, self.path), noreplace=False)
 
     def discard(self) -> None:
-        """Remove the temporary file."""
+        """Remove the closed temporary file."""
         if self._temporary:
             self._tree.unlink(*place(self._tree, self._temporary))
 
 
-def opened(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:
-    """Open a file; return its number and handle. Creates missing parent directories of a new file."""
+def open_file(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:
+    """Open a file with flags of open(2); return its number, and a handle that the caller must release.
+
+    With O_CREAT, creates the file and its parent directories if they are missing. Raise the errors of open(2).
+    """
     if not flags & os.O_CREAT:
         number = tree.resolve(path).number
         return number, tree.open(number, flags)
@@ -128,7 +137,10 @@ def opened(tree: WriteTree, path: str, flags: int) -> tuple[int, int]:
 
 
 def make_directories(tree: WriteTree, path: str) -> int:
-    """Create a directory and its parents where they are missing; return the number of the directory."""
+    """Create a directory and its parents where they are missing; return the number of the directory.
+
+    Raise NotADirectoryError if a file is in the way, except at the end of the path: then it has the number of the file.
+    """
     number = ROOT
     for part in filter(None, path.split("/")):
         name = os.fsencode(part)
@@ -149,7 +161,7 @@ def place(tree: WriteTree, path: str) -> tuple[int, bytes]:
 
 
 def remove_tree(tree: WriteTree, parent: int, name: bytes) -> None:
-    """Remove a file, or a directory with all its content."""
+    """Remove a file, or a directory with all its content. The first error ends that, and leaves the other files."""
     entry = tree.lookup(parent, name)
     if not entry.directory:
         tree.unlink(parent, name)

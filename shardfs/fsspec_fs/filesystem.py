@@ -126,7 +126,10 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     @property
     def tree(self) -> Tree | WriteTree:
-        """The tree of this process. Opens a new tree after a fork: inherited locks and connections are unusable."""
+        """The tree of this process, a `WriteTree` with `rw`.
+
+        Opens a new tree after a fork: inherited locks and connections are unusable. This can raise BusyError with `rw`.
+        """
         pid, tree = self._opened
         if pid != os.getpid():
             self._opened = pid, tree = self._open_tree()
@@ -309,14 +312,19 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
             self._to_write(path).set_times(self.tree.resolve(self._strip_protocol(path)).number, None)
 
     def publish(self, path: str = "", timeout: float | None = None) -> None:
-        """Wait until all data written at and below a path is in its shards. Raises the first OSError."""
+        """Wait until all data written at and below a path is in its shards, for at most `timeout` seconds.
+
+        Raise the first OSError: TimeoutError if it takes longer, EROFS without `rw`, ESTALE for a conflict with another
+        program, and errors of earlier closes, which the program may have ignored.
+        """
         path = self._strip_protocol(path)
         self._to_write(path).pending.publish(path.strip("/"), timeout)
 
     def close(self, timeout: float = 3600.0) -> list[str]:
         """Publish the written data and release the source for other writers; return the paths left in the journal.
 
-        Afterwards this file system raises EROFS for writes. A new file system can write again.
+        Publishing takes at most `timeout` seconds. Afterwards this file system raises EROFS for writes. A new one can
+        write again. Raise OSError (EROFS) without `rw`.
         """
         tree = self._to_write("")
         with _writing:
@@ -329,7 +337,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 
 class ShardedFile(AbstractBufferedFile):  # type: ignore[misc]
-    """A read-only file of the tree, read by ranges."""
+    """A file of the tree that is open for reading, with the buffer and the methods of fsspec's files."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data: bytes = self.fs.cat_file(self.path, start, end)

@@ -1,1 +1,1 @@
-"""The FUSE face of a `Tree`: `lowlevel` speaks with the kernel, `server` decides what to say."""
+"""The FUSE face of a tree: `libfuse` mounts it, `protocol` has the kernel's messages, `server` answers requests."""

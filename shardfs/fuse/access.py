@@ -28,11 +28,14 @@ class AccessLog:
 
     @classmethod
     def open(cls, path: str) -> AccessLog:
-        """Append to the file. A new file is readable by its owner only, since it shows which user reads which file."""
+        """The log in the file at `path`, open for the rest of the process. Raise OSError if that is not possible.
+
+        A new file is readable by its owner only, since it shows which user reads which file.
+        """
         return cls(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def write(self, line: dict[str, object]) -> None:
-        """Append one line. Errors are ignored: a full disk must not stop the mount."""
+        """Append one line, as JSON. Errors are ignored: a full disk must not stop the mount."""
         try:
             os.write(self._fd, json.dumps(line).encode() + b"\n")
         except OSError:
@@ -40,7 +43,10 @@ class AccessLog:
 
 
 class RecordingDevice(Device):
-    """A device that writes each request and its result to the access log."""
+    """A device that writes each request and its result to the access log. For one thread.
+
+    `path_of` gives the path of a node on the mount, "" if it is unknown.
+    """
 
     def __init__(self, fd: int, settings: FuseSettings, log: AccessLog, path_of: Callable[[int], str]) -> None:
         super().__init__(fd, settings)
@@ -61,7 +67,7 @@ class RecordingDevice(Device):
         return super().send_data(unique, body)
 
     def recorded(self, opcode: int, handler: Handler) -> Handler:
-        """A handler that calls `handler` and adds a line to the access log for each request."""
+        """A handler that calls `handler`, raises what it raises, and adds a line to the log after each request."""
         name = protocol.NAMES.get(opcode, str(opcode))
 
         def answer(unique: int, node: int, size: int) -> None:

@@ -36,7 +36,7 @@ KEPT = 64
 
 
 def inode(number: int) -> int:
-    """The inode number to report for a file: equal for all states, since `cp` checks that its two `stat` agree."""
+    """The inode number that `stat` reports: equal for all states of a file, since `cp` compares two calls of `stat`."""
     return DIRECTORY + number % NAMES
 
 
@@ -46,12 +46,12 @@ def is_control_name(parent: int, name: bytes | memoryview) -> bool:
 
 
 def not_permitted() -> PermissionError:
-    """The error for requests that would change `.shardfs` or its files."""
+    """The error (EPERM), to be raised, for requests that would change `.shardfs` or its files."""
     return PermissionError(errno.EPERM, "files about the mount cannot be changed", NAME)
 
 
 class Control:
-    """The files of `.shardfs`: for each name, the function that makes the content. Thread-safe."""
+    """The files of `.shardfs`: for each name, the function that makes the content at each look-up. Thread-safe."""
 
     def __init__(self, files: Mapping[bytes, Callable[[], bytes]]) -> None:
         self._makers = dict(files)
@@ -61,7 +61,10 @@ class Control:
         self._began_ns = time.time_ns()
 
     def lookup(self, parent: int, name: bytes) -> Attributes:
-        """In the root: the directory `.shardfs`. In `.shardfs`: a new file. Raise FileNotFoundError."""
+        """Attributes of the directory `.shardfs`, if `parent` is the root, or of a new file in it.
+
+        Raise FileNotFoundError for any other name, and the errors of the function that makes the content.
+        """
         if parent < DIRECTORY and name == NAME:
             return self.attributes(DIRECTORY)
         make = self._makers.get(name)
@@ -76,7 +79,7 @@ class Control:
         return Attributes(number, False, len(data), now)
 
     def attributes(self, number: int) -> Attributes:
-        """Raise OSError (ESTALE) for a file that is not kept any more."""
+        """Attributes of the directory or of one file. Raise OSError (ESTALE) for a file that is not kept any more."""
         if number == DIRECTORY:
             return Attributes(DIRECTORY, True, 0, self._began_ns)
         data, mtime_ns = self._file(number)
@@ -93,7 +96,7 @@ class Control:
         return file
 
     def forget(self, number: int) -> None:
-        """Drop a file that the kernel does not refer to any more."""
+        """Drop a file that the kernel does not refer to any more, if it is still kept."""
         with self._lock:
             self._files.pop(number, None)
 
@@ -120,14 +123,14 @@ class ControlReplies:
         self._device = device
 
     def send_entry(self, unique: int, parent: int, name: bytes) -> None:
-        """Reply to LOOKUP. Raise FileNotFoundError."""
+        """Reply to LOOKUP. Raise the errors of `Control.lookup` instead of a reply."""
         number, directory, length, mtime_ns, _, _ = self.files.lookup(parent, name)
         reply = self._encoder.entry_reply(unique, number, directory, length, mtime_ns)
         if not self._device.send(protocol.with_inode(reply, inode(number))):
             self.files.forget(number)
 
     def send_attributes(self, unique: int, number: int) -> None:
-        """Reply to GETATTR."""
+        """Reply to GETATTR. Raise OSError (ESTALE) instead of a reply as `Control.attributes` does."""
         attributes = self.files.attributes(number)
         reply = self._encoder.attributes_reply(
             unique, number, attributes.directory, attributes.size, attributes.mtime_ns

@@ -25,14 +25,25 @@ log = logging.getLogger("shardfs.fuse")
 
 
 class Requests(Protocol):
-    """Requests of some kinds to one tree, answered by one thread."""
+    """Answers some kinds of requests to one tree, in one thread."""
 
     def handlers(self) -> dict[int, Handler]:
-        """The handler of each kind, by opcode. A handler sends one reply, or raises what the reply is made of."""
+        """The handler of each kind, by opcode. A handler sends one reply, or raises an exception, and then the caller
+        replies with its errno (`errno_of`)."""
 
 
 class Device:
-    """Reads requests into the buffer `request` and sends replies. For one thread, whose counters are `tally`."""
+    """Reads requests into the buffer `request` and sends replies. For one thread.
+
+    Attributes:
+        encoder: makes replies for this thread.
+        tally: the counters of the thread.
+        receive: reads the next request into a buffer, and returns its length; 0 or None at the end of the mount.
+        request: the buffer, whose content is valid until the next request is read.
+
+    Args:
+        fd: the descriptor of the session, which must stay open.
+    """
 
     def __init__(self, fd: int, settings: FuseSettings) -> None:
         self._fd = fd
@@ -42,11 +53,11 @@ class Device:
         self.request = memoryview(mmap.mmap(-1, protocol.REQUEST_BUFFER))
 
     def copy_of_request(self) -> bytes:
-        """A copy of the request in the buffer."""
+        """A copy of the whole request in the buffer."""
         return bytes(self.request[: protocol.HEADER_IN.unpack_from(self.request)[0]])
 
     def send(self, reply: memoryview | bytes | bytearray) -> bool:
-        """Send a reply; False if the kernel does not wait for it any more."""
+        """Send a reply; False if the kernel does not wait for it any more. Other errors are logged, and give False."""
         try:
             os.write(self._fd, reply)
         except OSError as failure:
@@ -54,9 +65,9 @@ class Device:
         return True
 
     def send_data(self, unique: int, body: memoryview | bytes) -> bool:
-        """Send a reply that consists of a header and `body`; False as in `send`."""
+        """Send the reply to request `unique` that consists of a header and `body`; False as in `send`."""
         try:
-            os.writev(self._fd, (protocol.data(unique, len(body)), body))
+            os.writev(self._fd, (protocol.data_header(unique, len(body)), body))
         except OSError as failure:
             return self._not_sent(failure)
         return True

@@ -51,7 +51,7 @@ class AttributeCache:
         self._lock = threading.Lock()
 
     def record(self, stamp: int, attributes: Attributes) -> None:
-        """Record attributes that were requested when the stamp had this value."""
+        """Record attributes that were requested when the stamp had this value. Ignored if the stamp has changed."""
         with self._lock:
             if stamp != self.stamp:
                 return
@@ -78,7 +78,7 @@ class AttributeCache:
         return bool(self.dropping) and (number in self.dropping or ANY in self.dropping)
 
     def drop_pages(self, number: int) -> Callable[[], None]:
-        """Note that a notice about a file is queued. Return the function to call once it is sent."""
+        """Note that a notice about a file, or `ANY`, is queued. Return the function to call once it is sent."""
         with self._lock:
             self.dropping[number] += 1
 
@@ -92,18 +92,24 @@ class AttributeCache:
 
 
 class Notices:
-    """Sends invalidations to the kernel. Sending may block until the kernel has the answers to running requests."""
+    """Sends invalidations to the kernel. Sending may block until the kernel has the answers to running requests.
+
+    `fd` is the descriptor of the session, which must stay open.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._queue: queue.SimpleQueue[tuple[Iterable[bytes], Callable[[], None]]] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Start the thread that sends queued messages. Raise RuntimeError if it cannot be started."""
+        """Start the thread that sends queued messages until the mount ends. Raise RuntimeError if that fails."""
         threading.Thread(target=self._send_queued, name="shardfs-notices", daemon=True).start()
 
     def queue(self, messages: Iterable[bytes], sent: Callable[[], None] = nothing) -> None:
-        """Have a thread of its own send the messages, and call `sent` then; never blocks."""
+        """Have the thread of `start` send the messages in order, and then call `sent`, also if the mount has ended.
+
+        Never blocks. Iterates over `messages` in that thread.
+        """
         self._queue.put((messages, sent))
 
     def invalidate_names(self, parent: int, names: Iterable[bytes], sent: Callable[[], None] = nothing) -> None:
@@ -118,7 +124,10 @@ class Notices:
             sent()
 
     def send(self, message: bytes) -> bool:
-        """Send the message now; False if the mount has ended."""
+        """Send the message now, in the calling thread; False if the mount has ended.
+
+        May block until the kernel has the answers to running requests. Other errors are logged.
+        """
         try:
             os.write(self._fd, message)
         except OSError as failure:
@@ -138,6 +147,7 @@ class ResizedFiles:
 
     Attributes:
         numbers: these files, at most `MAX_RESIZED`.
+        send: sends a message to the kernel; the server sets it when it starts.
     """
 
     def __init__(self) -> None:
@@ -145,13 +155,13 @@ class ResizedFiles:
         self.send: Callable[[bytes], object] = bool
 
     def add(self, number: int) -> None:
-        """Note that the kernel gets a size for this file that may be wrong."""
+        """Note that the kernel gets a size for this file that may be wrong: it must ask again before READs succeed."""
         if len(self.numbers) >= MAX_RESIZED:
             self.numbers.clear()
         self.numbers.add(number)
 
     def invalidate(self, numbers: U64) -> None:
-        """Have the kernel ask for the attributes of these files again. To be called before their bytes are sent."""
+        """Add files (n,), and have the kernel ask for their attributes again. Call this before their bytes are sent."""
         if len(self.numbers) + len(numbers) > MAX_RESIZED:
             self.numbers.clear()
         self.numbers.update(numbers[:MAX_RESIZED].tolist())
@@ -159,11 +169,11 @@ class ResizedFiles:
             self.send(protocol.invalidate_attributes(number))
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Note that the kernel gets the present attributes of these files."""
+        """Note that the kernel gets the present attributes of these files. Other numbers are ignored."""
         self.numbers.difference_update(numbers)
 
     def require_known(self, number: int) -> None:
-        """Raise StaleShardError if the kernel may know a wrong size of this file."""
+        """Raise StaleShardError if the kernel may know a wrong size of this file, and have it ask again."""
         if number in self.numbers:
             self.send(protocol.invalidate_attributes(number))
             raise StaleShardError(f"file {number}: has another size since its shard was replaced; open it again")

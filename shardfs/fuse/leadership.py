@@ -62,7 +62,7 @@ class Leadership:
         self._leadership.acquire()
 
     def start(self, make_loop: Callable[[], RequestLoop], on_end: Callable[[], object]) -> None:
-        """Begin to serve. Raise RuntimeError or OSError if no thread can be started.
+        """Begin to serve, in new threads. Raise RuntimeError or OSError if no thread can be started.
 
         Args:
             make_loop: makes the request loop of a new thread.
@@ -104,11 +104,11 @@ class Leadership:
             }
 
     def tallies(self) -> list[RequestTally]:
-        """The request counters of all threads."""
+        """The request counters of all threads, which continue to count."""
         return [loop.tally for loop in list(self._loops)]
 
     def is_alone(self) -> bool:
-        """Return whether no thread but the leader works on a request."""
+        """Return whether no thread but the leader works on a request. Takes no lock, so it may be outdated at once."""
         return len(self._loops) - self._idle == 1
 
     def _try_to_add_thread(self) -> None:
@@ -164,9 +164,10 @@ class RequestLoop:
 
     Attributes:
         leading: whether this thread leads, from the begin of `lead` until `resign` or the end of the mount.
+        tally: the request counters of this thread.
 
     Args:
-        handlers: by opcode.
+        handlers: by opcode. What a handler raises is sent to the client as an errno, and logged.
         polling: polls before this thread sleeps, while one thread of a client asks densely.
     """
 
@@ -261,7 +262,7 @@ class RequestLoop:
             return
         number = errno_of(failure)
         self.tally.errors[opcode, number] += 1
-        self._device.send(protocol.error(unique, number))
+        self._device.send(protocol.error_reply(unique, number))
         if isinstance(failure, OSError | ShardfsError):
             self._error_log.warn(failure)
         elif self._error_log.is_due(repr(failure)):

@@ -47,7 +47,7 @@ class Session:
     """
 
     def __init__(self, options: Sequence[str], max_background: int) -> None:
-        """Make a session that is not mounted.
+        """Make a session that is not mounted. Raise MountError if libfuse is missing or refuses the options.
 
         Args:
             options: mount options, `key` or `key=value`, as mount.fuse3(8) knows them.
@@ -73,7 +73,10 @@ class Session:
         self._attached: list[tuple[str, int]] = []  # what `replace` leaves to `unmount`: mountpoint and number
 
     def mount(self, mountpoint: str) -> None:
-        """Mount; requests can be read from `fd` afterwards, INIT first (`negotiate` does that)."""
+        """Mount on a directory; requests can be read from `fd` afterwards, INIT first (`negotiate` does that).
+
+        Raise MountError (EIO) with the reasons that libfuse and fusermount3 print.
+        """
         with _stderr() as lines:
             failed = self._fuse.mount(self._handle, os.fsencode(mountpoint))
         if failed:
@@ -83,7 +86,10 @@ class Session:
         self.fd = os.dup(self._fuse.fd(self._handle))
 
     def mount_detached(self) -> None:
-        """As `mount`, but where no path leads. Only root may, from Linux 5.2 on: raise OSError (EPERM, ENOSYS)."""
+        """Mount as `mount` does, but where no path leads, for `replace`. Raise MountError as `mount` does.
+
+        Raise OSError before anything is mounted: EPERM if this user is not root, ENOSYS before Linux 5.2.
+        """
         place = tempfile.mkdtemp(prefix="shardfs-")
         try:
             os.close(clone(place))  # raises while nothing is mounted yet
@@ -97,9 +103,9 @@ class Session:
             os.rmdir(place)
 
     def replace(self, dead: mount_table.MountInfo) -> None:
-        """Attach what `mount_detached` has made in the place of a dead mount.
+        """Attach what `mount_detached` has made in the place of a dead mount, and detach that one.
 
-        At each moment clients see one of the two mounts, never the directory below them.
+        At each moment clients see one of the two mounts, never the directory below them. Raise MountError if it fails.
         """
         mountpoint = dead.mountpoint
         self._attached = [(mountpoint, mount_number(self._detached)), (mountpoint, dead.number)]
@@ -116,7 +122,7 @@ class Session:
         self._detached = -1
 
     def negotiate(self) -> None:
-        """Answer INIT. The mount serves from then on."""
+        """Wait for INIT, and answer it. The mount serves from then on. Raise OSError (ENODEV) if it ended before."""
         buffer = ctypes.create_string_buffer(REQUEST_BUFFER)
         while not self._negotiated:
             size = os.readv(self.fd, [buffer])
@@ -143,7 +149,10 @@ class Session:
                 os.dup2(self.fd, fd, inheritable=False)
 
     def unmount(self) -> None:
-        """Detach the mount, if it is still there. Programs that have files open on it keep it alive."""
+        """Detach the mount, if it is still there; may be repeated. Programs with open files on it keep it alive.
+
+        `fd` stays open, so that threads can serve these programs.
+        """
         if not self._is_by_hand:
             self._fuse.unmount(self._handle)
         while self._attached:

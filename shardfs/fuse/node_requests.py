@@ -31,7 +31,7 @@ _CAPABILITIES = b"security.capability"
 
 
 class NodeRequests(Requests):
-    """LOOKUP and GETATTR on a read-only mount, for one thread.
+    """Answers LOOKUP and GETATTR on a read-only mount, for one thread.
 
     `recent`, shared by all threads, keeps attributes between the LOOKUP or GETATTR of a file and its READs.
     """
@@ -56,7 +56,7 @@ class NodeRequests(Requests):
         return {protocol.LOOKUP: self._lookup_handler(), protocol.GETATTR: self._getattr}
 
     def attributes_for_reads(self, number: int) -> Attributes:
-        """The attributes of a file, which READs may use from now on."""
+        """The attributes of a file, which READs may use from now on. Raise the errors of `FileTree.attributes`."""
         if number >= control.DIRECTORY:
             return self._control.files.attributes(number)
         attributes = self._tree.attributes(number)
@@ -132,7 +132,7 @@ class NodeRequests(Requests):
 
 
 class WritableNodeRequests(Requests):
-    """LOOKUP and GETATTR on a writable mount, where files may have modes of their own. For one thread.
+    """Answers LOOKUP and GETATTR on a writable mount, where files may have modes of their own. For one thread.
 
     Args:
         is_unlinked: returns whether a number is that of an open file without a name.
@@ -160,7 +160,7 @@ class WritableNodeRequests(Requests):
         return {protocol.LOOKUP: self._lookup, protocol.GETATTR: self._getattr}
 
     def attributes_for_reads(self, number: int) -> Attributes:
-        """The attributes of a file, which READs may use until the file changes."""
+        """The attributes of a file, which READs may use until it changes. Raise the errors of `FileTree.attributes`."""
         if number >= control.DIRECTORY:
             return self._control.files.attributes(number)
         stamp = self._cache.stamp
@@ -169,7 +169,7 @@ class WritableNodeRequests(Requests):
         return attributes
 
     def send_attributes(self, unique: int, attributes: Attributes) -> None:
-        """Reply to GETATTR and SETATTR."""
+        """Reply to GETATTR and SETATTR. A file without a name has no links."""
         reply = self._device.encoder.attributes_reply(
             unique, attributes.number, attributes.directory, attributes.size, attributes.mtime_ns
         )
@@ -180,12 +180,12 @@ class WritableNodeRequests(Requests):
         self._device.send(reply)
 
     def send_entry(self, unique: int, attributes: Attributes) -> None:
-        """Reply to LOOKUP and to requests that make a file or directory."""
+        """Reply to LOOKUP and to requests that make a file or directory, and count the kernel's reference to it."""
         self._send_counted(attributes.number, self._entry(unique, attributes))
 
     def send_created(self, unique: int, attributes: Attributes, handle: int) -> bool:
-        """Reply to CREATE; False if the kernel does not wait for the reply any more."""
-        reply = protocol.created(self._entry(unique, attributes), protocol.OPEN_KEEP_CACHE, handle)
+        """Reply to CREATE, and count as `send_entry` does; False if the kernel does not wait for the reply any more."""
+        reply = protocol.create_reply(self._entry(unique, attributes), protocol.OPEN_KEEP_CACHE, handle)
         return self._send_counted(attributes.number, reply)
 
     def _entry(self, unique: int, attributes: Attributes) -> bytearray:
@@ -218,7 +218,7 @@ class WritableNodeRequests(Requests):
             self._device.tally.errors[protocol.LOOKUP, errno.ENOENT] += 1
             may_appear = isinstance(failure, MayAppearError)
             self._device.send(
-                protocol.error(unique, errno.ENOENT) if may_appear else self._device.encoder.absent_reply(unique)
+                protocol.error_reply(unique, errno.ENOENT) if may_appear else self._device.encoder.absent_reply(unique)
             )
             return
         except (OSError, ShardfsError) as e:
@@ -242,7 +242,10 @@ class WritableNodeRequests(Requests):
 
 
 def forget_handlers(tree: FileTree, files: control.Control, request: memoryview, *, end: int) -> dict[int, Handler]:
-    """The handlers of FORGET and BATCH_FORGET. A BATCH_FORGET is passed to the tree for numbers below `end` only."""
+    """The handlers of FORGET and BATCH_FORGET, which have no reply. `request` is the buffer of the thread's requests.
+
+    A BATCH_FORGET is passed to the tree for numbers below `end` only, and to `files` for theirs.
+    """
 
     def forget(_unique: int, number: int, _size: int) -> None:
         if number >= control.DIRECTORY:
@@ -263,7 +266,7 @@ def forget_handlers(tree: FileTree, files: control.Control, request: memoryview,
 
 
 class XattrRequests(Requests):
-    """GETXATTR and LISTXATTR, for one thread."""
+    """Answers GETXATTR and LISTXATTR, for one thread."""
 
     def __init__(self, tree: FileTree, device: Device) -> None:
         self._tree = tree
@@ -277,7 +280,7 @@ class XattrRequests(Requests):
         start = protocol.BODY + protocol.GETXATTR_IN.size
         if self._request[start : size - 1] == _CAPABILITIES:  # the kernel asks before the first write to a file
             self._device.tally.errors[protocol.GETXATTR, errno.EOPNOTSUPP] += 1
-            self._device.send(protocol.error(unique, errno.EOPNOTSUPP))
+            self._device.send(protocol.error_reply(unique, errno.EOPNOTSUPP))
             return
         name = os.fsdecode(bytes(self._request[start : size - 1]))
         if not name.startswith("user."):
@@ -301,7 +304,7 @@ class XattrRequests(Requests):
     def _send_value(self, unique: int, value: bytes) -> None:
         (room,) = protocol.GETXATTR_IN.unpack_from(self._request, protocol.BODY)
         if room == 0:
-            self._device.send(protocol.xattr_size(unique, len(value)))
+            self._device.send(protocol.xattr_size_reply(unique, len(value)))
         elif room < len(value):
             raise OSError(errno.ERANGE, f"the extended attribute has {len(value)} bytes, the client's buffer {room}")
         else:

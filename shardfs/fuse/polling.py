@@ -39,7 +39,10 @@ class Polling:
         self._credited = clock()
 
     def poll(self) -> int:
-        """Poll for the next request; return how many requests of one thread to read before the next call."""
+        """Poll for the next request; return how many requests of one client thread to read before the next call.
+
+        0: a request is ready, and the next call is due after it. Returns at once if polling is off or not worth it.
+        """
         if not self._poll_s or not self._is_alone():
             return DENSE
         start = now = clock()

@@ -111,33 +111,33 @@ _ENTRY_MODE, _ATTR_MODE = 116, 92  # byte offsets in the replies
 BLOCK = 4096  # st_blksize: the buffer size that many programs use
 
 
-# ---- replies
+# ---- replies. `unique` is the number of the request. Each has a header and can be written to the descriptor as it is.
 
 
-def error(unique: int, number: int) -> bytes:
+def error_reply(unique: int, number: int) -> bytes:
     """A reply without data: an errno, or 0 for success."""
     return HEADER_OUT.pack(HEADER_SIZE, -number, unique)
 
 
-def data(unique: int, size: int) -> bytes:
+def data_header(unique: int, size: int) -> bytes:
     """The header of a reply with `size` bytes of data, which the caller appends."""
     return HEADER_OUT.pack(HEADER_SIZE + size, 0, unique)
 
 
-def opened(unique: int, flags: int, handle: int = 0) -> bytes:
-    """A reply to OPEN and OPENDIR."""
+def open_reply(unique: int, flags: int, handle: int = 0) -> bytes:
+    """A reply to OPEN and OPENDIR; `flags` are `OPEN_DIRECT_IO` and its like."""
     return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, handle, flags)
 
 
-def created(entry: bytearray, flags: int, handle: int) -> bytes:
-    """A reply to CREATE, made from a reply to LOOKUP."""
+def create_reply(entry: bytearray, flags: int, handle: int) -> bytes:
+    """A reply to CREATE, made from a reply of `Encoder.entry_reply`, which is not changed."""
     (unique,) = _UNIQUE.unpack_from(entry, 8)
     size = len(entry) + _CREATE_OUT.size
     return HEADER_OUT.pack(size, 0, unique) + entry[HEADER_SIZE:] + _CREATE_OUT.pack(handle, flags)
 
 
-def written(unique: int, size: int) -> bytes:
-    """A reply to WRITE."""
+def write_reply(unique: int, size: int) -> bytes:
+    """A reply to WRITE: `size` bytes were written."""
     return _WRITE_OUT.pack(_WRITE_OUT.size, 0, unique, size)
 
 
@@ -149,7 +149,7 @@ def attributes_without_name(reply: bytearray) -> bytearray:
 
 
 def with_inode(reply: bytearray, inode: int) -> bytearray:
-    """Change the inode number in a reply of `Encoder.entry_reply` or `Encoder.attributes_reply`."""
+    """Change the inode number in a reply of `entry_reply` or `attributes_reply` of an encoder, and return the reply."""
     _UNIQUE.pack_into(reply, 56 if len(reply) == _ENTRY_OUT.size else 32, inode)
     return reply
 
@@ -170,13 +170,13 @@ def invalidate_attributes(number: int) -> bytes:
     return _INVALID_INODE.pack(_INVALID_INODE.size, _NOTIFY_INODE, 0, number, -1, 0)
 
 
-def xattr_size(unique: int, size: int) -> bytes:
+def xattr_size_reply(unique: int, size: int) -> bytes:
     """A reply to GETXATTR and LISTXATTR of a client that asks for the size it must allocate."""
     return _XATTR_SIZE_OUT.pack(_XATTR_SIZE_OUT.size, 0, unique, size)
 
 
-def filesystem(unique: int, s: os.statvfs_result) -> bytes:
-    """A reply to STATFS."""
+def statfs_reply(unique: int, s: os.statvfs_result) -> bytes:
+    """A reply to STATFS, with the figures that os.statvfs returns."""
     return _STATFS_OUT.pack(
         _STATFS_OUT.size, 0, unique, s.f_blocks, s.f_bfree, s.f_bavail, s.f_files, s.f_ffree, s.f_bsize, s.f_namemax,
         s.f_frsize,
@@ -184,7 +184,7 @@ def filesystem(unique: int, s: os.statvfs_result) -> bytes:
 
 
 def is_cached_absence(reply: memoryview | bytes | bytearray) -> bool:
-    """Return whether a reply is one of `Encoder.absent` that the kernel caches."""
+    """Return whether a reply is one of `Encoder.absent_reply` that the kernel caches."""
     return len(reply) == _ENTRY_OUT.size and not any(reply[HEADER_SIZE : HEADER_SIZE + 8])
 
 
@@ -205,7 +205,10 @@ class Encoder:
         self, *, file_mode: int, dir_mode: int, uid: int, gid: int, attr_timeout: float, entry_timeout: float,
         negative_timeout: float, umask: int = 0,
     ) -> None:  # fmt: skip
-        """Modes include the file type. Time-outs are in seconds. `umask` is removed from modes of single files only."""
+        """Modes include the file type. Time-outs are in seconds, and may be infinite.
+
+        `umask` is removed from the modes of single files only (`entry_with_mode`).
+        """
         self.owner = uid, gid
         self._umask = umask
         files, directories = (file_mode, 1, uid, gid, 0, BLOCK, 0), (dir_mode, 2, uid, gid, 0, BLOCK, 0)
@@ -232,7 +235,7 @@ class Encoder:
         self._shared = [struct.pack("=IIIIIII", *shared) for shared in (files, directories)]
 
     def entry_reply(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
-        """A reply to LOOKUP."""
+        """A reply to LOOKUP, with the mode of all files, or of all directories. Valid until the next call."""
         reply = self._entries[directory]
         seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
         _UNIQUE_NODE.pack_into(reply, 8, unique, number)
@@ -242,11 +245,11 @@ class Encoder:
         return reply
 
     def entry_with_mode(self, reply: bytearray, mode: int) -> bytearray:
-        """A copy of an `entry_reply` with the permission bits of `mode`, and with its file type if it has one."""
+        """A copy of an `entry_reply` with the permissions of `mode`, less `umask`, and its file type if it has one."""
         return self._with_mode(reply, _ENTRY_MODE, mode)
 
     def attributes_with_mode(self, reply: bytearray, mode: int) -> bytearray:
-        """As `entry_with_mode`, for an `attributes_reply`."""
+        """A copy of an `attributes_reply` with the permissions of `mode`, as `entry_with_mode` makes of an entry."""
         return self._with_mode(reply, _ATTR_MODE, mode)
 
     def _with_mode(self, reply: bytearray, where: int, mode: int) -> bytearray:
@@ -258,12 +261,12 @@ class Encoder:
     def absent_reply(self, unique: int) -> bytes | bytearray:
         """A reply to LOOKUP of a name that does not exist; the kernel caches it if `negative_timeout` is not 0."""
         if not self._remembers_absent:
-            return error(unique, errno.ENOENT)
+            return error_reply(unique, errno.ENOENT)
         _UNIQUE.pack_into(self._absent, 8, unique)
         return self._absent
 
     def attributes_reply(self, unique: int, number: int, directory: bool, size: int, mtime_ns: int) -> bytearray:
-        """A reply to GETATTR."""
+        """A reply to GETATTR, with the mode of all files, or of all directories. Valid until the next call."""
         reply = self._attributes[directory]
         seconds, nanoseconds = divmod(mtime_ns, 1_000_000_000)
         _UNIQUE.pack_into(reply, 8, unique)
@@ -273,7 +276,7 @@ class Encoder:
         return reply
 
     def dots(self, number: int, offset: int, *, plus: bool) -> bytes:
-        """The records of `.` and `..` from position 0 or 1 on.
+        """The records of `.` and `..` in directory `number`, from position 0 or 1 on. `plus`: for READDIRPLUS.
 
         They have no attributes, since the kernel ignores these.
         """
@@ -308,7 +311,7 @@ class Encoder:
     def records(
         self, batch: Batch, nodes: U64, offsets: U64, *, plus: bool
     ) -> tuple[memoryview, npt.NDArray[np.int64]]:
-        """The body of replies to READDIRPLUS or READDIR: all records, and the bytes before each and behind the last.
+        """The body of replies to READDIRPLUS or READDIR: the records of n entries, and their bounds in bytes (n + 1,).
 
         Args:
             batch: the entries; its cookies are ignored.

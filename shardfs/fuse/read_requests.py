@@ -24,9 +24,10 @@ _PAGE = 4096
 
 
 class ReadRequests:
-    """READ and OPEN, for one thread.
+    """Answers READ and OPEN, for one thread.
 
     Args:
+        recent: attributes by number, shared by all threads. READ removes those that turn out to be outdated.
         attributes: gives the attributes of a number that is not in `recent`.
         waiting: called right before a request waits for a disk.
     """
@@ -121,7 +122,7 @@ class ReadRequests:
         return os.preadv(extent.blob.fd, (data,), extent.blob.file_offset + extent.start + offset) == len(data)
 
     def open(self, unique: int, number: int, _size: int) -> None:
-        """Reply to OPEN: large files bypass the page cache."""
+        """The handler of OPEN: large files bypass the page cache. Raises the errors of `FileTree.attributes`."""
         attributes = self._recent.get(number) or self._get_attributes(number)
         direct = attributes.size > DIRECT_IO_OVER
-        self._device.send(protocol.opened(unique, protocol.OPEN_DIRECT_IO if direct else protocol.OPEN_KEEP_CACHE))
+        self._device.send(protocol.open_reply(unique, protocol.OPEN_DIRECT_IO if direct else protocol.OPEN_KEEP_CACHE))

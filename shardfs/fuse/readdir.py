@@ -51,7 +51,10 @@ class Listings:
         self._streams: OrderedDict[tuple[int, int, bool], RecordStream | OnePage] = OrderedDict()
 
     def listing_page(self, tree: Listable, number: int, offset: int, size: int, *, plus: bool) -> Page:
-        """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
+        """The next records from position `offset`, of at most `size` bytes; none at the end. `plus`: with attributes.
+
+        Raise the errors of `Listable.scan`.
+        """
         # `pop`: no other thread uses the stream meanwhile.
         stream = self._streams.pop((number, offset, plus), None)
         if stream is None:
@@ -66,7 +69,7 @@ class Listings:
 
 
 class OnePage:
-    """The records of a small directory: one page, then nothing."""
+    """The records of a small directory: one page, then nothing. `end` is the position behind them."""
 
     def __init__(self, page: bytes, end: int) -> None:
         self._page = page
@@ -116,11 +119,11 @@ class Records:
         return int(self._positions[boundary])
 
     def bytes_between(self, start: int, stop: int) -> memoryview:
-        """The records between two boundaries."""
+        """The records between two boundaries, not copied."""
         return self._body[int(self._bounds[start]) : int(self._bounds[stop])]
 
     def counted_between(self, start: int, stop: int) -> list[int]:
-        """The numbers in the records between two boundaries that the tree must count."""
+        """The numbers in the records between two boundaries whose references the tree must count."""
         nodes = self._nodes[start:stop]
         return nodes[(nodes != 0) & _are_counted(nodes)].tolist() if self._has_counted else []
 
@@ -137,7 +140,11 @@ class RecordStream:
         cache: given on a writable mount. When its stamp changes, the attributes in the batches may be outdated. From
             then on, entries are sent as names only. Otherwise the kernel would replace new sizes by old ones and would
             find names again that it has just removed.
-        resized: given on a read-only mount; is told which attributes the kernel gets.
+        batches: what `scan` of the directory gives from this position on.
+        number: the number of the directory, for the records of `.` and `..`.
+        offset: the position: a cookie plus `DOTS`, or less at the dots.
+        plus: with attributes, for READDIRPLUS.
+        resized: given on a read-only mount. Files whose attributes the kernel gets are removed from it.
     """
 
     def __init__(
@@ -174,7 +181,10 @@ class RecordStream:
         return True
 
     def next_page(self, size: int) -> tuple[memoryview | bytes, list[int], int]:
-        """The next records that fit into `size` bytes, the counted numbers among them, and the position behind them."""
+        """The next records that fit into `size` bytes, the numbers among them to be counted, and the position behind.
+
+        All records of a page are from one batch. A page without records is the end.
+        """
         # The dots go with the first entries: a page of their own would cost small directories one more request.
         dots, self._dots = self._dots, b""
         if self._records is None or self._boundary == self._records.end:
@@ -256,7 +266,10 @@ class OpenDirectory:
         self._offset = -1
 
     def listing_page(self, offset: int, size: int, *, plus: bool) -> Page:
-        """At most `size` bytes of records from position `offset`; `plus`: with attributes."""
+        """The next records from position `offset`, of at most `size` bytes; none at the end. `plus`: with attributes.
+
+        Raise the errors of `Listable.scan`.
+        """
         if offset != self._offset and not (offset and self._stream.seek(offset)):
             self._stream = _stream(self._encoder, self._tree, self._number, offset, size, plus=plus, cache=self._cache)
         page, counted, self._offset = self._stream.next_page(size)
@@ -264,7 +277,7 @@ class OpenDirectory:
 
 
 class DirRequests(Requests):
-    """READDIR, READDIRPLUS and OPENDIR on a read-only mount, for one thread. Directories have no handles."""
+    """Answers READDIR, READDIRPLUS and OPENDIR on a read-only mount, for one thread. Directories have no handles."""
 
     def __init__(self, tree: FileTree, files: control.Control, listings: Listings, device: Device) -> None:
         self._tree = tree
@@ -281,7 +294,7 @@ class DirRequests(Requests):
 
     def _opendir(self, unique: int, _number: int, _size: int) -> None:
         # No FOPEN_CACHE_DIR among the flags: the kernel does not cache the listing.
-        self._device.send(protocol.opened(unique, 0))
+        self._device.send(protocol.open_reply(unique, 0))
 
     def _list(self, unique: int, number: int, *, plus: bool) -> None:
         offset, size = protocol.READ_IN.unpack_from(self._device.request, protocol.BODY)
@@ -291,7 +304,7 @@ class DirRequests(Requests):
 
 
 class WritableDirRequests(Requests):
-    """Requests about directories on a writable mount, for one thread. Each open directory has a handle.
+    """Answers requests about directories on a writable mount, for one thread. Each open directory has a handle.
 
     All threads share `directories`, which has the open directories by handle, and `handles`, which gives new handles.
     """
@@ -324,7 +337,7 @@ class WritableDirRequests(Requests):
         source = self._tree if number < control.DIRECTORY else self._files
         handle = next(self._handles)
         self._directories[handle] = OpenDirectory(self._device.encoder, source, number, self._cache)
-        if not self._device.send(protocol.opened(unique, 0, handle)):
+        if not self._device.send(protocol.open_reply(unique, 0, handle)):
             del self._directories[handle]
 
     def _list(self, unique: int, *, plus: bool) -> None:
@@ -335,7 +348,7 @@ class WritableDirRequests(Requests):
     def _release(self, unique: int, _number: int, _size: int) -> None:
         (handle,) = protocol.HANDLE_IN.unpack_from(self._device.request, protocol.BODY)
         self._directories.pop(handle, None)
-        self._device.send(protocol.error(unique, 0))
+        self._device.send(protocol.error_reply(unique, 0))
 
 
 def _send_page(tree: FileTree, device: Device, unique: int, page: memoryview | bytes, counted: list[int]) -> None:

@@ -51,7 +51,11 @@ class Counts(NamedTuple):
 
 
 class Server:
-    """Serves one tree on one session. `control` may be replaced before `start`."""
+    """Serves one tree on one session, until the session's mount has ended.
+
+    Attributes:
+        control: the files of `.shardfs`, by default none. May be replaced before `start`.
+    """
 
     def __init__(self, settings: FuseSettings, access: AccessLog | None = None) -> None:
         self._settings = settings
@@ -71,7 +75,8 @@ class Server:
     def start(self, tree: FileTree, session: libfuse.Session, on_end: Callable[[], object]) -> None:
         """Begin to serve, in threads of its own. `on_end` is called in one of them when the mount has ended.
 
-        The tree must be a `WritableTree` if the settings say `rw`.
+        The session must be mounted and negotiated, and its `fd` stay open. The tree must be a `WritableTree` if the
+        settings say `rw`; its hooks are set here. Raise RuntimeError or OSError if no thread can be started.
         """
         self._tree = tree
         self._fd = session.fd
@@ -92,15 +97,18 @@ class Server:
         self._leadership.start(self._make_loop, on_end)
 
     def waiting(self) -> None:
-        """The hook that the tree calls right before a request waits: see `Leadership.waiting`."""
+        """Have another thread read requests. The tree calls this right before a request waits for the store or a disk.
+
+        May raise `Postponed`: see `Leadership.waiting`.
+        """
         self._leadership.waiting()
 
     def load(self) -> dict[str, int]:
-        """See `Leadership.load`."""
+        """The numbers of `threads`, of those `waiting` for the store, and of `postponed` requests, by these names."""
         return self._leadership.load()
 
     def counts(self) -> Counts:
-        """The requests answered so far, by all threads."""
+        """The requests answered so far, by all threads. May be called in any thread."""
         errors, times, tallies = Counter[tuple[int, int]](), dict[int, Histogram](), self._leadership.tallies()
         for tally in tallies:
             errors += Counter(dict(tally.errors.copy()))
@@ -112,7 +120,7 @@ class Server:
         return Counts(calls, errors, times, sum(tally.nbytes for tally in tallies))
 
     def release_descriptors(self) -> None:
-        """Drop the attributes between LOOKUP and READ, which keep local files open."""
+        """Drop the attributes between LOOKUP and READ, which keep local files open. See `storage.descriptors`."""
         self._recent.clear()
         self._cache.evict()
 
@@ -192,7 +200,7 @@ class Server:
             sizes = self._tree.statvfs()
             if sizes is None:  # the size of a bucket is unknown
                 sizes = os.statvfs_result((protocol.BLOCK, protocol.BLOCK, 0, 0, 0, 0, 0, 0, 0, 255))
-            device.send(protocol.filesystem(unique, sizes))
+            device.send(protocol.statfs_reply(unique, sizes))
 
         return answer
 
@@ -203,7 +211,7 @@ def _refusal(device: Device, number: int) -> Handler:
     def refuse(unique: int, _number: int, _size: int) -> None:
         if number:
             device.tally.errors[protocol.HEADER_IN.unpack_from(device.request)[1], number] += 1
-        device.send(protocol.error(unique, number))
+        device.send(protocol.error_reply(unique, number))
 
     return refuse
 

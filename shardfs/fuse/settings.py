@@ -19,7 +19,8 @@ class FuseSettings:
     """How a mount behaves towards the kernel and its users. Most names are those of mount.fuse3(8).
 
     Args:
-        file_mode, dir_mode: permission bits, before `umask`.
+        uid, gid: the owner and group of all files; None for those of this process.
+        file_mode, dir_mode: permission bits, before `umask` is removed from them.
         attr_timeout, entry_timeout, negative_timeout: seconds for which the kernel may cache attributes, names, and
             the absence of a name. The source of a read-only mount is assumed not to change.
         threads: the number of requests that may wait for the store at the same time, plus one.
@@ -51,7 +52,7 @@ class FuseSettings:
 
     @classmethod
     def from_options(cls, options: Options) -> FuseSettings:
-        """The settings that the options of a mount ask for."""
+        """The settings that the options of a mount ask for. The kernel caches nothing longer than `index_ttl`."""
         values = {name: getattr(options, name) for name in cls.__dataclass_fields__ if name != "keep_listings"}
         values["keep_listings"] = options.index_ttl == math.inf
         if options.allow_root:
@@ -68,7 +69,7 @@ class FuseSettings:
         return cls(**values)
 
     def options(self) -> list[str]:
-        """The mount options for libfuse. `ro` has the kernel itself refuse changes."""
+        """The mount options for libfuse, but not the name of the source. `ro` has the kernel itself refuse changes."""
         flags = ("allow_other", "default_permissions")
         access = ("nosuid", "nodev") if self.rw else ("ro",)
         return [*access, *(name for name in flags if getattr(self, name)), *self.kernel]

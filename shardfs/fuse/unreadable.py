@@ -40,7 +40,10 @@ class UnreadableChunks:
         self._encoder = encoder
 
     def entry_reply(self, unique: int, parent: int, name: bytes, failure: Exception) -> tuple[int, bytearray]:
-        """Return the number of a chunk and a reply to LOOKUP. Raise `failure` if it says all, or about other files."""
+        """Return the number of a chunk and a reply to LOOKUP, whose tree has raised `failure`.
+
+        Raise `failure` itself if the name is none of a chunk, or if it says that there is no such chunk.
+        """
         number = self._tree.chunk_number(parent, name) if _is_open(failure) else None
         if number is None:
             raise failure
@@ -49,7 +52,7 @@ class UnreadableChunks:
         return number, self._encoder.entry_with_mode(reply, stat.S_IRUSR)
 
     def attributes_reply(self, unique: int, number: int, failure: Exception) -> bytearray:
-        """Return a reply to GETATTR. Raise `failure` as `entry_reply` does."""
+        """Return a reply to GETATTR, whose tree has raised `failure`. Raise that as `entry_reply` does."""
         if not _is_open(failure) or not self._tree.is_chunk(number):
             raise failure
         self._resized.add(number)

@@ -52,10 +52,13 @@ class WritableTree(FileTree, Protocol):
     """
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
-        """Open a file, and make it if it does not exist; its attributes and a handle. `flags`: those of open(2)."""
+        """Open a file, and make it with the permission bits `mode` if it does not exist; its attributes and a handle.
+
+        `flags` are `OPEN_FLAGS` of open(2). Raise FileExistsError if it exists and `flags` have O_EXCL.
+        """
 
     def open(self, number: int, flags: int) -> int:
-        """A handle. O_TRUNC empties the file. The kernel handles the offsets of O_APPEND."""
+        """A handle, to be released. O_TRUNC empties the file. The kernel handles the offsets of O_APPEND."""
 
     def write(self, handle: int, offset: int, data: memoryview) -> int:
         """Write all of `data`, which is valid until this returns, and return its length.
@@ -64,25 +67,32 @@ class WritableTree(FileTree, Protocol):
         """
 
     def flush(self, handle: int) -> None:
-        """A client closed a descriptor of the handle: the data written becomes a version. More writes may follow."""
+        """A client closed a descriptor of the handle: the data written becomes a version. More writes may follow.
+
+        Raise OSError if it cannot, such as EINVAL for bytes that are no such chunk. Also raise the error of an earlier
+        version that could not be published, if this handle has not received it.
+        """
 
     def fsync(self, handle: int) -> None:
-        """Return when the data written is on disk."""
+        """Commit as `flush` does, and return when the version survives a power failure.
+
+        A `*.__lock` file gets that when it has another name (docs/decisions/0018).
+        """
 
     def release(self, handle: int) -> None:
-        """Drop the handle. The kernel ignores errors."""
+        """Drop the handle for good. Data written since `flush` are committed. The kernel ignores errors."""
 
     def truncate(self, number: int, size: int, handle: int | None) -> None:
-        """Cut the file or extend it with zeros. `handle` is None for truncate(2), which names a path."""
+        """Cut the file, or extend it with zeros, to `size` bytes. `handle` is None for truncate(2) of a path."""
 
     def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
-        """fallocate(2) with a mode made of `ALLOCATIONS`. EOPNOTSUPP for files that do not support it."""
+        """fallocate(2) with a mode made of `ALLOCATIONS`. Raise OSError (EOPNOTSUPP) for files that lack it."""
 
     def set_mode(self, number: int, mode: int) -> None:
-        """Set the permission bits of a file or directory."""
+        """Set the permission bits, and the sticky bit, of a file or directory."""
 
     def set_times(self, number: int, mtime_ns: int | None) -> None:
-        """Set the time of modification; None stands for now."""
+        """Set the time of modification, in nanoseconds since the epoch; None stands for now."""
 
     def is_unlinked(self, number: int) -> bool:
         """Whether the file is open and has no name any more."""
@@ -100,19 +110,20 @@ class WritableTree(FileTree, Protocol):
         """Rename a file or directory. An existing file of the new name is replaced; `noreplace`: FileExistsError."""
 
     def link(self, number: int, new_parent: int, new_name: bytes) -> Attributes:
-        """Make a copy of a file, with a number of its own."""
+        """Make a copy of a file, with a number of its own; its attributes. Raise FileExistsError if the name exists."""
 
     def sync_directory(self, number: int) -> None:
-        """Return when the names in the directory are on disk."""
+        """Return when the names in the directory survive a power failure."""
 
     def set_xattr(self, number: int, name: str, value: bytes, flags: int) -> None:
-        """Set an extended attribute; `flags` are those of setxattr(2). EOPNOTSUPP if it cannot be set.
+        """Set an extended attribute; `flags` are those of setxattr(2). Raise OSError (EOPNOTSUPP) if it cannot be set.
 
-        `user.shardfs.flush` publishes the file, or all files below the directory, within `value` seconds.
+        `user.shardfs.flush` publishes the file, or all files below the directory, within `value` seconds, a decimal
+        number; 0 and nothing are no limit. Raise the first error, or TimeoutError.
         """
 
     def remove_xattr(self, number: int, name: str) -> None:
-        """Remove an extended attribute. EOPNOTSUPP if it cannot be removed."""
+        """Remove an extended attribute. Raise OSError (EOPNOTSUPP) if it cannot be removed."""
 
 
 class _TreeRequests(Requests):
@@ -136,7 +147,7 @@ class _TreeRequests(Requests):
 
 
 class WriteRequests(_TreeRequests):
-    """Requests that open, change and close files: OPEN, WRITE, SETATTR and their like. For one thread."""
+    """Answers requests that open, change and close files: OPEN, WRITE, SETATTR and their like. For one thread."""
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -159,7 +170,7 @@ class WriteRequests(_TreeRequests):
         if number >= control.DIRECTORY:
             if not reads:
                 raise control.not_permitted()
-            self._device.send(protocol.opened(unique, protocol.OPEN_KEEP_CACHE | protocol.OPEN_NO_FLUSH))
+            self._device.send(protocol.open_reply(unique, protocol.OPEN_KEEP_CACHE | protocol.OPEN_NO_FLUSH))
             return
         try:
             handle = self._tree.open(number, flags)
@@ -167,13 +178,13 @@ class WriteRequests(_TreeRequests):
             if failure.errno != errno.ESTALE:
                 raise
             # No failure of the client's open(2), so not logged: the kernel looks up the name and opens again.
-            self._device.send(protocol.error(unique, errno.ESTALE))
+            self._device.send(protocol.error_reply(unique, errno.ESTALE))
             return
         if flags & os.O_TRUNC:
             self._cache.invalidate(number)
         reply_flags = 0 if self._cache.is_dropping(number) else protocol.OPEN_KEEP_CACHE
         reply_flags |= protocol.OPEN_NO_FLUSH if reads else 0
-        if not self._device.send(protocol.opened(unique, reply_flags, handle)):
+        if not self._device.send(protocol.open_reply(unique, reply_flags, handle)):
             self._tree.release(handle)
 
     def _write_handler(self) -> Handler:
@@ -184,7 +195,7 @@ class WriteRequests(_TreeRequests):
         send = self._device.send
         arguments = protocol.WRITE_IN.unpack_from
         begin = protocol.BODY
-        reply = protocol.written
+        reply = protocol.write_reply
         start = begin + protocol.WRITE_IN.size
 
         def answer(unique: int, number: int, _size: int) -> None:
@@ -206,7 +217,7 @@ class WriteRequests(_TreeRequests):
             self._tree.allocate(handle, offset, size, mode)
         finally:
             self._cache.invalidate(number)
-        self._device.send(protocol.error(unique, 0))
+        self._device.send(protocol.error_reply(unique, 0))
 
     def _sync_handler(self, sync: Callable[[int], None]) -> Handler:
         """The handler of FLUSH or FSYNC, which calls `sync` with the handle."""
@@ -218,7 +229,7 @@ class WriteRequests(_TreeRequests):
                     sync(handle)
                 finally:
                     self._cache.invalidate()  # of all files: a metadata document describes other files
-            self._device.send(protocol.error(unique, 0))
+            self._device.send(protocol.error_reply(unique, 0))
 
         return answer
 
@@ -226,13 +237,13 @@ class WriteRequests(_TreeRequests):
         if number < control.DIRECTORY:
             self._waiting()
             self._tree.sync_directory(number)
-        self._device.send(protocol.error(unique, 0))
+        self._device.send(protocol.error_reply(unique, 0))
 
     def _release(self, unique: int, number: int, _size: int) -> None:
         if number < control.DIRECTORY:
             (handle,) = protocol.HANDLE_IN.unpack_from(self._request, protocol.BODY)
             self._tree.release(handle)
-        self._device.send(protocol.error(unique, 0))
+        self._device.send(protocol.error_reply(unique, 0))
 
     def _setattr(self, unique: int, number: int, _size: int) -> None:
         fields, handle, size, seconds, nanoseconds, mode, uid, gid = protocol.SETATTR_IN.unpack_from(
@@ -268,13 +279,13 @@ class WriteRequests(_TreeRequests):
         name = _changeable_xattr(number, raw)
         self._waiting()
         self._tree.set_xattr(number, name, value[:length], flags)
-        self._device.send(protocol.error(unique, 0))
+        self._device.send(protocol.error_reply(unique, 0))
 
     def _removexattr(self, unique: int, number: int, size: int) -> None:
         name = _changeable_xattr(number, bytes(self._request[protocol.BODY : size - 1]))
         self._waiting()
         self._tree.remove_xattr(number, name)
-        self._device.send(protocol.error(unique, 0))
+        self._device.send(protocol.error_reply(unique, 0))
 
 
 def _changeable_xattr(number: int, raw: bytes) -> str:
@@ -286,7 +297,7 @@ def _changeable_xattr(number: int, raw: bytes) -> str:
 
 
 class NameRequests(_TreeRequests):
-    """Requests that make, rename and remove names: CREATE, RENAME, UNLINK and their like. For one thread."""
+    """Answers requests that make, rename and remove names: CREATE, RENAME, UNLINK and their like. For one thread."""
 
     def handlers(self) -> dict[int, Handler]:
         changes = {
@@ -314,7 +325,7 @@ class NameRequests(_TreeRequests):
             finally:
                 self._cache.invalidate()
             if attributes is None:
-                self._device.send(protocol.error(unique, 0))
+                self._device.send(protocol.error_reply(unique, 0))
             else:
                 self._nodes.send_entry(unique, attributes)
 

@@ -1,1 +1,1 @@
-"""Jobs over all shards of a source: verify, which can run on an executor, compact, and maps."""
+"""Jobs over all shards of a source: verify, pack and unpack, which can run on an executor; compact, and maps."""

@@ -36,7 +36,12 @@ REMOTE_SPAN = 16 << 20
 
 
 class ChunkRanges(NamedTuple):
-    """The ranges of chunks that an index page states, ascending by start."""
+    """The ranges of chunks that an index page states, ascending by start.
+
+    Args:
+        coords: the coordinates of the chunks (n, d).
+        starts, stops: byte positions in the shard (n,).
+    """
 
     coords: U64
     starts: U64
@@ -45,11 +50,13 @@ class ChunkRanges(NamedTuple):
 
 @dataclass(frozen=True)
 class ChunkVerifier:
-    """Checks the chunks of a shard of the innermost layer.
+    """Checks the chunks of a shard of the innermost layer. What it finds and counts goes into `findings`.
 
     Args:
+        blob: the bytes of the shard, not closed.
         key: name of the shard, for findings.
         checksum: given if a checksum follows each chunk.
+        deep: read and decode every chunk.
     """
 
     collection: Collection
@@ -61,7 +68,10 @@ class ChunkVerifier:
     deep: bool
 
     def run(self, ranges: ChunkRanges, *, local: bool) -> None:
-        """Run all checks of the collection. `local`: reading the first bytes of each chunk costs no requests."""
+        """Run all checks of the collection. `local`: reading the first bytes of each chunk costs no requests.
+
+        Errors of the store and of the data become findings.
+        """
         check = self.collection.check
         if self.deep and (check is None or check.unchecked):
             self.findings.tally.unchecked_chunks += len(ranges.starts)
@@ -89,7 +99,10 @@ class ChunkVerifier:
             yield "decode", lambda coords, _, data: transform.show(coords, data.tobytes())
 
     def lead_starts(self, ranges: ChunkRanges, lead: Lead) -> U64:
-        """Return where the bytes before each chunk (n,) begin that belong to it. Reads and decodes the chunks."""
+        """Return where the bytes before each chunk (n,) begin that belong to it. Reads and decodes the chunks.
+
+        For a chunk that cannot be decoded, which becomes a finding, this is the start of the chunk.
+        """
         begins = ranges.starts.copy()
         at = {tuple(c): i for i, c in enumerate(ranges.coords.tolist())}
 
@@ -105,7 +118,10 @@ class ChunkVerifier:
         return begins
 
     def check(self, ranges: ChunkRanges, checks: Sequence[tuple[str, CheckFunction]]) -> None:
-        """Read all chunks and run the checks on each chunk, up to the first check that fails."""
+        """Read all chunks and run the checks on each chunk, up to the first check that fails.
+
+        `checks` are functions, each with the kind of its findings. Without any, the chunks are only read.
+        """
         span = SPAN if self.blob.fd >= 0 else REMOTE_SPAN
         behind = self.checksum.size if self.checksum is not None else 0
         coords, stops = ranges.coords, ranges.stops + np.uint64(behind)
@@ -120,7 +136,7 @@ class ChunkVerifier:
                 data = _read(self.blob, start, stop, buffer)
             except (OSError, ValueError) as e:
                 if alone:
-                    self._add("read", reason(e), tuple(coords[first].tolist()))
+                    self._add_finding("read", reason(e), tuple(coords[first].tolist()))
                 else:
                     for i in range(first, end):
                         self.check(ChunkRanges(*(column[i : i + 1] for column in ranges)), checks)
@@ -140,7 +156,7 @@ class ChunkVerifier:
             try:
                 check(coords, len(data), data)
             except ValueError as e:
-                self._add(kind, str(e), coords)
+                self._add_finding(kind, str(e), coords)
                 return
             data, behind = data[: len(data) - behind], 0
 
@@ -149,7 +165,7 @@ class ChunkVerifier:
             for part in stream(self.blob, start, stop):
                 self.findings.tally.looked_bytes += len(part)
         except (OSError, ValueError) as e:
-            self._add("read", reason(e), coords)
+            self._add_finding("read", reason(e), coords)
 
     def _check_heads(self, ranges: ChunkRanges, head: int, check: CheckFunction) -> None:
         buffer = np.empty(head, np.uint8)
@@ -158,9 +174,9 @@ class ChunkVerifier:
             try:
                 check(coords, stop - start, _read(self.blob, start, min(start + head, stop), buffer))
             except (OSError, ValueError) as e:
-                self._add("read" if isinstance(e, OSError) else "decode", reason(e), coords)
+                self._add_finding("read" if isinstance(e, OSError) else "decode", reason(e), coords)
 
-    def _add(self, kind: str, why: str, coords: Coords) -> None:
+    def _add_finding(self, kind: str, why: str, coords: Coords) -> None:
         self.findings.add(self.key, kind, why, coords)
 
 
@@ -170,7 +186,7 @@ def _verify_checksum(checksum: Checksum, _coords: Coords, size: int, data: Buffe
 
 
 def reason(error: Exception) -> str:
-    """Return the reason of a finding: the text of an error of the store or of the data."""
+    """Return the reason of a finding: the text of an error of the store or of the data, for users."""
     return str(error) if isinstance(error, ValueError) else message(error)
 
 
@@ -196,7 +212,10 @@ def _read(blob: Blob, start: int, stop: int, buffer: Buffer) -> Buffer:
 
 
 def stream(blob: Blob, start: int, stop: int) -> Iterator[Buffer]:
-    """Yield a range of a blob in pieces. The next one overwrites the previous one. Raise ValueError if it is short."""
+    """Yield the bytes from `start` to below `stop` in pieces. The next one overwrites the previous one.
+
+    Raise ValueError if the blob is shorter, OSError if it cannot be read.
+    """
     span = SPAN if blob.fd >= 0 else REMOTE_SPAN
     buffer = _buffer(blob, min(span, stop - start))
     for begin in range(start, stop, span):

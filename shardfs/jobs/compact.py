@@ -43,7 +43,14 @@ CACHE = 64 << 20
 
 
 class Work(NamedTuple):
-    """A shard with dead bytes. `key` is its name in the source."""
+    """A shard with dead bytes.
+
+    Args:
+        tree: the collection of the shard.
+        shard: the number of the shard, of the outermost layer.
+        key: its path in the source.
+        usage: its size, and how many of its bytes are dead.
+    """
 
     tree: ChunkDirs
     shard: int
@@ -111,8 +118,11 @@ class Packer:
 
     @classmethod
     @contextmanager
-    def opened(cls, tree: Tree, source: str, options: Options) -> Iterator[Self]:
-        """Lock the source; yield the packer. Raise the errors of `open_journal`, `open_writer` and `Packer`."""
+    def open(cls, tree: Tree, source: str, options: Options) -> Iterator[Self]:
+        """Context manager that locks the source of `tree`, and yields the packer; unlocks it at the end.
+
+        Raise the errors of `open_journal`, `open_writer` and `Packer`.
+        """
         with ExitStack() as stack:
             journal, clean = open_journal(source, options), False
             stack.callback(lambda: journal.close(clean=clean))
@@ -126,7 +136,8 @@ class Packer:
     def pack(self, work: Work) -> int | Problem:
         """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem.
 
-        After a crash, the next writer of the source cleans up.
+        Errors of the store and of the data are problems, and leave the shard unchanged. After a crash, the next writer
+        of the source cleans up.
         """
         packing = _Packing(work, self._backlog)
         try:
@@ -138,7 +149,10 @@ class Packer:
 
 
 def compare(work: Work, old: Blob, new: Blob) -> None:
-    """Raise ValueError unless both shards have the same chunks with the same bytes."""
+    """Raise ValueError unless both shards have the same chunks with the same bytes, as readers find them.
+
+    Raise OSError or CorruptShardError if one of them cannot be read. The blobs are not closed.
+    """
     one, other = (chunks_in(work.tree.collection, work.shard, work.key, blob) for blob in (old, new))
     n = sum(len(batch.sizes) for batch in other.layer.scan(0))
     for batch in one.layer.scan(0):

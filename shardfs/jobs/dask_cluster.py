@@ -22,7 +22,9 @@ WATCH_S = 0.5
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[tuple[Executor, int]]:
-    """Context manager for an executor on a cluster, and the number of threads of the cluster.
+    """Context manager that yields an executor on a cluster, and the number of threads of the cluster, at least 1.
+
+    Leaving it closes the connection; unfinished tasks are released.
 
     Args:
         address: the address of the scheduler, or the path of its scheduler file.

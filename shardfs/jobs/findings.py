@@ -19,6 +19,7 @@ NAMES = 3
 
 
 ALL_PAGES = -1
+"""In `ShardPart.page`: the whole shard."""
 
 
 class ShardPart(NamedTuple):
@@ -40,7 +41,8 @@ class Damage(NamedTuple):
     """One finding.
 
     Args:
-        shard: name of the shard in the source. A shard inside a shard has its position in brackets.
+        collection: the path of the collection on a mount.
+        shard: path of the shard in the source; "" if there is none. A shard in a shard has its position in brackets.
         kind: one of the words in docs/verify.md.
         why: the reason, for users.
         files: paths of the first few affected chunks on a mount; empty if unknown.
@@ -91,7 +93,7 @@ class ShardTally:
 
 @dataclass(slots=True)
 class Report:
-    """Counts and findings of some shards of a collection."""
+    """Counts and findings of some shards of a collection, which is named by its path on a mount."""
 
     collection: str
     tally: ShardTally = field(default_factory=ShardTally)
@@ -107,6 +109,7 @@ class ShardFindings:
     """Collects the report of one outermost shard and of the shards inside it.
 
     Args:
+        tree: the collection of the shard.
         regions: keep all affected chunks, also those of findings that are only counted.
     """
 
@@ -119,6 +122,7 @@ class ShardFindings:
 
     @property
     def tally(self) -> ShardTally:
+        """The counts, which the caller may increase."""
         return self.report.tally
 
     def add(self, shard: str, kind: str, why: str, *coords: Coords, parts: tuple[ShardPart, ...] = ()) -> None:
@@ -146,7 +150,7 @@ class ShardFindings:
             unlisted[1].extend(parts)
 
     def complete(self) -> Report:
-        """Return the report, with an entry for the findings of each kind that are not listed."""
+        """Return the report, with an entry for the findings of each kind that are not listed. To be called once."""
         for (kind, shard), n in self._counts.items():
             if n > MOST:
                 why = f"and {n - MOST} more like these"

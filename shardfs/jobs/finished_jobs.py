@@ -25,12 +25,14 @@ log = logging.getLogger(__name__)
 
 
 def fingerprint(raw: bytes) -> str:
-    """Return a digest of 128 bits."""
+    """Return a digest of 128 bits (MurmurHash3) as 32 hexadecimal digits."""
     return mmh3.mmh3_x64_128_digest(raw).hex()
 
 
 def note(place: str, job: bytes, version: Version) -> None:
-    """Note that a job has made the dataset in `place`. Without a note, a repeated job is an error.
+    """Note that a job has made the dataset in `place`, instead of any earlier job there.
+
+    Without a note, a repeated job is an error. An OSError is only logged.
 
     Args:
         place: the path or URL of the dataset.

@@ -23,7 +23,7 @@ import numpy as np
 from shardfs.formats.documents import MAX_DOCUMENT_BYTES
 from shardfs.jobs import finished_jobs
 from shardfs.jobs.copying import require_idle
-from shardfs.jobs.in_place_shards import LOCK, is_litter, opened, require_plain, take_over, working
+from shardfs.jobs.in_place_shards import LOCK, is_litter, mixed_dataset, require_plain, take_over, working
 from shardfs.jobs.pack_job import Packing, PackJob
 from shardfs.jobs.runs import PackReport, Run
 from shardfs.jobs.shared_work import JobSource, Task, Unit
@@ -53,7 +53,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InPlaceJob:
-    """A local source to pack in place, or, with the direction `UNPACK`, to bring back. `run`: that of the tasks."""
+    """A local source to pack in place, or to bring back.
+
+    Args:
+        root: the canonical path of the source.
+        run: the number of the run that has made the tasks: see `working`.
+        direction: PACK or UNPACK.
+    """
 
     source: JobSource
     root: str
@@ -63,7 +69,13 @@ class InPlaceJob:
 
 @dataclass(frozen=True, slots=True)
 class ShardInPlace(Unit[InPlaceJob, PackReport]):
-    """One shard to pack or to unpack. `chunks` are the numbers of its chunk files, 8 bytes each, to be packed."""
+    """One shard to pack or to unpack.
+
+    Args:
+        array: the path of the array in `PackPlan.arrays`.
+        shard: the number of the shard.
+        chunks: the numbers of its chunk files to be packed, 8 bytes each in the byte order of the machine.
+    """
 
     array: str
     shard: int
@@ -267,7 +279,7 @@ class InPlaceRun(Run):
                 self._move(state.sharded, SHARDED, "")
             case "unpack", Stage.SHARDED:
                 self._move(state.sharded, "", SHARDED)
-                dataset = opened(self.root, self.number)
+                dataset = mixed_dataset(self.root, self.number)
                 for array in dataset.plan.arrays.values():
                     self._move(dataset.existing_shards(array, dataset.source), "", SHARDED)
         self._save(replace(state, stage=state.after()))
@@ -330,7 +342,7 @@ class InPlaceRun(Run):
     # ---- the middle ----
 
     def _count(self) -> None:
-        dataset = opened(self.root, self.number)
+        dataset = mixed_dataset(self.root, self.number)
         if self.direction == UNPACK:
             self.files = self.shards = sum(len(dataset.shard_numbers(array)) for array in dataset.plan.arrays.values())
             return
@@ -348,7 +360,7 @@ class InPlaceRun(Run):
                 for shard, chunks in plan:
                     yield Task(job, ShardInPlace(plan.array.path, shard, chunks.tobytes()))
             return
-        dataset = opened(self.root, self.number)
+        dataset = mixed_dataset(self.root, self.number)
         for path, array in dataset.plan.arrays.items():
             for shard in dataset.shard_numbers(array).tolist():
                 yield Task(job, ShardInPlace(path, shard))
@@ -357,7 +369,7 @@ class InPlaceRun(Run):
         """A problem for each chunk file or shard that should be gone. If there is none, the stage is on the disk."""
         if self._state is None or self._state.stage != Stage.MIXED:
             return []
-        dataset = opened(self.root, self.number)
+        dataset = mixed_dataset(self.root, self.number)
         keys = dataset.tidy()
         if self.direction == UNPACK:
             keys = [key for array in dataset.plan.arrays.values() for key in dataset.existing_shards(array)]

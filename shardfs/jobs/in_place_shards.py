@@ -120,6 +120,8 @@ class MixedDataset(Packing):
 
     Args:
         root: the directory of the source.
+
+    The constructor raises the errors of `Packing`.
     """
 
     def __init__(self, root: str) -> None:
@@ -135,11 +137,13 @@ class MixedDataset(Packing):
     # ---- packing ----
 
     def pack(self, array: PackedArray, shard: int, numbers: U64) -> PackReport:
-        """Move chunk files into their shard, and return what was done. Raise OSError if the shard cannot be written.
+        """Move the chunk files with these numbers (n,) into their shard, and return what was done.
 
-        The files are deleted after each was found in the stored shard, byte by byte.
+        The files are deleted after each was found in the stored shard, byte by byte. If the shard exists already, these
+        are the files that an interrupted run has not deleted.
 
-        If the shard exists already, these are the files that an interrupted run has not deleted.
+        Files that were changed meanwhile are problems of the report, and stay. Raise OSError if a file cannot be
+        deleted, or if the shard cannot be written.
         """
         files = [array.file(number) for number in numbers.tolist()]
         cells = dict(zip(files, map(tuple, array.cells(numbers).tolist()), strict=True))
@@ -233,11 +237,12 @@ class MixedDataset(Packing):
     # ---- unpacking ----
 
     def unpack(self, array: PackedArray, shard: int) -> PackReport:
-        """Write the chunks of a shard as files, delete the shard, and return what was done.
+        """Write the chunks of a finished shard as files, delete the shard, and return what was done.
 
-        The shard is deleted after each chunk was found in its file.
+        The shard is deleted after each chunk was found in its file. A file that exists with the same bytes stays.
 
-        Raise OSError if a file exists and differs from the shard.
+        Raise OSError if a file cannot be written, or exists and differs from the shard; CorruptShardError if a chunk
+        cannot be read.
         """
         key, chunks = array.shard_key(shard), self._stored_chunks(array, shard)
         report = PackReport(1, 1)
@@ -273,18 +278,18 @@ class MixedDataset(Packing):
     # ---- the whole source ----
 
     def existing_shards(self, array: PackedArray, store: LocalStore | None = None) -> list[str]:
-        """Return the paths of an array's shards in a store, by default the finished shards."""
+        """Return the paths of an array's shards in a store, by default in `shards`, in the order of their numbers."""
         return [array.shard_key(shard) for shard in self.shard_numbers(array, store).tolist()]
 
     def shard_numbers(self, array: PackedArray, store: LocalStore | None = None) -> U64:
-        """Return the numbers of `existing_shards`, ascending."""
+        """Return the numbers (n,) of `existing_shards`, ascending."""
         source = StoreShards(store or self.shards, array.home, array.target.layers[0], ByteLRU(CACHE))
         return source.survey()[0]
 
     def tidy(self) -> list[str]:
-        """Remove empty directories of chunks, and what killed workers have left; sync the other ones.
+        """Remove empty directories of chunks, and what killed workers have left; sync the directories that stay.
 
-        Return the paths of some chunk files that exist.
+        Return the paths of the chunk files that exist, at most ten of them. Raise OSError.
         """
         strays: list[str] = []
         for array in self.plan.arrays.values():
@@ -324,14 +329,14 @@ def _changed(key: str) -> OSError:
 
 
 def sync_names(path: str, root: str) -> None:
-    """Sync the directories from the one with this file up to `root`."""
+    """Sync the directories of a file, from its own one up to and with `root`. Raise OSError."""
     while path != root:
         path = os.path.dirname(path)
         syscalls.fsync_directory(path)
 
 
 def require_plain(path: str, key: str) -> None:
-    """Raise OSError unless a path is a regular file, and no symbolic link."""
+    """Raise OSError unless a path is a regular file, and no symbolic link. `key` is its name for the message."""
     if os.path.islink(path):
         why = "is a symbolic link, which a job in place does not replace; put the file itself in its place"
         raise OSError(errno.EMLINK, why, key)
@@ -347,15 +352,15 @@ def is_litter(name: str) -> bool:
 
 
 @lru_cache(2)
-def opened(root: str, run: int) -> MixedDataset:
-    """Return the dataset of one run, opened once per process. Raise the errors of `Packing`."""
+def mixed_dataset(root: str, run: int) -> MixedDataset:
+    """Return the dataset of one run, opened once per process. Raise the errors of `MixedDataset`."""
     return MixedDataset(root)
 
 
 def take_over(root: str, run: int) -> None:
-    """Begin a run: wait until tasks of earlier runs have ended, and let none of these begin any more.
+    """Begin the run with this number: wait until tasks of earlier runs have ended, and let none of them begin any more.
 
-    A process of an earlier run may have survived its main process.
+    A process of an earlier run may have survived its main process. Raise BlockingIOError after `LOCK_S`.
     """
     fd = open_or_create(os.path.join(root, LOCK), os.O_RDWR, 0o600, inside=root)
     try:
@@ -368,12 +373,12 @@ def take_over(root: str, run: int) -> None:
 
 @contextmanager
 def working(root: str, run: int) -> Iterator[MixedDataset]:
-    """Yield the dataset, for one task of a run. Raise BusyError if another run has begun."""
+    """Context manager for one task of a run: yields the dataset. Raise BusyError if another run has begun since."""
     fd = open_regular(os.path.join(root, LOCK), os.O_RDWR, inside=root)
     try:
         syscalls.lock(fd, exclusive=False, wait=LOCK_S)
         if os.pread(fd, 100, 0) != b"%d" % run:
             raise BusyError(errno.EBUSY, "another run of this job has begun", root)
-        yield opened(root, run)
+        yield mixed_dataset(root, run)
     finally:
         os.close(fd)

@@ -35,7 +35,12 @@ PER_OCTAVE = 4
 
 
 class Bins(NamedTuple):
-    """An axis of the chunk grid, divided into `n` bins of about equal length. `axis` is -1 for a missing axis."""
+    """An axis of the chunk grid, divided into `n` bins of about equal length.
+
+    Args:
+        axis: the number of the axis in `ChunkMap.grid`; -1 for a missing axis.
+        chunks: the number of chunks along the axis; 1 for a missing axis.
+    """
 
     axis: int
     chunks: int
@@ -48,7 +53,7 @@ class Bins(NamedTuple):
         return (coords[:, self.axis] * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
 
     def lengths(self) -> Counts:
-        """Return the number of chunk numbers in each bin (`n`,)."""
+        """Return how many of the positions along the axis are in each bin (`n`,)."""
         edges = [-(-i * self.chunks // self.n) for i in range(self.n + 1)]
         return np.array([b - a for a, b in pairwise(edges)], np.int64)
 
@@ -99,7 +104,10 @@ class ChunkMap:
 
 
 def chunk_map(tree: ChunkDirs, most_rows: int, most_columns: int) -> ChunkMap:
-    """Return the counts of a collection. Reads every index, and of the chunks only those with positions of others."""
+    """Return the counts of a collection. Reads every index, and of the chunks only those with positions of others.
+
+    `most_rows` and `most_columns` limit the bins of the map. Errors of the store and of the data count as findings.
+    """
     axes = _shown_axes(tree)
     grid = tuple(1 if axis is None else tree.chunks.layer.format.grid[axis] for axis in axes)
     rows, columns = (None, None) if tree.by_id else _bins(tree, axes, grid, most_rows, most_columns)
@@ -179,7 +187,10 @@ class SizeBin(NamedTuple):
 
 
 def size_bins(chunks: ChunkMap, limit: int) -> list[SizeBin]:
-    """Return the chunk sizes from the smallest to the largest in at most `limit` bins, as fine as possible."""
+    """Return the chunk sizes from the smallest to the largest in at most `limit` bins, as fine as possible.
+
+    Empty if there are no chunks. The bins adjoin; some may have no chunks.
+    """
     filled = np.flatnonzero(chunks.sizes)
     if not len(filled):
         return []

@@ -33,10 +33,10 @@ def _descriptors() -> threading.Semaphore:
 
 
 class Files(Protocol):
-    """Files of a source."""
+    """Files of a source that can be opened."""
 
     def blob(self, key: str) -> Blob:
-        """Return the opened file of the source that is copied to this key. Raise OSError if it cannot be read."""
+        """Return the opened file of the source that is copied to this key. Raise OSError if it cannot be opened."""
 
 
 class Permit:
@@ -44,7 +44,7 @@ class Permit:
 
     @classmethod
     def take(cls) -> Self | None:
-        """Return a permit; None if there is none left."""
+        """Return a permit; None if there is none left in this process. Never waits."""
         if not _descriptors().acquire(blocking=False):
             return None
         return cls()
@@ -54,7 +54,10 @@ class Permit:
 
 
 class OpenedFile(NamedTuple):
-    """The content of a file in the source. If `content` is a `FilePart`, `blob` keeps its descriptor open."""
+    """The content of a file in the source.
+
+    If `content` is a `FilePart`, `blob` keeps its descriptor open, so the content is valid only as long as this object.
+    """
 
     content: Bytes
     blob: Blob | None = None
@@ -62,7 +65,10 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def from_key(cls, files: Files, key: str) -> OpenedFile:
-        """Return the content of a file. A remote one of several requests is copied to a temporary file first."""
+        """Return the content of a file. A remote one of several requests is copied to a temporary file first.
+
+        Raise OSError if it cannot be read, or if it changes meanwhile.
+        """
         blob = files.blob(key)
         if blob.fd >= 0:
             return cls._local(blob, key)

@@ -37,7 +37,13 @@ FIRST_LOADS = 16
 
 @dataclass(frozen=True, slots=True)
 class NewShard(ShardUnit["PackJob"]):
-    """One shard to make. `chunks` are the numbers of its chunks in the source, 8 bytes each."""
+    """One shard to make.
+
+    Args:
+        array: the path of the array in `PackPlan.arrays`.
+        shard: the number of the shard.
+        chunks: the numbers of its chunks in the source, 8 bytes each in the byte order of the machine.
+    """
 
     array: str
     shard: int
@@ -81,7 +87,7 @@ def _contents(packing: Packing, array: PackedArray, numbers: U64, open_files: li
 
 
 class PackRun(CopyRun):
-    """Packing that is ready to run. Raise the errors of `CopyRun`."""
+    """Packing that is ready to run. The constructor is that of `CopyRun`."""
 
     survey: Survey[ArrayPlan]
 

@@ -60,7 +60,7 @@ class PackedArray:
     suffix: str = ""
 
     def number(self, name: str) -> int | None:
-        """Return the number of the chunk with this file name below `path`; None for other names."""
+        """Return the number of the chunk whose file has this path below `path`; None for other files."""
         if self.suffix:
             if not name.endswith(self.suffix):
                 return None
@@ -81,15 +81,15 @@ class PackedArray:
         return join(self.path, self.source.layers[0].format.key(number) + self.suffix)
 
     def files(self, numbers: U64) -> list[str]:
-        """Return the paths of chunk files (n,) in the source."""
+        """Return the paths in the source of the files of chunks (n,), in their order."""
         return list(map(self.file, numbers.tolist()))
 
     def stored(self, numbers: U64) -> U64:
-        """Return the coordinates (n, d) of chunks (n,) in the source."""
+        """Return the coordinates (n, d), in the grid of the source, of chunks with these numbers (n,)."""
         return unravel_many(numbers, self.source.layers[0].format.grid)
 
     def cells(self, numbers: U64) -> U64:
-        """Return the coordinates (n, d) of chunks (n,) in the target."""
+        """Return the coordinates (n, d), in the grid of the target, of chunks with these numbers (n,)."""
         return renamed(self.source.names, self.target.names, self.stored(numbers))
 
     def numbers(self, cells: U64) -> U64:
@@ -105,14 +105,14 @@ class PackedArray:
         return join(self.home, rewriting.key(self.target, shard))
 
     def incomplete(self, numbers: U64) -> U64:
-        """Return the chunks that cannot be packed, because another file of theirs is missing."""
+        """Return those of these chunks, of numbers (n,), that cannot be packed: another file of theirs is missing."""
         return numbers[:0]
 
     # ---- bytes ----
 
     @property
     def converts(self) -> bool:
-        """Whether `converted` changes bytes."""
+        """Whether `converted` may change bytes; otherwise contents go into shards without being read."""
         return self.source.transform is not None or self._encodes
 
     @property
@@ -132,10 +132,10 @@ class PackedArray:
         return data
 
     def packed(self, numbers: U64, contents: Iterable[Bytes]) -> tuple[dict[Coords, Bytes], list[Problem]]:
-        """Turn the contents of chunk files, one at a time, into those of their shard.
+        """Turn the contents of chunk files (n,), one at a time, into those of their shard.
 
-        Return them by coordinates in the target; and chunks that no reader can decode, as far as sizes and first bytes
-        show. Chunks that cannot be converted are `damaged`.
+        Return them by coordinates in the target; and problems. Chunks that cannot be converted are `damaged`, and left
+        out. Others that no reader can decode, as far as sizes and first bytes show, are packed nevertheless.
         """
         chunks: dict[Coords, Bytes] = {}
         problems: list[Problem] = []
@@ -155,7 +155,10 @@ class PackedArray:
         return chunks, problems
 
     def suspects(self, cells: U64, contents: Sequence[Bytes]) -> Iterator[tuple[int, str]]:
-        """Yield the positions of chunks with a wrong size or wrong first bytes, with reasons."""
+        """Yield the positions, among these cells (n, d), of chunks with a wrong size or wrong first bytes, and reasons.
+
+        One that is wrong twice is yielded twice.
+        """
         check = self.target.check
         if check is None:
             return
@@ -214,7 +217,7 @@ def has_ids(collection: Collection) -> bool:
 
 
 def with_ids(path: str, target: Collection, suffix: str) -> PackedArray:
-    """Return the plain files of a collection that `has_ids`, and their shards."""
+    """Return the plain files of a collection that `has_ids`, in the directory `path`, and their shards there."""
     source = replace(target, transform=None, lead=None)
     if isinstance(target.names, IdNames):
         return PackedIds(path, path, source, target, suffix)
@@ -248,7 +251,13 @@ def stray(array: PackedArray, name: str, key: str) -> Problem | None:
 
 @dataclass
 class ArrayPlan:
-    """The stored chunks of one array, grouped by their shards: 8 bytes of memory for each file."""
+    """The stored chunks of one array, grouped by their shards: 8 bytes of memory for each file.
+
+    Args:
+        chunks: the numbers of the chunks (n,), ascending inside each shard.
+        shards: the numbers of the shards (m,), ascending.
+        starts: for each shard, the position of its first chunk in `chunks`.
+    """
 
     array: PackedArray
     chunks: U64
@@ -257,7 +266,7 @@ class ArrayPlan:
 
     @property
     def files(self) -> int:
-        """The number of files of the source."""
+        """The number of files of the source: one for each number of a chunk."""
         return len(self.chunks)
 
     @classmethod
@@ -284,6 +293,6 @@ class ArrayPlan:
         return cls(array, chunks, shards, starts)
 
     def __iter__(self) -> Iterator[tuple[int, U64]]:
-        """Yield each shard with its chunks."""
+        """Yield the number of each shard, and the numbers of its chunks (k,)."""
         for shard, start, stop in zip(self.shards.tolist(), self.starts, [*self.starts[1:], None], strict=False):
             yield shard, self.chunks[start:stop]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.formats.layouts import PACKED, join
-from shardfs.formats.registry import creating_view
 from shardfs.jobs.copying import OpenedJob, Survey
 from shardfs.jobs.pack_arrays import ONLY_ONE, ArrayPlan, PackedArray, stray
 from shardfs.jobs.pack_plan import ZARR3, PackOptions, Planner, has_zarr2
@@ -39,7 +38,7 @@ class PackJob(PackOptions):
     """What to pack, and how: hashable, and can be pickled."""
 
     def opened(self) -> Packing:
-        """Return the source, opened once per process. Raise the errors of `Packing`."""
+        """Return the opened job, the same one at each call in a process. Raise the errors of `Packing`."""
         return _packing(self)
 
 
@@ -50,20 +49,18 @@ def _packing(job: PackJob) -> Packing:
 
 def _tree(job: PackJob, layout: str) -> Tree:
     codec = PACKED if layout != NATIVE else None
-    tree = job.source.open(layout=layout, skip_unsupported=True, may_be_empty=True, chunk_codec=codec)
-    if layout == ZARR3:
-        tree.datasets.shown_datasets.view = creating_view(ZARR3)  # unlike the view of a mount, it keeps all codecs
-    return tree
+    return job.source.open(layout=layout, skip_unsupported=True, may_be_empty=True, chunk_codec=codec)
 
 
 class Packing(OpenedJob):
-    """An opened job.
+    """An opened job of `pack`.
 
     Attributes:
+        store: the store of the source.
         plan: the arrays to pack, and the documents of the target.
 
-    Raise UnsupportedError, with all arrays and reasons, if an array cannot be packed; NotADatasetError if the source
-    has no unsharded array.
+    The constructor reads all documents of the source. Raise UnsupportedError, with all arrays and reasons, if an array
+    cannot be packed; NotADatasetError if the source has no unsharded array; OSError if it cannot be read.
     """
 
     job: PackJob
@@ -107,11 +104,14 @@ class Packing(OpenedJob):
     # ---- files ----
 
     def document_names(self) -> set[str]:
-        """Return the paths of documents in the source and in the target. A document need not exist in both."""
+        """Return the paths of the documents of the source and of the target, each of which need not be in both."""
         return self.plan.hidden.union(self.plan.documents)
 
     def survey(self) -> Survey[ArrayPlan]:
-        """Return what the source has. Raise UnsupportedError if the target cannot express missing chunks."""
+        """List the source, and return what it has. Raise UnsupportedError if the target cannot express missing chunks.
+
+        Raise OSError if a directory cannot be listed, BusyError if one has an unfinished job in place.
+        """
         arrays, survey = self.plan.arrays, Survey[ArrayPlan]()
         numbers = {path: typed_array("Q") for path in arrays}
         for path, why in self.plan.skipped.items():
@@ -148,7 +148,10 @@ class Packing(OpenedJob):
         survey.plans.append(ArrayPlan.from_chunks(array, numbers[~np.isin(numbers, bad)] if len(bad) else numbers))
 
     def other_files(self) -> Iterator[str]:
-        """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays."""
+        """Yield the paths of all files that are neither documents of datasets nor chunks of packed arrays.
+
+        After `survey`, directories that have only chunks are not listed again.
+        """
         for array, name, key in self._walk("", None, self._listed_names(""), self._only_chunks):
             is_chunk = array is not None and array.number(name) is not None
             if not is_chunk and not key.endswith("/") and self._problem_of(array, name, key) is None:
@@ -209,7 +212,7 @@ class Packing(OpenedJob):
         return [(entry.name, entry.directory) for entry in self.store.scan(path)]
 
     def blob(self, key: str) -> Blob:
-        """Open a file of the source. It does not stay open in the store."""
+        """Return a file of the source, which does not stay open in the store. Raise OSError if it cannot be opened."""
         return self.store.open_once(key) if isinstance(self.store, LocalStore) else self.store.open(key)
 
     def documents(self) -> Iterable[tuple[str, Callable[[], bytes]]]:

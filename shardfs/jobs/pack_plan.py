@@ -91,7 +91,7 @@ class PackOptions:
     forms: tuple[tuple[str, FileForm], ...] = field(default=(), compare=False)
 
     def rule(self, format: str, form: FileForm = DEFAULT_FORM) -> Rule:
-        """Return how arrays of a format are sharded, if their files have this form."""
+        """Return how arrays of a format, such as "zarr3", are sharded if their files have this form."""
         words, numbers, per_shard = {}, {}, self.chunks_per_shard
         if "data_encoding" in PARAMETERS.get(format, {}):
             words = {"data_encoding": "gzip" if form.suffix or form.gzipped else "raw"}
@@ -192,7 +192,7 @@ class Planner:
     # ---- the datasets of a source
 
     def add_datasets(self, tree: Tree) -> None:
-        """Add the datasets of a source that keeps its format."""
+        """Add the datasets of a source that keeps its format. What cannot be packed is kept for `complete`."""
         foreign = []
         for directory in tree.directories.walk():
             dataset, path = (directory.content or Content()).dataset, directory.inside
@@ -218,12 +218,12 @@ class Planner:
             if has_zarr2(self._store, path):
                 self._refuse_two_formats(path)
             chunks = {join(path, c.path): PlainChunks(join(path, c.path), c) for c in dataset.unsharded}
-            self._add(PlainDataset(path, format, documents, chunks, has_objects))
+            self._shard_dataset(PlainDataset(path, format, documents, chunks, has_objects))
         else:
             self.plan.documents |= {join(path, name): raw for name, raw in documents.items()}
 
     def add_translated(self, tree: Tree) -> None:
-        """Add arrays and documents as the layout of the target's format shows them."""
+        """Add arrays and documents as the tree, in the layout of the target's format, shows them."""
         format = format_of(self._job.format or ZARR3)
         chunks: dict[str, PlainChunks] = {}
         documents: dict[str, dict[str, bytes]] = {}
@@ -244,7 +244,7 @@ class Planner:
                 copied.add(directory.shown)  # meshes, for instance, have no other format
         self._hide_documents(tree, chunks.values())
         for home, shown_documents in documents.items():
-            self._add(PlainDataset(home, format, shown_documents, chunks))
+            self._shard_dataset(PlainDataset(home, format, shown_documents, chunks))
         lacking = (path for path in chunks if path not in self._described)
         self._refused += [f"{path or '/'}: {format.dataset_formats[0]} has no shards for it" for path in lacking]
         self._refused += self._in_shards if self.plan.arrays or self._job.format else []
@@ -268,7 +268,7 @@ class Planner:
 
     # ---- one dataset
 
-    def _add(self, dataset: PlainDataset) -> None:
+    def _shard_dataset(self, dataset: PlainDataset) -> None:
         """Add the arrays of a dataset, and its documents with shards, or the reason why it cannot be packed."""
         try:
             documents = self._sharded(dataset)
@@ -370,7 +370,7 @@ class Planner:
         return not self.plan.arrays and not self._refused
 
     def complete(self) -> PackPlan:
-        """Return the plan.
+        """Return the plan. Call it once, after all datasets were added.
 
         Raise UnsupportedError, with all reasons, if an array cannot be packed; NotADatasetError if there is none.
         """
@@ -402,5 +402,5 @@ class Planner:
 
 
 def has_zarr2(store: Store, path: str) -> bool:
-    """Return whether a directory of the store has documents of Zarr v2."""
+    """Return whether a directory of the store has documents of Zarr v2. Raise CorruptShardError if they are damaged."""
     return ZARR2.open(path, store.documents(path, ZARR2.documents, MAX_DOCUMENT_BYTES)) is not None

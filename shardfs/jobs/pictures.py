@@ -30,7 +30,7 @@ MISSING = "#ececf0"
 
 
 def draw(maps: Sequence[ChunkMap], file: str) -> None:
-    """Write a PNG file with one row for each of the first `MOST` collections."""
+    """Write a PNG file with one row for each of the first `MOST` collections. Replaces the file; raise OSError."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

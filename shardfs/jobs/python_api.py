@@ -42,10 +42,12 @@ class JobOptions(TypedDict, total=False):
 
 
 class Progress(NamedTuple):
-    """How far a job is: files of the source, or of its part, that were dealt with, and bytes that were copied.
+    """How far a job is.
 
     Attributes:
+        files: the number of files of the source that are finished, also by earlier runs.
         of_files: the number of all files; estimated if this is a part of the job.
+        nbytes: the bytes that this run has copied.
     """
 
     files: int
@@ -75,7 +77,10 @@ class JobResult(NamedTuple):
 
 
 def complete(work: Run, options: JobOptions) -> JobResult:
-    """Do all work of the run; return the counts. Raise UnfinishedJobError if some files failed."""
+    """Do all work of the run; return the counts. Raise UnfinishedJobError if some files failed.
+
+    Raise the errors of `Run.run`, and those that `progress` raises.
+    """
     progress = options.get("progress")
     nbytes, files, failed, of_files = 0, 0, 0, work.files // work.part.of
     problems = list[Problem]()
@@ -91,14 +96,14 @@ def complete(work: Run, options: JobOptions) -> JobResult:
 
 
 def part_of(options: JobOptions) -> JobPart:
-    """Return the part to do."""
+    """Return the part to do, by default the whole job."""
     return JobPart(*options.get("part", (1, 1)))
 
 
 def places(
     source: str | os.PathLike[str], dest: str | os.PathLike[str], options: JobOptions
 ) -> tuple[JobSource, JobSource]:
-    """Return source and target of a job that is not in place."""
+    """Return source and target of a job that is not in place, as workers open them."""
     storage = options.get("storage_options")
     return (
         JobSource.from_url(source, storage, follow_symlinks=options.get("follow_symlinks", False)),

@@ -31,7 +31,13 @@ BITS = 14
 class Region(NamedTuple):
     """A chunk, or a box of chunks without a name, and its elements from `start` to below `stop` along each axis.
 
-    `start` and `stop` are () if the chunk has no region, such as a mesh, or if the affected chunks are unknown.
+    Args:
+        collection: the path of the collection on a mount.
+        chunk: the path of the chunk on a mount; "" for a box of several chunks, or if the chunks are unknown.
+        status: "damaged" or "missing".
+        start, stop: in the order of the axes in the array's metadata; () if the chunk has no region, such as a mesh, or
+            if the affected chunks are unknown.
+        reason: why the chunk is damaged; "" if it is missing.
     """
 
     collection: str
@@ -43,7 +49,7 @@ class Region(NamedTuple):
 
 
 class ExpectedError(ValueError):
-    """A file of expected chunks cannot be understood."""
+    """A file of expected chunks cannot be understood. The message, for the user, has the row and the reason."""
 
 
 class Box(NamedTuple):
@@ -68,6 +74,11 @@ class ChunkRegions:
 
     A cell is the position of a chunk along these axes. A collection of one axis that numbers the chunks of an array of
     several axes has other coordinates. In both, a chunk has the same number in C order.
+
+    Attributes:
+        tree: the collection.
+        grid: the number of cells along each axis.
+        whole: all cells.
     """
 
     def __init__(self, tree: ChunkDirs) -> None:
@@ -87,13 +98,13 @@ class ChunkRegions:
     # ---- rows ----
 
     def box_row(self, box: Box, status: str, reason: str) -> Region:
-        """Return the row of a box of at least one chunk. Only a single chunk has a name."""
+        """Return the row of a box of at least one cell. Only a single chunk has a name."""
         name = self.tree.chunk_path(self._coords(box.first)) if math.prod(box.dims) == 1 else ""
         start, stop = self._elements(box) if self._is_array else ((), ())
         return Region(self.tree.path, name, status, start, stop, reason)
 
     def chunk_row(self, coords: Coords, status: str, reason: str) -> Region:
-        """Return the row of the chunk at these coordinates."""
+        """Return the row of the chunk at these coordinates of the collection."""
         return self.box_row(self._box(coords, coords), status, reason)
 
     def _elements(self, box: Box) -> Box:
@@ -116,7 +127,8 @@ class ChunkRegions:
         return Box(first, tuple(c + 1 for c in last))
 
     def shard_box(self, layer: int, shard: int) -> Box | None:
-        """Return the chunks of a shard; None if they may form no box, or if all are outside the array."""
+        """Return the cells of a shard of a layer (0 is the outermost); None if they may form no box, or if all are
+        outside the array."""
         ends = shard, shard
         for format in (chunks.format for chunks in self.tree.shards.layers[layer:]):
             low, high = (_corners(format, end) for end in ends)
@@ -127,7 +139,7 @@ class ChunkRegions:
         return self._box(first, last)
 
     def named(self, names: list[str]) -> Box | None:
-        """Return the box of the chunk with this path below the collection's directory; None if none has it."""
+        """Return the box of the chunk whose path below the collection has these parts; None if no chunk has it."""
         forms, parts = self.tree.collection.names, [name.encode(errors="surrogateescape") for name in names]
         if isinstance(forms, IdNames):
             coords = forms.cell(parts[0]) if len(parts) == 1 else None
@@ -142,7 +154,10 @@ class ChunkRegions:
         return self._box(coords, coords)
 
     def touching(self, start: Coords, stop: Coords) -> Box:
-        """Return the chunks that contain elements of a region. Raise ValueError for another number of axes."""
+        """Return the cells whose chunks contain elements from `start` to below `stop`; empty for elements outside.
+
+        Raise ValueError for another number of axes, and for chunks without regions.
+        """
         if not self._is_array or not len(start) == len(stop) == len(self.grid):
             raise ValueError(f"{len(start)} numbers in start, {len(stop)} in stop, {len(self._shape)} axes")
         axes = list(zip(start, stop, self._chunk, self._offset, self.grid, strict=True))
@@ -151,7 +166,10 @@ class ChunkRegions:
         return Box(first, tuple(max(a, b) for a, b in zip(first, last, strict=True)))
 
     def tiles(self, box: Box) -> Iterator[Box]:
-        """Yield parts of at most 2**`BITS` chunks. Where the chunks of a shard form a box, no part has two."""
+        """Yield boxes of at most 2**`BITS` cells that cover `box` once.
+
+        Where the cells of shards form boxes, no box has cells of two shards.
+        """
         edge = 1 << BITS // max(sum(n > 1 for n in self.grid), 1)
         axes = []
         for axis, (at, stop) in enumerate(zip(*box, strict=True)):
@@ -173,13 +191,17 @@ class ChunkRegions:
         return part.of == 1 or self.tree.shards.number_of(self._coords(tile.first)) % part.of == part.number - 1
 
     def present(self, tiles: list[Box]) -> Bool:
-        """Return for each cell of these tiles (n,) whether a chunk is stored, damaged or not. Raise OSError."""
+        """Return for each cell of these tiles (n,) whether a chunk is stored, damaged or not. Reads indices.
+
+        Raise OSError if an index cannot be read.
+        """
         return self.tree.chunks.layer.present(self._coords_many(np.concatenate([tile.cells() for tile in tiles])))[0]
 
     def of_parts(self, parts: Mapping[tuple[int, int], str]) -> Iterator[tuple[Coords, str]]:
         """Yield the coordinates of all chunks in these shards and pages of the innermost layer, and their values.
 
-        Looks up the place of every chunk of the grid, because a hash can scatter the chunks of a shard.
+        The keys of `parts` are the number of a shard and of a page, or `ALL_PAGES`. Looks up the place of every chunk
+        of the grid, because a hash can scatter the chunks of a shard.
         """
         for tile in self.tiles(self.whole):
             coords = self._coords_many(tile.cells())
@@ -212,7 +234,7 @@ class DamagedRegions:
         self._scattered: dict[str, dict[tuple[int, int], str]] = {}
 
     def rows(self, finding: Damage) -> Iterator[Region]:
-        """Yield at least one row for each finding, except those that are left to `rest`."""
+        """Yield at least one row for a finding, unless it is left to `rest`. Call it for all findings before `rest`."""
         reason = finding.kind if finding.times > 1 else f"{finding.kind}: {finding.why}"
         regions, affected = self._collections.get(finding.collection), finding.affected
         unknown = Region(finding.collection, "", "damaged", (), (), f"{finding.shard}: {reason}".removeprefix(": "))
@@ -249,7 +271,8 @@ class DamagedRegions:
 def missing(expected: Iterable[tuple[ChunkRegions, Box]], part: JobPart) -> Iterator[Region]:
     """Yield the expected chunks that the shards lack, one row for each tile that lacks all of its chunks.
 
-    Chunks with damaged index entries are not missing. A region that cannot be looked up is damaged.
+    Chunks with damaged index entries are not missing. A region that cannot be looked up is damaged. Only the chunks of
+    shards in `part` are looked up.
     """
     for regions, tiles in _batches(expected, part):
         present: Bool | None = None

@@ -73,7 +73,9 @@ class JobSource:
     """A source that workers can open: hashable, and can be pickled.
 
     Args:
+        url: an absolute path or an fsspec URL.
         options: storage options as a JSON object.
+        follow_symlinks: also follow symbolic links that lead out of a local source.
         reading: further arguments of `open_tree` as a JSON object.
         run: identifies the run. A long-lived worker must not reuse a tree that it opened in an earlier run.
     """
@@ -93,7 +95,7 @@ class JobSource:
         follow_symlinks: bool = False,
         **reading: Any,
     ) -> JobSource:
-        """Return the source at a path or fsspec URL. All options must be JSON serializable.
+        """Return the source at a path or fsspec URL, which is not opened. Raise TypeError for options JSON lacks.
 
         Args:
             reading: arguments of `open_tree` about stores and caches, such as `store_timeout_s` and `connections`.
@@ -113,7 +115,10 @@ class JobSource:
         return _tree(self)
 
     def open(self, **more: Any) -> Tree:
-        """Return a new tree of the source, with the caches of a job. `more` are further arguments of `open_tree`."""
+        """Return a new tree of the source. `more` are further arguments of `open_tree`, whose errors are raised.
+
+        Each of its caches has at most `CACHE` bytes.
+        """
         reading = dict.fromkeys(CACHES, CACHE) | {"connections": MOST_SHARDS} | json.loads(self.reading)
         reading |= {name: min(reading[name], CACHE) for name in CACHES}
         options = json.loads(self.options)
@@ -131,21 +136,22 @@ class Job(Protocol):
     """What is done with all shards of a source, and how: hashable, and can be pickled."""
 
     @property
-    def source(self) -> JobSource: ...
+    def source(self) -> JobSource:
+        """What to read, as workers open it."""
 
 
 class Unit(Protocol[J_contra, R_co]):
     """What one task does, such as a shard: a small value that can be pickled."""
 
     def do(self, job: J_contra) -> R_co:
-        """Do this part of the job in the calling process; return the report."""
+        """Do this part of the job in the calling process; return the report. An exception leads to `failed`."""
 
     def split(self) -> Sequence[Self]:
         """Return smaller units that do the same; the unit itself if there are none."""
         return [self]
 
     def failed(self, job: J_contra, error: BaseException) -> R_co:
-        """Return the report of a unit that failed with `error`."""
+        """Return the report of a unit that failed with `error`. Raise an error that ends the whole job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,7 @@ class VerifyJob:
 
 @dataclass(frozen=True, slots=True)
 class ShardsToVerify(Unit[VerifyJob, Report]):
-    """Some shards of one collection."""
+    """Some outermost shards of one collection, by their numbers. `collection` is its path on a mount."""
 
     collection: str
     shards: tuple[int, ...]
@@ -227,7 +233,13 @@ def run_task(task: Task[R]) -> R:
 
 
 class Plan(NamedTuple):
-    """The shards of one collection to verify. `strays` are findings about objects that only have names of shards."""
+    """The shards of one collection to verify.
+
+    Args:
+        collection: the path of the collection on a mount.
+        shards: the numbers of its outermost shards in this part (n,), ascending.
+        strays: findings about objects that only have names of shards.
+    """
 
     collection: str
     shards: U64
@@ -235,7 +247,7 @@ class Plan(NamedTuple):
 
 
 def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
-    """Yield a plan for each collection, in the order of paths, with the shards of `part`.
+    """Yield a plan for each collection, in the order of paths, with the shards of `part`. Raise the errors of listing.
 
     Shards are assigned to parts round-robin across all collections. Each shard is in exactly one part, and the parts
     have about the same size. The assignment is the same in every run while no shard is added or removed.
@@ -257,7 +269,10 @@ def _stray(collection: str, source: ShardSource, fault: CorruptShardError) -> Da
 
 
 def tasks(job: VerifyJob, plans: Iterable[Plan], workers: int = 1) -> Iterator[Task[Report]]:
-    """Yield tasks for these plans: at most `MOST_SHARDS` shards each, and enough tasks to keep all workers busy."""
+    """Yield tasks for the shards of these plans, in their order: enough tasks to keep all workers busy.
+
+    A task has at most `MOST_SHARDS` shards, or `MOST_SHARDS_REGIONS` if the job is about regions.
+    """
     limit = MOST_SHARDS_REGIONS if job.regions else MOST_SHARDS
     for p in plans:
         per = min(limit, max(1, len(p.shards) // (workers * WINDOW)))
@@ -275,6 +290,8 @@ def verify(
     regions: bool = False,
 ) -> Iterator[Report]:
     """Verify all shards of the plans, by default of the whole source. Yield reports in the order of the shards.
+
+    Errors of the store and of the data become findings. Raise OSError if the executor gave up all tasks.
 
     Args:
         deep: read and decode every chunk.
@@ -328,7 +345,10 @@ def _lost(error: Exception) -> OSError:
 
 
 def unreadable(source: JobSource) -> list[Damage]:
-    """Return a finding for each part of the source that cannot be opened, and so cannot be verified."""
+    """Return a finding for each part of the source that cannot be opened, and so cannot be verified.
+
+    Lists all directories of a local source, to find links that lead nowhere.
+    """
     tree = source.tree()
     reasons = dict(_lost_links(tree, tree.store)) if isinstance(tree.store, LocalStore) else {}
     reasons |= {problem.path: problem.why for problem in tree.problems()}
@@ -366,7 +386,10 @@ def _may_be_an_array(place: str) -> bool:
 
 
 def processes(workers: int) -> Executor:
-    """Return an executor of local processes, which are spawned, because fsspec's threads do not survive a fork."""
+    """Return an executor of `workers` local processes, to be shut down by the caller.
+
+    They are spawned, because fsspec's threads do not survive a fork.
+    """
     context = multiprocessing.get_context("spawn")
     return _Processes(workers, context, initializer=_die_quietly)
 

@@ -55,7 +55,7 @@ class NewFiles(ShardUnit["UnpackJob"]):
     Args:
         path: the directory where a mount shows the collection.
         number: distinguishes the unit from other units of the collection.
-        shards: the outermost shards, 8 bytes each.
+        shards: the numbers of the outermost shards, 8 bytes each in the byte order of the machine.
         filled: instead of shards, the numbers of chunks in the shown grid that the layout may have to fill.
     """
 
@@ -106,7 +106,10 @@ class NewFiles(ShardUnit["UnpackJob"]):
 
 
 def units_of(plan: CollectionPlan) -> Iterator[NewFiles]:
-    """Yield what each task writes. The units are the same in every run while no shard is added or removed."""
+    """Yield what each task writes: first the stored chunks, then the filled ones.
+
+    The units are the same in every run while no shard is added or removed.
+    """
     numbers = plan.shards // np.uint64(plan.shards_per_task)
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] + np.uint64(1)))
     for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), None], strict=False):
@@ -197,7 +200,7 @@ def _weight(contents: Loaded) -> int:
 
 
 class UnpackRun(CopyRun):
-    """Unpacking that is ready to run. Raise the errors of `CopyRun`."""
+    """Unpacking that is ready to run. The constructor is that of `CopyRun`."""
 
     survey: ShownSurvey
 

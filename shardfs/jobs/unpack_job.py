@@ -50,7 +50,7 @@ class UnpackJob:
     skip_unsupported: bool = False
 
     def opened(self) -> Unpacking:
-        """Return the source, opened once per process. Raise the errors of `Unpacking`."""
+        """Return the opened job, the same one at each call in a process. Raise the errors of `Unpacking`."""
         return _unpacking(self)
 
 
@@ -60,7 +60,14 @@ def _unpacking(job: UnpackJob) -> Unpacking:
 
 
 class CollectionPlan(NamedTuple):
-    """A collection to unpack: its outermost shards, ascending, and the number of chunks if absent ones are filled."""
+    """A collection to unpack.
+
+    Args:
+        path: the directory where a mount shows the collection.
+        shards: the numbers of its outermost shards (n,), ascending.
+        shards_per_task: the most shards of one task.
+        filled: the number of chunks of the shown grid if the layout fills absent ones; else 0.
+    """
 
     path: str
     shards: U64
@@ -69,12 +76,12 @@ class CollectionPlan(NamedTuple):
 
     @property
     def files(self) -> int:
-        """The number of files of the source."""
+        """The number of files of the source: one for each shard."""
         return len(self.shards)
 
 
 class ShownFile(NamedTuple):
-    """A file that a mount shows and that is no chunk."""
+    """A file that a mount shows and that is no chunk. `is_document`: it is a metadata document, or the layout's."""
 
     path: str
     is_document: bool
@@ -88,9 +95,13 @@ class ShownSurvey(Survey[CollectionPlan]):
 
 
 class Unpacking(OpenedJob):
-    """An opened job. `tree` is what a mount shows.
+    """An opened job of `unpack`.
 
-    Raise NotADatasetError if the source has no shards.
+    Attributes:
+        tree: what a mount of the source shows.
+        store: the store of the source.
+
+    The constructor raises NotADatasetError if the source has no shards, and the errors of `open_tree`.
     """
 
     job: UnpackJob
@@ -128,7 +139,10 @@ class Unpacking(OpenedJob):
     # ---- what a mount shows ----
 
     def survey(self) -> ShownSurvey:
-        """Return what a mount shows, but no chunks. Raise UnsupportedError if the layout cannot show an array."""
+        """List what a mount shows, but no chunks. Raise UnsupportedError if the layout cannot show an array.
+
+        What cannot be read is a problem of the survey, `damaged`.
+        """
         self._require_shown()
         survey = ShownSurvey()
         for item in self._walk(""):
@@ -168,7 +182,7 @@ class Unpacking(OpenedJob):
         return None
 
     def other_files(self) -> Iterator[str]:
-        """Yield the paths of all files that are neither documents nor chunks."""
+        """Yield the paths of all files that are neither documents nor chunks, as a mount shows them."""
         return (item.path for item in self._walk("") if isinstance(item, ShownFile) and not item.is_document)
 
     def _walk(self, path: str) -> Iterator[ChunkDirs | ShownFile | Problem]:
@@ -232,7 +246,10 @@ class Unpacking(OpenedJob):
     # ---- the target ----
 
     def blob(self, path: str) -> Blob:
-        """Return an opened file that is shown unchanged; it does not stay open in the store. Raise OSError."""
+        """Return an opened file that is shown unchanged, by its shown path. It does not stay open in the store.
+
+        Raise OSError, FileNotFoundError for a file that the layout makes.
+        """
         key = self.tree.directories.stored_path(self.tree.resolve(path).number)
         if key is None:
             raise FileNotFoundError(path)

@@ -39,6 +39,7 @@ class ShardVerifier:
     """Verifies shards of one collection, one at a time. Memory grows with the chunks per shard, not with the shards.
 
     Args:
+        tree: the collection.
         deep: read and decode every chunk.
         chunks: check chunks; otherwise check only indices.
         on_chunks: called with the coordinates (n, d) and stored sizes (n,) of indexed chunks.
@@ -147,7 +148,7 @@ class _Shard:
         # `walk` reads headers between chunks. Their ranges are unknown here, so dead bytes cannot be counted.
         self._whole = self._format.walk is None
 
-    def _add(self, kind: str, why: str, *coords: Coords) -> None:
+    def _add_finding(self, kind: str, why: str, *coords: Coords) -> None:
         self._findings.add(self._key, kind, why, *map(self._innermost_of, coords), parts=self._parts(coords))
 
     def _parts(self, cells: Iterable[Coords]) -> tuple[ShardPart, ...]:
@@ -161,7 +162,7 @@ class _Shard:
     ) -> None:
         """Add a finding for each position `at`, and name its chunk if `coords` are given. Lists only the first ones."""
         for i in at[:MOST].tolist():
-            self._add(kind, why(i), *(() if coords is None else (tuple(coords[i].tolist()),)))
+            self._add_finding(kind, why(i), *(() if coords is None else (tuple(coords[i].tolist()),)))
         self._count(kind, max(len(at) - MOST, 0), None if coords is None else coords[at[MOST:]])
 
     def _count(self, kind: str, n: int, coords: U64 | None) -> None:
@@ -234,7 +235,7 @@ class _Shard:
         if index.repeated is not None:
             for slot in np.unique(index.repeated.all_slots()).tolist():
                 coords, _ = self._format.coords(self._shard, page, np.array([slot], np.uint64))
-                self._add("duplicate", f"id {slot} has several entries in its index", tuple(coords[0].tolist()))
+                self._add_finding("duplicate", f"id {slot} has several entries in its index", tuple(coords[0].tolist()))
         parts = [self._verify_some(page, slots[i : i + ROWS], index, i) for i in range(0, max(len(slots), 1), ROWS)]
         coords, starts, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(starts, kind="stable")
@@ -292,7 +293,7 @@ class _Shard:
         if clashes:
             for (start, stop), owners in self._owners(clashes[:MOST]).items():
                 why = f"its bytes [{start}, {stop}) are said to be something else, too"
-                self._add("overlap", why, *owners)
+                self._add_finding("overlap", why, *owners)
             self._count("overlap", max(len(clashes) - MOST, 0), self._unlisted_owners(clashes[MOST:]))
 
     def _owners(self, clashes: list[tuple[int, int]]) -> dict[tuple[int, int], list[Coords]]:

@@ -23,7 +23,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from shardfs.formats.registry import formats, sources, views
+from shardfs.formats.layouts import PACKED
+from shardfs.formats.registry import creating_view, formats, sources, views
 from shardfs.model.dataset import Dataset, Problem
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.shard_indices import DAMAGE_TTL_S
@@ -80,7 +81,8 @@ class Datasets:
         index_ttl_s: seconds for which what is in the caches stays valid.
         layout: the name of a view, or `NATIVE`. The attribute `layout` is the format of its documents.
             `layout_documents` are the names of all documents that it shows, `consolidated_names` of generated ones.
-        chunk_codec: the codec in which the view shows chunks; None: the view chooses.
+        chunk_codec: the codec in which the view shows chunks; None: the view chooses. `PACKED`: that of the source,
+            as new arrays have it.
         skip_unsupported: report directories that the view cannot express as problems instead of raising an error.
     """
 
@@ -99,7 +101,9 @@ class Datasets:
         self.index_cache = index_cache
         self.chunk_cache = chunk_cache
         self.ttl_s = index_ttl_s
-        view = None if layout == NATIVE else views()[layout]
+        view = None
+        if layout != NATIVE:  # the view of new arrays, unlike that of a mount, keeps all codecs
+            view = creating_view(layout) if chunk_codec == PACKED else views()[layout]
         self.source = SourceDatasets(store, formats() if layout == NATIVE else sources(), chunk_codec)
         self.layout = None if layout == NATIVE else self.source.format_of(layout)
         self.consolidated_names = () if view is None or view.consolidation is None else (view.consolidation.name,)

@@ -71,23 +71,23 @@ class Disk:
             case protocol.GETATTR:
                 return [self._encoder.attributes_reply(unique, 1, False, os.fstat(self._image).st_size, 0)]
             case protocol.OPEN:
-                return [protocol.opened(unique, protocol.OPEN_KEEP_CACHE)]
+                return [protocol.open_reply(unique, protocol.OPEN_KEEP_CACHE)]
             case protocol.READ:
                 at, size = protocol.READ_IN.unpack_from(body)
                 data = os.pread(self._image, size, at)
-                return [protocol.data(unique, len(data)), data]
+                return [protocol.data_header(unique, len(data)), data]
             case protocol.WRITE:
                 _, at, size = protocol.WRITE_IN.unpack_from(body)
                 data = bytes(body[protocol.WRITE_IN.size : protocol.WRITE_IN.size + size])
                 os.pwrite(self._image, data, at)
                 os.writev(self._record, [_HEAD.pack(at, size), data])
-                return [protocol.written(unique, size)]
+                return [protocol.write_reply(unique, size)]
             case protocol.FSYNC:
                 os.write(self._record, _HEAD.pack(-1, 0))
-                return [protocol.error(unique, 0)]
+                return [protocol.error_reply(unique, 0)]
             case protocol.FLUSH | protocol.RELEASE:
-                return [protocol.error(unique, 0)]
-        return [protocol.error(unique, errno.ENOSYS)]
+                return [protocol.error_reply(unique, 0)]
+        return [protocol.error_reply(unique, errno.ENOSYS)]
 
 
 def _watch() -> None:
