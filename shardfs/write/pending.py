@@ -197,8 +197,8 @@ class Pending:
             tombstone = None
             if meta.get("gone"):
                 base = old.base if old else Stored.from_json(meta.get("from_base", ()))
-                when, layout, form = meta.get("mtime_ns", 0), str(meta.get("layout", "")), old.form if old else ""
-                tombstone = Version(lsn, None, base, when, 0, False, "", (lsn,), False, False, layout, form)
+                layout, form = str(meta.get("layout", "")), old.form if old else ""
+                tombstone = Version(lsn, None, base, 0, 0, False, "", (lsn,), False, False, layout, form)
             self._set(source, tombstone)
 
     def _begin(self, record: Record) -> None:

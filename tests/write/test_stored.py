@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import google_crc32c
 import pytest
 
+from shardfs.model.errors import CorruptShardError
 from shardfs.write.stored import ABSENT, ANYTHING, NOT_NOTED, NOTHING, Stored, conflicts, digest_of
 from tests.suites.shard_format import MemoryBlob
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from shardfs.model.blobs import Stat
+    from shardfs.vfs.chunk_dirs import Target
 
 V1, V2 = (1, 7, 100), (1, 8, 100)
 
@@ -24,6 +28,13 @@ class Second(MemoryBlob):
 
     def stat(self) -> Stat:
         return super().stat()._replace(version=V2)
+
+
+class Shortened(MemoryBlob):
+    """A chunk of which another program cuts off the last byte."""
+
+    def stat(self) -> Stat:
+        return super().stat()._replace(size=len(self._data) + 1)
 
 
 def judged(base: Stored, now: str, version: Any = V2, *, removed: bool = False) -> str | None:
@@ -72,6 +83,13 @@ def test_a_chunk_is_followed_with_a_digest_if_one_was_noted() -> None:
     assert Stored(V1).followed(chunk) == Stored(V2)
     assert Stored(V1, ("a",)).followed(chunk) == Stored(V2, (digest_of(chunk),))
     assert Stored(V1, ("a",)).followed(None) == NOTHING
+
+
+def test_an_error_names_a_chunk_that_is_shortened_while_it_is_read() -> None:
+    shards = SimpleNamespace(stored_chunk=lambda _: Shortened(b"chunk"), number_of=lambda _: 0, key=lambda _: "c/0/1")
+    tree = SimpleNamespace(is_frozen=False, path="a", shards=shards)
+    with pytest.raises(CorruptShardError, match=re.escape("c/0/1: chunk (3, 4): 6 bytes expected")):
+        Stored.from_target(cast("Target", SimpleNamespace(tree=tree, coords=(3, 4))))
 
 
 def test_only_known_bytes_are_the_same() -> None:
