@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.create_rules import Rule
 from shardfs.formats.n5 import N5
-from tests import datasets
 from tests.data_n5 import GZIP, ZLIB, Index, attributes, sharding, transformer
-from tests.write.documents import Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 DOCUMENT = "attributes.json"
 N5BYTES: Any = {"name": "n5bytes"}
@@ -138,71 +129,6 @@ def test_groups_and_datasets_without_shards_are_their_writers() -> None:
     with pytest.raises(ValueError, match="--create"):
         edited(None, coded())
     assert edited(coded(), coded(x=1)) == coded(x=1)
-
-
-# ---- the tools themselves ----
-
-
-def tool(action: str) -> Callable[[Path], None]:
-    def run(path: Path) -> None:
-        python = datasets.client_python("zarr2") if action.endswith("zarr") else sys.executable
-        subprocess.run([python, "-m", "tests.clients.edit_n5", action, path], check=True, timeout=250)
-
-    return run
-
-
-def resize_of_tensorstore(path: Path) -> None:
-    spec = {"driver": "n5", "kvstore": {"driver": "file", "path": str(path / "a")}, "open": True}
-    ts.open(spec).result().resize(exclusive_max=[30, 20]).result()
-
-
-def create_of_tensorstore(path: Path) -> None:
-    metadata = {"dimensions": [110, 70], "blockSize": [3, 2], "dataType": "uint16", "compression": GZIP}
-    store = {"driver": "file", "path": str(path / "a")}
-    ts.open({"driver": "n5", "kvstore": store, "metadata": metadata, "create": True}).result()
-
-
-TOOLS = {name: tool(name) for name in ("attributes_of_zarr", "resize_of_zarr", "attributes_of_z5")}
-TOOLS["resize_of_tensorstore"] = resize_of_tensorstore
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("name", TOOLS)
-@pytest.mark.parametrize("source", ["coded", "seed", "nested"])
-def test_tools_change_a_sharded_dataset(tmp_path: Path, name: str, source: str) -> None:
-    mount = Mount(tmp_path, N5)
-    (mount.source / "a").mkdir()
-    (mount.source / DOCUMENT).write_bytes(encoded({"n5": "2.0.0"}))
-    (mount.source / "a" / DOCUMENT).write_bytes(encoded(SOURCES[source] | {"mine": [1.0]}))
-    mount.show()
-    TOOLS[name](mount.shown)
-    mount.take()
-    document = json.loads((mount.source / "a" / DOCUMENT).read_bytes())
-    new = json.loads((mount.shown / "a" / DOCUMENT).read_bytes())
-    assert shown(document) == new
-    changed = {name for name in document if document[name] != SOURCES[source].get(name)} - {"mine"}
-    assert changed == ({"dimensions"} if "resize" in name else {"b"})
-    assert "resize" not in name or document["dimensions"] == [30, 20]
-
-
-@pytest.mark.interop
-@pytest.mark.parametrize("rule", ["n5:chunks_per_shard=4x2,index_location=start", "n5"])
-@pytest.mark.parametrize("name", ["create_of_zarr", "create_of_z5", "create_of_tensorstore"])
-def test_tools_create_a_sharded_dataset(tmp_path: Path, name: str, rule: str) -> None:
-    mount = Mount(tmp_path, N5, rule)
-    (create_of_tensorstore if name == "create_of_tensorstore" else tool(name))(mount.shown / "f")
-    mount.take()
-    document = json.loads((mount.source / "f" / "a" / DOCUMENT).read_bytes())
-    new = json.loads((mount.shown / "f" / "a" / DOCUMENT).read_bytes())
-    assert document["blockSize"] == ([12, 4] if "4x2" in rule else [96, 32])
-    assert "compression" not in document
-    (codec,) = document["codecs"]
-    assert codec["configuration"]["chunk_shape"] == [2, 3]
-    assert codec["configuration"]["index_location"] == ("start" if "start" in rule else "end")
-    again = shown(document)
-    told, written = again.pop("compression"), new.pop("compression")  # z5py leaves members out, and adds nthreads
-    assert again == new
-    assert {m: told[m] for m in told if m in written} == {m: written[m] for m in told if m in written}
 
 
 def test_shards_that_were_created_are_those_of_zarr_with_its_axes_reversed() -> None:

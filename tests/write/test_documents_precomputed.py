@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.create_rules import Rule, parse
 from shardfs.formats.precomputed import PRECOMPUTED
 from shardfs.model.grid import MortonCode
-from tests import datasets, handmade
+from tests import handmade
 from tests.strategies import cells, grids
-from tests.write.documents import Mount
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = handmade.sharding(preshift=1, minishard=2, shard=3, index="gzip", data="gzip")
 VOLUME = handmade.volume_info((16, 16, 12), (4, 4, 2), SPEC)
@@ -232,72 +226,6 @@ def test_another_volume_is_sharded_as_well() -> None:
     spec = json.loads(new_documents["info"])["scales"][0]["sharding"]
     assert spec == SPEC | {"shard_bits": 4 + 4 + 4 - 3}
     assert shown(json.loads(new_documents["info"])) == new
-
-
-# ---- the tools themselves ----
-
-
-def cloud_volume(action: str, path: Path) -> None:
-    python = datasets.client_python("cv")
-    subprocess.run([python, "-m", "tests.clients.edit_precomputed", action, path], check=True, timeout=250)
-
-
-@pytest.mark.interop
-def test_cloud_volume_changes_and_adds_scales(tmp_path: Path) -> None:
-    mount = Mount(tmp_path, PRECOMPUTED)
-    (mount.source / "v").mkdir()
-    (mount.source / "v" / "info").write_bytes(encoded(TWO | {"scales": TWO["scales"][:1], "mesh": "mesh", "mine": 1}))
-    mount.show()
-    cloud_volume("grow", mount.shown / "v")
-    mount.take()
-    (scale,) = json.loads((mount.source / "v" / "info").read_bytes())["scales"]
-    assert (scale["size"], scale["sharding"]) == ([16, 16, 20], SPEC)
-    cloud_volume("add_scale", mount.shown / "v")
-    mount.take()
-    info = json.loads((mount.source / "v" / "info").read_bytes())
-    assert ["sharding" in scale for scale in info["scales"]] == [True, False]
-    assert (info["mine"], info["by"]) == (1, {"exactly": [1.5]})
-    cloud_volume("remove_scale", mount.shown / "v")
-    mount.take()
-    assert json.loads((mount.source / "v" / "info").read_bytes())["scales"] == [scale]
-
-
-@pytest.mark.interop
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["precomputed", "precomputed:chunks_per_shard=8,8,8,minishard_bits=2"])
-def test_cloud_volume_creates_a_sharded_volume(tmp_path: Path, rule: str) -> None:
-    mount = Mount(tmp_path, PRECOMPUTED, rule)
-    cloud_volume("create", mount.shown / "v")
-    mount.take()
-    cloud_volume("add_scale", mount.shown / "v")
-    mount.take()
-    info = json.loads((mount.source / "v" / "info").read_bytes())
-    assert shown(info) == json.loads((mount.shown / "v" / "info").read_bytes())
-    assert len(info["scales"]) == 2
-    for index, scale in enumerate(info["scales"]):
-        assert scale["sharding"]["@type"] == "neuroglancer_uint64_sharded_v1"
-        store = {"driver": "file", "path": f"{mount.source}/v/"}
-        volume = ts.open({"driver": "neuroglancer_precomputed", "kvstore": store, "scale_index": index}).result()
-        data = np.arange(volume.size, dtype="uint64").reshape(volume.shape) // 99
-        volume.write(data).result()
-        np.testing.assert_array_equal(volume.read().result(), data)
-        assert list((mount.source / "v" / scale["key"]).glob("*.shard"))
-
-
-def test_tensorstore_adds_a_scale(tmp_path: Path) -> None:
-    mount = Mount(tmp_path, PRECOMPUTED, "precomputed")
-    (mount.source / "v").mkdir()
-    (mount.source / "v" / "info").write_bytes(encoded(VOLUME))
-    mount.show()
-    scale = {"size": [8, 8, 6], "chunk_size": [4, 4, 2], "encoding": "raw", "resolution": [2, 2, 2], "key": "t"}
-    multiscale = {"data_type": "uint8", "num_channels": 1, "type": "image"}
-    store = {"driver": "file", "path": f"{mount.shown}/v/"}
-    spec = {"driver": "neuroglancer_precomputed", "kvstore": store, "multiscale_metadata": multiscale}
-    ts.open(spec | {"scale_metadata": scale, "create": True}).result()
-    mount.take()
-    info = json.loads((mount.source / "v" / "info").read_bytes())
-    assert [s["sharding"]["shard_bits"] for s in info["scales"]] == [3, 0]
-    assert shown(info) == json.loads((mount.shown / "v" / "info").read_bytes())
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pytest
-import tensorstore as ts
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.formats.create_rules import Rule
 from shardfs.formats.zarr3 import ZARR3
 from tests import datasets, handmade
-from tests.write.documents import Mount
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 SHARDED = handmade.zarr_metadata((7, 10), (4, 6), (2, 3))
 SHARDED |= {"chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "data_type": "uint8"}
@@ -201,98 +193,6 @@ def test_no_path_leads_out_of_a_group() -> None:
     names = ("../a", "/a", "a//b", ".", "", "a/../../b")
     doc = group() | {"consolidated_metadata": {"metadata": {name: shown(SHARDED) for name in names}}}
     assert ZARR3.references("", "zarr.json", encoded(doc)) == []
-
-
-# ---- the tools themselves ----
-
-
-DATA = np.arange(70, dtype="uint16").reshape(7, 10)
-
-
-def create(path: Path) -> None:
-    array = zarr.create_array(
-        path, shape=(7, 10), chunks=(2, 3), shards=(4, 6), dtype="uint16", attributes={"a": 1}, fill_value=7
-    )
-    array[:] = DATA
-
-
-def attributes_of_zarr(path: Path) -> None:
-    zarr.open_array(path, mode="r+").attrs["b"] = {"c": [1.5, None]}
-
-
-def resize_of_zarr(path: Path) -> None:
-    zarr.open_array(path, mode="r+").resize((9, 20))
-
-
-def append_of_zarr(path: Path) -> None:
-    zarr.open_array(path, mode="r+").append(np.zeros((3, 10), "uint16"))
-
-
-def resize_of_tensorstore(path: Path) -> None:
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "open": True}
-    ts.open(spec).result().resize(exclusive_max=[9, 20]).result()
-
-
-@pytest.mark.parametrize("tool", [attributes_of_zarr, resize_of_zarr, append_of_zarr, resize_of_tensorstore])
-def test_tools_change_a_sharded_array(tmp_path: Path, tool: Callable[[Path], None]) -> None:
-    mount = Mount(tmp_path, ZARR3)
-    create(mount.source / "a")
-    mount.show()
-    tool(mount.shown / "a")
-    mount.take()
-    array = zarr.open_array(mount.source / "a", mode="r")
-    plain = zarr.open_array(mount.shown / "a", mode="r")
-    assert array.shards == (4, 6)
-    assert array.chunks == (2, 3)
-    assert (array.shape, dict(array.attrs), array.fill_value) == (plain.shape, dict(plain.attrs), plain.fill_value)
-    np.testing.assert_array_equal(array[:7, :10], DATA)
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(mount.source / "a")}, "open": True}
-    np.testing.assert_array_equal(ts.open(spec).result().read().result()[:7, :10], DATA)
-
-
-def test_zarr_consolidates_a_group(tmp_path: Path) -> None:
-    mount = Mount(tmp_path, ZARR3)
-    zarr.create_group(mount.source).create_group("g")
-    create(mount.source / "g" / "a")
-    mount.show()
-    zarr.consolidate_metadata(mount.shown)
-    mount.take()
-    values = zarr.open_consolidated(mount.source)["g/a"]
-    assert isinstance(values, zarr.Array)
-    assert values.shards == (4, 6)
-    np.testing.assert_array_equal(values[:], DATA)
-
-
-def write_with_zarr(path: Path) -> None:
-    zarr.create_array(path, shape=(70, 90), chunks=(2, 3), dtype="uint16", overwrite=True)
-
-
-def write_with_tensorstore(path: Path) -> None:
-    chunks = {"name": "regular", "configuration": {"chunk_shape": [2, 3]}}
-    metadata = {"shape": [70, 90], "data_type": "uint16", "chunk_grid": chunks}
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata, "create": True}
-    ts.open(spec).result()
-
-
-@pytest.mark.parametrize("tool", [write_with_zarr, write_with_tensorstore])
-@pytest.mark.parametrize(
-    ("rule", "shard"), [("zarr3:chunks_per_shard=8,4,index_location=start", (16, 12)), ("zarr3", (64, 48))]
-)
-def test_tools_create_a_sharded_array(
-    tmp_path: Path, tool: Callable[[Path], None], rule: str, shard: tuple[int, ...]
-) -> None:
-    mount = Mount(tmp_path, ZARR3, rule)
-    tool(mount.shown / "a")
-    mount.take()
-    source = mount.source / "a"
-    array = zarr.open_array(source, mode="r+")
-    assert (array.shards, array.chunks, array.shape) == (shard, (2, 3), (70, 90))
-    array[:7, :10] = DATA
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(source)}, "open": True}
-    np.testing.assert_array_equal(ts.open(spec).result().read().result()[:7, :10], DATA)
-    before = (mount.shown / "a" / "zarr.json").read_bytes()
-    mount.show()
-    assert json.loads((mount.shown / "a" / "zarr.json").read_bytes()) == json.loads(before)
 
 
 # ---- what comes back ----
