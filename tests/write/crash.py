@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shardfs.formats.registry import formats
 from shardfs.storage.writers import files, in_place, local, replace
-from tests.write.engines import ENGINES, Engine
+from tests.write.engines import ENGINES, TreeFiles, Whole
 from tests.write.faults import ERRORS, KILLED, NEVER_FAIL, Calls, FailAt, KillAt, ShortenAt, hooked
 from tests.write.history import History, Log
 from tests.write.oracle import Oracle
 from tests.write.powerloss import SYNCS, Recorder, walk_states
-from tests.write.scenarios import SCENARIOS, Files, Scenario, Session
+from tests.write.scenarios import SCENARIOS, Scenario, Session
 from tests.write.targets import LAYOUTS, TARGETS, Target, token_in
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def forked(place: Place, run: Callable[[], None], seconds: float = CHILD_SECONDS
 class Trial:
     """One scenario on one target with one engine."""
 
-    def __init__(self, target: Target, scenario: Scenario, engine: Engine, top: Path, oracle: Oracle) -> None:
+    def __init__(self, target: Target, scenario: Scenario, engine: Whole, top: Path, oracle: Oracle) -> None:
         self.target, self.scenario, self.engine, self.oracle = target, scenario, engine, oracle
         self.initial = scenario.initial(target)
         self.template = top / "template"
@@ -120,15 +120,11 @@ class Trial:
         """What is seen after it must be what was acknowledged, before and after it is published."""
         history = self.history()
         with self.engine.open(self.target, self.place.store, self.place.journal) as files:
-            if self.engine.level == "closed":
-                wrong = history.wrong(self.seen(files.read), "closed")
-                if wrong:
-                    raise AssertionError("; ".join(wrong))
+            wrong = history.wrong(self.seen(files.read), "closed")
             files.publish()
-            if self.engine.level == "closed":
-                wrong = history.wrong(self.seen(files.read), "closed")
-                if wrong:
-                    raise AssertionError("after publishing: " + "; ".join(wrong))
+            wrong += [f"after publishing: {w}" for w in history.wrong(self.seen(files.read), "closed")]
+        if wrong:
+            raise AssertionError("; ".join(wrong))
 
     def seen(self, read: Callable[[str], bytes | None]) -> dict[int, int | None]:
         """The tokens of chunks as they are read through the engine; -1 for what is no whole chunk."""
@@ -178,7 +174,7 @@ class Trial:
         out = [f"before recovery: {w}" for w in self.natively(None)]
         if (status := forked(self.place, self.recover)) != 0:
             return [*out, f"recovery: status {status}: {self.said()}"]
-        out += [f"after recovery: {w}" for w in self.natively(self.engine.level)]
+        out += [f"after recovery: {w}" for w in self.natively("closed")]
         out += self.litter()
         before = self.fingerprint()
         if (status := forked(self.place, self.recover)) != 0:
@@ -202,7 +198,7 @@ class Trial:
         status = forked(self.place, run)
         if status:
             raise AssertionError(f"{self.scenario.name} fails by itself: status {status}: {self.said()}")
-        wrong = self.check_recovery() + self.natively(self.engine.level, every=True)
+        wrong = self.check_recovery() + self.natively("closed", every=True)
         if wrong:
             raise AssertionError(f"{self.scenario.name} goes wrong by itself: {wrong}")
         return names.read_text().splitlines()
@@ -252,9 +248,10 @@ class Trial:
             if name in ("write", "pwrite", "copy_file_range"):
                 yield f"{name} (call {at}) and all after it are short", ShortenAt(at)
 
-    def _run_stubbornly(self, files: Files, heal: Callable[[], None], log: Log) -> bool:
+    def _run_stubbornly(self, files: TreeFiles, heal: Callable[[], None], log: Log) -> bool:
+        stubborn: Any = Stubborn(files, heal)
         try:
-            self.scenario.run(Session(self.target, Stubborn(files, heal), log, self.place.store))
+            self.scenario.run(Session(self.target, stubborn, log, self.place.store))
         except OSError:
             if not files.read_only:  # if it is, it says so, and only mounting anew helps
                 raise
@@ -345,8 +342,8 @@ class PowerTrial(Trial):
         recorder = Recorder([self.place.store, self.place.journal], failing=failing)
         log = Log(self.place.log, recorder.mark)
         with hooked(recorder), self.engine.open(self.target, self.place.store, self.place.journal) as files:
-            self.scenario.run(Session(self.target, Stubborn(files, lambda: None), log, self.place.store))
-        level = "synced" if self.engine.level == "closed" else self.engine.level
+            stubborn: Any = Stubborn(files, lambda: None)
+            self.scenario.run(Session(self.target, stubborn, log, self.place.store))
         shutil.rmtree(self.place.store)  # what comes back lies where it lay: a journal knows its source by the path
         shutil.rmtree(self.place.journal, ignore_errors=True)  # removed by a clean end
         states = walk_states(recorder, more=more, seed=seed, marks_only=marks_only)
@@ -354,27 +351,23 @@ class PowerTrial(Trial):
             inodes = state.write({str(path): path for path in (self.place.store, self.place.journal)})
             self.place.log.write_text("".join(f"{line}\n" for line in lines))
             description = f"{where}: power loss after {len(lines)} notes: {state.what}"
-            outcome.add(
-                description, self._found(level, {real: recorder.inodes[number] for real, number in inodes.items()})
-            )
+            outcome.add(description, self._found({real: recorder.inodes[number] for real, number in inodes.items()}))
             shutil.rmtree(self.place.store)
             shutil.rmtree(self.place.journal, ignore_errors=True)  # removed by a clean end
             if len(outcome.wrong) > 10:
                 break
 
-    def _found(self, level: str, inodes: Mapping[int, int]) -> list[str]:
+    def _found(self, inodes: Mapping[int, int]) -> list[str]:
         with numbered(inodes):
             try:
                 with self.engine.open(self.target, self.place.store, self.place.journal) as files:
-                    wrong = []
-                    if self.engine.level == "closed":
-                        wrong = [f"seen: {w}" for w in self.history().wrong(self.seen(files.read), level)]
+                    wrong = [f"seen: {w}" for w in self.history().wrong(self.seen(files.read), "synced")]
                     files.publish()
             except Exception:  # noqa: BLE001 - whatever recovery says of a disk that lost power
                 return [f"recovery: {traceback.format_exc()[-3000:]}"]
         # What is left beside a shard goes when somebody writes there again; after a power loss there may be nothing to
         # write.
-        return wrong + self.natively(level)
+        return wrong + self.natively("synced")
 
 
 @contextmanager
@@ -409,7 +402,7 @@ def numbered(inodes: Mapping[int, int]) -> Iterator[None]:
 
 
 class Stubborn:
-    """`Files` of which every call that fails is tried again twice, then once more when the cause is gone."""
+    """`TreeFiles` of which every call that fails is tried again twice, then once more when the cause is gone."""
 
     def __init__(self, files: object, heal: Callable[[], None]) -> None:
         self._files, self._heal = files, heal
@@ -458,7 +451,7 @@ def run(arguments: argparse.Namespace, scenarios: list[str]) -> Outcome:
     target, engine = {**TARGETS, **LAYOUTS}[arguments.target], ENGINES[arguments.engine]
     with workplace() as top, Oracle() as oracle:
         for name in scenarios:
-            if SCENARIOS[name].documents and (engine.level != "closed" or target.name in LAYOUTS):
+            if SCENARIOS[name].documents and target.name in LAYOUTS:
                 continue
             trial = PowerTrial(target, SCENARIOS[name], engine, top, oracle)
             trial.every = arguments.every

@@ -42,8 +42,9 @@ from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
 from shardfs.vfs import chunk_trees
 from shardfs.vfs.chunk_dirs import ChunkDirs
+from shardfs.vfs.tree import open_tree
 from tests import data_n5
-from tests.write.engines import BareFiles, TreeFiles, Whole
+from tests.write.engines import TreeFiles, Whole
 from tests.write.mounts import WritableMount
 from tests.write.scale import times
 from tests.write.steps import Steps
@@ -545,7 +546,8 @@ class WritingMachine(RuleBasedStateMachine):
 
     def _pack(self) -> None:
         writer = LocalWriter(LocalStore(str(self.store)))
-        collection = BareFiles(TARGET, self.store, self.top / "none")._collection
+        (sharded,) = open_tree(str(self.store)).collections()
+        collection = sharded.collection
         for shard in range(4):
             key = f"c/{rewriting.key(collection, shard)}"
             if (self.store / key).exists():

@@ -7,7 +7,7 @@ It comes with the chunks that were there before.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tests.write.targets import described
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from tests.write.engines import TreeFiles
     from tests.write.history import Log
     from tests.write.targets import Target
 
@@ -22,41 +23,10 @@ FIRST = 1000
 """Tokens from here on are those of chunks that a scenario writes; smaller ones were there before."""
 
 
-class Files(Protocol):
-    """The calls of a file system; paths as they are shown. They raise OSError."""
-
-    def write(self, path: str, data: bytes, *, sync: bool = False) -> None:
-        """Open with O_CREAT and O_TRUNC, write, fsync if wanted, close."""
-
-    def patch(self, path: str, offset: int, data: bytes, *, sync: bool = False) -> None:
-        """Open for reading and writing, pwrite, fsync if wanted, close."""
-
-    def write_locked(self, path: str, data: bytes) -> None:
-        """As tensorstore does: to `path.__lock`, fsync, rename, fsync of the directory, close."""
-
-    def rename(self, old: str, new: str) -> None: ...
-
-    def link(self, old: str, new: str) -> None: ...
-
-    def unlink(self, path: str) -> None: ...
-
-    def sync_directory(self, path: str) -> None: ...
-
-    def read(self, path: str) -> bytes | None:
-        """None if there is no such file."""
-
-    def publish(self) -> None:
-        """All that is closed is in the store when this returns."""
-
-    @property
-    def read_only(self) -> bool:
-        """Whether nothing can be written any more until all is opened anew."""
-
-
 class Session:
     """A writer of one array, which notes what it is told."""
 
-    def __init__(self, target: Target, files: Files, log: Log, root: Path) -> None:
+    def __init__(self, target: Target, files: TreeFiles, log: Log, root: Path) -> None:
         self.target, self.files, self.log, self.root = target, files, log, root
         self._tokens = FIRST
 

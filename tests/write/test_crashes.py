@@ -14,7 +14,7 @@ import pytest
 
 from tests import conftest
 from tests.datasets import ROOT
-from tests.write.engines import ENGINES, TreeFiles
+from tests.write.engines import ENGINES
 from tests.write.targets import LAYOUTS, TARGETS
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ARRAYS = [name for name in TARGETS if name != "zarr_one_shard"]  # which is for many writers
-
-ALL_ENGINES = [name for name in ENGINES if name != "in_place"]
 
 IN_PLACE = ["precomputed", "precomputed_gzip"]
 """Shards that can be changed where they lie."""
@@ -55,7 +53,6 @@ def test_a_kill_between_a_close_and_the_release_that_follows_it(tmp_path: Path) 
     journal.mkdir(mode=0o700)
     path, data = target.path(0), target.shown(1)
     with ENGINES["whole"].open(target, store, journal) as files:
-        assert isinstance(files, TreeFiles)
         _, handle = files.tree.create(*files._parent(path, make=True), os.O_WRONLY | os.O_CREAT, 0o644)
         files.tree.write(handle, 0, memoryview(data))
         files.tree.flush(handle)
@@ -66,19 +63,15 @@ def test_a_kill_between_a_close_and_the_release_that_follows_it(tmp_path: Path) 
 
 QUICK = ["zarr_end", "precomputed", "n5"]
 
-BOTH = [
-    *(pytest.param(name, "whole", marks=() if name in QUICK else pytest.mark.torture) for name in ARRAYS),
-    ("zarr_end", "bare"),
-]
-
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("target", "engine"), BOTH)
-def test_a_kill_at_some_calls(target: str, engine: str) -> None:
-    scenarios = [] if target == "zarr_end" else SOME
-    stride = 193 if target == "zarr_end" and engine == "whole" else 89
+@pytest.mark.parametrize(
+    "target", [pytest.param(name, marks=() if name in QUICK else pytest.mark.torture) for name in ARRAYS]
+)
+def test_a_kill_at_some_calls(target: str) -> None:
+    scenarios, stride = ([], 193) if target == "zarr_end" else (SOME, 89)
     seed = ARRAYS.index(target)
-    assert outcome("kill", target, engine, *scenarios, f"--stride={stride}", f"--seed={seed}", timeout=280) > 5
+    assert outcome("kill", target, "whole", *scenarios, f"--stride={stride}", f"--seed={seed}", timeout=280) > 5
 
 
 THROUGH_LAYOUTS = [
@@ -103,22 +96,14 @@ def test_errors_of_some_calls(target: str) -> None:
     assert outcome("fail", target, "whole", *SOME, "--stride=67", timeout=280) > 5
 
 
-POWER = [("zarr_end", "whole"), pytest.param("precomputed", "whole", marks=pytest.mark.torture), ("zarr_end", "bare")]
+@pytest.mark.parametrize("target", ["zarr_end", pytest.param("precomputed", marks=pytest.mark.torture)])
+def test_power_losses(target: str) -> None:
+    assert outcome("power", target, "whole", *SOME, "--stride=0", "--every=12", timeout=280) > 5
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize(("target", "engine"), POWER)
-def test_power_losses(target: str, engine: str) -> None:
-    every = 12 if engine == "whole" else 3
-    assert outcome("power", target, engine, *SOME, "--stride=0", f"--every={every}", timeout=280) > 5
-
-
-@pytest.mark.every_case
-@pytest.mark.parametrize("engine", ALL_ENGINES)
-def test_an_fsync_that_fails_and_is_believed_later(engine: str) -> None:
+def test_an_fsync_that_fails_and_is_believed_later() -> None:
     """Every fsync of both scenarios fails once."""
-    every = 12 if engine == "whole" else 3
-    assert outcome("sync", "zarr_end", engine, "locked", "renamed", "--stride=0", f"--every={every}", timeout=280) > 5
+    assert outcome("sync", "zarr_end", "whole", "locked", "renamed", "--stride=0", "--every=12", timeout=280) > 5
 
 
 @pytest.mark.every_case
@@ -137,9 +122,8 @@ def test_shards_that_are_changed_where_they_lie(how: str, more: tuple[str, ...])
 
 
 EVERYTHING = [
-    *((name, engine) for name in ARRAYS for engine in ALL_ENGINES),
+    *((name, "whole") for name in [*ARRAYS, *LAYOUTS]),
     *((name, "in_place") for name in IN_PLACE),
-    *((name, "whole") for name in LAYOUTS),
 ]
 
 
