@@ -1,4 +1,4 @@
-"""The system calls that cases make: those of a mount, or the same of a tree in this process."""
+"""The system calls that cases make: those of `os` on a mount, or the same of a tree in this process."""
 
 from __future__ import annotations
 
@@ -8,107 +8,19 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardfs.vfs.inodes import ROOT
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from types import ModuleType
 
     from shardfs.model.attributes import Attributes
     from shardfs.write.tree import WriteTree
 
 
-class Calls(Protocol):
-    """Paths are relative to the mount. What fails raises OSError."""
-
-    def open(self, path: str, flags: int, mode: int = 0o644) -> int: ...
-    def close(self, fd: int) -> None: ...
-    def pread(self, fd: int, size: int, offset: int) -> bytes: ...
-    def pwrite(self, fd: int, data: bytes, offset: int) -> int: ...
-    def write(self, fd: int, data: bytes) -> int: ...
-    def ftruncate(self, fd: int, size: int) -> None: ...
-    def truncate(self, path: str, size: int) -> None: ...
-    def fsync(self, fd: int) -> None: ...
-    def stat(self, path: str) -> os.stat_result: ...
-    def fstat(self, fd: int) -> os.stat_result: ...
-    def listdir(self, path: str) -> list[str]: ...
-    def rename(self, old: str, new: str) -> None: ...
-    def link(self, old: str, new: str) -> None: ...
-    def unlink(self, path: str) -> None: ...
-    def mkdir(self, path: str, mode: int = 0o755) -> None: ...
-    def rmdir(self, path: str) -> None: ...
-    def chmod(self, path: str, mode: int) -> None: ...
-    def utime(self, path: str, ns: int) -> None: ...
-    def getxattr(self, path: str, name: str) -> bytes: ...
-    def setxattr(self, path: str, name: str, value: bytes) -> None: ...
-
-
-class OnMount:
-    """Those of the kernel, below a directory."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def open(self, path: str, flags: int, mode: int = 0o644) -> int:
-        return os.open(self.root / path, flags, mode)
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    def pread(self, fd: int, size: int, offset: int) -> bytes:
-        return os.pread(fd, size, offset)
-
-    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
-        return os.pwrite(fd, data, offset)
-
-    def write(self, fd: int, data: bytes) -> int:
-        return os.write(fd, data)
-
-    def ftruncate(self, fd: int, size: int) -> None:
-        os.ftruncate(fd, size)
-
-    def truncate(self, path: str, size: int) -> None:
-        os.truncate(self.root / path, size)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-
-    def stat(self, path: str) -> os.stat_result:
-        return os.lstat(self.root / path)
-
-    def fstat(self, fd: int) -> os.stat_result:
-        return os.fstat(fd)
-
-    def listdir(self, path: str) -> list[str]:
-        return os.listdir(self.root / path)
-
-    def rename(self, old: str, new: str) -> None:
-        os.rename(self.root / old, self.root / new)
-
-    def link(self, old: str, new: str) -> None:
-        os.link(self.root / old, self.root / new)
-
-    def unlink(self, path: str) -> None:
-        os.unlink(self.root / path)
-
-    def mkdir(self, path: str, mode: int = 0o755) -> None:
-        os.mkdir(self.root / path, mode)
-
-    def rmdir(self, path: str) -> None:
-        os.rmdir(self.root / path)
-
-    def chmod(self, path: str, mode: int) -> None:
-        os.chmod(self.root / path, mode)
-
-    def utime(self, path: str, ns: int) -> None:
-        os.utime(self.root / path, ns=(ns, ns))
-
-    def getxattr(self, path: str, name: str) -> bytes:
-        return os.getxattr(self.root / path, name)
-
-    def setxattr(self, path: str, name: str, value: bytes) -> None:
-        os.setxattr(self.root / path, name, value)
+Calls: TypeAlias = "InProcess | ModuleType"
+"""`os` in a process whose working directory is the mount, or the same functions of a tree in this process."""
 
 
 @dataclass
@@ -124,7 +36,7 @@ def _failed(number: int, path: object) -> OSError:
 
 
 class InProcess:
-    """What the kernel makes of them, for a tree: no more than cases need."""
+    """What the kernel makes of them, for a tree: no more than cases need. Paths are relative to its root."""
 
     def __init__(self, tree: WriteTree) -> None:
         self.tree = tree
@@ -231,7 +143,7 @@ class InProcess:
         plain = (mode, attributes.number, 0, links, os.getuid(), os.getgid(), attributes.size, 0, seconds, seconds)
         return os.stat_result(plain, {"st_mtime_ns": attributes.mtime_ns})
 
-    def stat(self, path: str) -> os.stat_result:
+    def lstat(self, path: str) -> os.stat_result:
         return self._told(self._find(path))
 
     def fstat(self, fd: int) -> os.stat_result:
@@ -267,8 +179,8 @@ class InProcess:
     def chmod(self, path: str, mode: int) -> None:
         self.tree.set_mode(self._find(path).number, mode)
 
-    def utime(self, path: str, ns: int) -> None:
-        self.tree.set_times(self._find(path).number, ns)
+    def utime(self, path: str, *, ns: tuple[int, int]) -> None:
+        self.tree.set_times(self._find(path).number, ns[1])
 
     def getxattr(self, path: str, name: str) -> bytes:
         attributes = self.tree.xattrs(self._find(path).number)

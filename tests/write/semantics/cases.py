@@ -73,13 +73,13 @@ class Place:
 
     def exists(self, name: str) -> bool:
         try:
-            self.calls.stat(self.path(name))
+            self.calls.lstat(self.path(name))
         except FileNotFoundError:
             return False
         return True
 
     def stat(self, name: str) -> os.stat_result:
-        return self.calls.stat(self.path(name))
+        return self.calls.lstat(self.path(name))
 
     def rename(self, old: str, new: str) -> None:
         self.calls.rename(self.path(old), self.path(new))
@@ -98,6 +98,12 @@ class Place:
 
     def truncate(self, name: str, size: int) -> None:
         self.calls.truncate(self.path(name), size)
+
+    def chmod(self, name: str, mode: int) -> None:
+        self.calls.chmod(self.path(name), mode)
+
+    def utime(self, name: str, ns: int) -> None:
+        self.calls.utime(self.path(name), ns=(ns, ns))
 
     def publish(self, name: str = "") -> None:
         self.calls.setxattr(self.path(name), "user.shardfs.flush", b"20")

@@ -348,8 +348,8 @@ def _(x: Place, k: Kind) -> None:
 @each("rename: number, bytes, mode and time go along", two=True)
 def _(x: Place, k: Kind) -> None:
     original = k.begin(x)
-    x.calls.chmod(x.path(k.first), 0o640)
-    x.calls.utime(x.path(k.first), 1_234_567_890_123_456_789)
+    x.chmod(k.first, 0o640)
+    x.utime(k.first, 1_234_567_890_123_456_789)
     before = x.stat(k.first)
     x.rename(k.first, k.second)
     after = x.stat(k.second)
@@ -427,7 +427,7 @@ def _(x: Place, k: Kind) -> None:
 
 
 def renameat2(x: Place, old: str, new: str, flags: int) -> None:
-    paths = [os.fsencode(x.calls.root / x.path(name)) for name in (old, new)]  # type: ignore[attr-defined]
+    paths = [os.fsencode(x.path(name)) for name in (old, new)]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(-100, paths[0], -100, paths[1], flags):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), new)
@@ -555,7 +555,7 @@ def _(x: Place, k: Kind) -> None:
 
 @each("symbolic links, pipes and devices beside it: EPERM", kernel=True)
 def _(x: Place, k: Kind) -> None:
-    name = x.calls.root / x.path(f"{k.directory}/other".lstrip("/"))  # type: ignore[attr-defined]
+    name = x.path(f"{k.directory}/other".lstrip("/"))
     fails(errno.EPERM, os.symlink, "target", name)
     fails(errno.EPERM, os.mkfifo, name)
     fails(errno.EPERM, os.mknod, name, 0o600 | stat.S_IFSOCK)
@@ -565,7 +565,7 @@ def _(x: Place, k: Kind) -> None:
 @each("every entry of its directory has a number, the file's own", kernel=True)
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
-    with os.scandir(x.calls.root / x.path(k.directory)) as entries:  # type: ignore[attr-defined]
+    with os.scandir(x.path(k.directory)) as entries:
         status = {entry.name: entry.inode() for entry in entries}
     same(all(status.values()), True)
     same(status[k.first.rpartition("/")[2]], x.stat(k.first).st_ino)
@@ -578,7 +578,7 @@ def _(x: Place, k: Kind) -> None:
 def _(x: Place, k: Kind) -> None:
     original = k.begin(x)
     for mode in (0o600, 0o755, 0o444):
-        x.calls.chmod(x.path(k.first), mode)
+        x.chmod(k.first, mode)
         same(stat.S_IMODE(x.stat(k.first).st_mode), mode)
     same(x.get(k.first), original)
 
@@ -595,7 +595,7 @@ def _(x: Place, k: Kind) -> None:
 @each("set-user-id and set-group-id: EPERM", kernel=True)
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
-    path = x.calls.root / x.path(k.first)  # type: ignore[attr-defined]
+    path = x.path(k.first)
     for mode in (0o4755, 0o2755, 0o6755):
         fails(errno.EPERM, os.chmod, path, mode)
     same(stat.S_IMODE(x.stat(k.first).st_mode), 0o644)
@@ -604,7 +604,7 @@ def _(x: Place, k: Kind) -> None:
 @each("chown to its owner, and to others: EPERM", kernel=True)
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
-    path = x.calls.root / x.path(k.first)  # type: ignore[attr-defined]
+    path = x.path(k.first)
     os.chown(path, os.getuid(), os.getgid())
     os.chown(path, -1, -1)
     fails(errno.EPERM, os.chown, path, os.getuid() + 1, -1)
@@ -615,7 +615,7 @@ def _(x: Place, k: Kind) -> None:
 def _(x: Place, k: Kind) -> None:
     original = k.begin(x)
     for when in (1_234_567_890_123_456_789, 1, 4_000_000_000_000_000_000):
-        x.calls.utime(x.path(k.first), when)
+        x.utime(k.first, when)
         same(x.stat(k.first).st_mtime_ns, when)
     same(x.get(k.first), original)
 
@@ -634,7 +634,7 @@ def _(x: Place, k: Kind) -> None:
 @each("what is written moves the time, to now")
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
-    x.calls.utime(x.path(k.first), 1_000_000_000)
+    x.utime(k.first, 1_000_000_000)
     before = time.time()
     x.put(k.first, k.content(2))
     same(before - 1 < x.stat(k.first).st_mtime < time.time() + 1, True)
@@ -643,7 +643,7 @@ def _(x: Place, k: Kind) -> None:
 @each("setxattr: EOPNOTSUPP", plain=False, kernel=True)
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
-    path = x.calls.root / x.path(k.first)  # type: ignore[attr-defined]
+    path = x.path(k.first)
     acl = struct.pack("<IHHIHHIHHI", 2, 1, 6, 0xFFFFFFFF, 4, 4, 0xFFFFFFFF, 32, 4, 0xFFFFFFFF)
     for name in ("user.note", "user.shardfs.state", "system.posix_acl_access"):
         fails(errno.EOPNOTSUPP, os.setxattr, path, name, acl if name.startswith("system") else b"x")
@@ -741,7 +741,7 @@ def _(x: Place, k: Kind) -> None:
 def _(x: Place, k: Kind) -> None:
     k.begin(x)
     x.put(k.first, k.content(2))
-    x.calls.chmod(x.path(k.first), 0o600)
+    x.chmod(k.first, 0o600)
     before = x.stat(k.first)
     with x.opened(k.first) as fd:
         x.publish()
