@@ -8,7 +8,6 @@ It is asked in this process, or of a mount: `python -m tests.write.model DIRECTO
 from __future__ import annotations
 
 import argparse
-import ctypes
 import mmap
 import os
 import shutil
@@ -47,17 +46,19 @@ from tests import data_n5
 from tests.write.engines import TreeFiles, Whole
 from tests.write.mounts import WritableMount
 from tests.write.scale import times
+from tests.write.semantics.calls import InProcess, renameat2
 from tests.write.steps import Steps
 from tests.write.targets import TARGETS, Target, n5_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.collection import Collection
     from shardfs.model.values import U64, Coords, Sizes
     from shardfs.shards.chunk_store import ChunkStore
     from shardfs.storage.store import Store
+    from tests.write.semantics.calls import Calls
 
 TARGET = TARGETS["zarr_end"]
 NUMBERS = [0, 1, 4, 5, 2, 6]  # a whole shard, and half of another one
@@ -96,208 +97,114 @@ def stored_chunks(target: Target, root: Path) -> dict[int, bytes]:
 class Asked(Protocol):
     """The calls of a file system, and how it comes and goes. Errors are OSError."""
 
-    maps: bool
-    starts_programs: bool
-    """To publish: what is open is closed once more in each of them, as FUSE has it."""
+    calls: Calls
+    is_mount: ClassVar[bool]
+    """It can be mapped, and to publish it starts programs: what is open is closed once more in each of them."""
 
     def mount(self) -> None: ...
     def unmount(self) -> None:
         """All is published that can be."""
 
-    def kill(self) -> None:
-        """As `kill -9` does; whatever is open is closed without a further word."""
+    def kill(self, files: Iterable[int]) -> None:
+        """As `kill -9` does; these open files are closed without a further word."""
 
     def publish(self) -> None: ...
-    def read(self, path: str) -> bytes | None: ...
-    def size(self, path: str) -> int: ...
-    def names(self, directory: str) -> Sequence[str]: ...
-    def write(self, path: str, data: bytes, *, sync: bool) -> None: ...
-    def unlink(self, path: str) -> None: ...
     def rename(self, old: str, new: str, *, noreplace: bool) -> None: ...
-    def link(self, old: str, new: str) -> None: ...
-    def truncate(self, path: str, size: int) -> None: ...
-    def open(self, path: str, flags: int) -> int: ...
-    def close(self, file: int) -> None: ...
-    def pread(self, file: int, size: int) -> bytes: ...
-    def pwrite(self, file: int, offset: int, data: bytes) -> int: ...
-    def fsync(self, file: int) -> None: ...
-    def length(self, file: int) -> int: ...
-    def map_write(self, file: int, offset: int, data: bytes) -> None:
-        """Through a shared mapping, to bytes that are there, and with `msync`."""
+
+    def open(self, path: str, flags: int) -> int:
+        """With the directories on the way to a new file."""
+        if flags & os.O_CREAT:
+            self.make_parents(path)
+        return self.calls.open(path, flags, 0o644)
+
+    def make_parents(self, path: str) -> None:
+        parts = path.split("/")
+        for n in range(1, len(parts)):
+            with suppress(FileExistsError):
+                self.calls.mkdir("/".join(parts[:n]), 0o755)
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            file = self.calls.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            return self.calls.pread(file, 1 << 20, 0)
+        finally:
+            self.calls.close(file)
+
+    def write(self, path: str, data: bytes, *, sync: bool) -> None:
+        half = len(data) // 2
+        file = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            self.calls.write(file, data[:half])
+            self.calls.write(file, data[half:])
+            if sync:
+                self.calls.fsync(file)
+        finally:
+            self.calls.close(file)
 
 
-class InProcess:
-    """The calls that FUSE would make."""
+class OnTree(Asked):
+    """A tree in this process."""
 
-    maps = starts_programs = False
+    is_mount = False
 
     def __init__(self, store: Path, top: Path) -> None:
         self._store, self._journal = store, top / "journal"
         self._journal.mkdir(mode=0o700)
         self._stack = ExitStack()
-        self._numbers: dict[int, int] = {}
 
     def mount(self) -> None:
         self._files: TreeFiles = self._stack.enter_context(Whole().open(TARGET, self._store, self._journal))
-        self._tree = self._files.tree
-        self.publish, self.read, self.unlink, self.link = (
-            self._files.publish,
-            self._files.read,
-            self._files.unlink,
-            self._files.link,
-        )
+        self.calls: InProcess = InProcess(self._files.tree, forgets=True)
 
     def unmount(self) -> None:
         self._stack.close()
 
-    def kill(self) -> None:
+    def kill(self, files: Iterable[int]) -> None:
         self._files.die()
         self._stack.close()
-        self._numbers.clear()
 
-    def size(self, path: str) -> int:
-        return self._tree.resolve(path).size
-
-    def names(self, directory: str) -> list[str]:
-        number = self._tree.resolve(directory).number
-        return [os.fsdecode(name) for batch in self._tree.scan(number) for name in batch.names.tolist()]
-
-    def write(self, path: str, data: bytes, *, sync: bool) -> None:
-        self._files.write(path, data, sync=sync)
+    def publish(self) -> None:
+        self._files.publish()
 
     def rename(self, old: str, new: str, *, noreplace: bool) -> None:
-        names = (*self._files._parent(old, make=True), *self._files._parent(new, make=True))
-        self._tree.rename(*names, noreplace=noreplace)
-
-    def truncate(self, path: str, size: int) -> None:
-        self._tree.truncate(self._tree.resolve(path).number, size, None)
-
-    def open(self, path: str, flags: int) -> int:
-        if flags & os.O_CREAT:
-            parent, name = self._files._parent(path, make=True)
-            attributes, file = self._tree.create(parent, name, flags, 0o644)
-            number = attributes.number
-        else:
-            number = self._tree.resolve(path).number
-            file = self._tree.open(number, flags)
-        self._tree.remember(number)
-        self._numbers[file] = number
-        return file
-
-    def close(self, file: int) -> None:
-        self._tree.flush(file)
-        self._tree.release(file)
-        self._tree.forget(self._numbers.pop(file), 1)
-
-    def pread(self, file: int, size: int) -> bytes:
-        return bytes(self._tree.read(self._numbers[file], 0, size))
-
-    def pwrite(self, file: int, offset: int, data: bytes) -> int:
-        return self._tree.write(file, offset, data)
-
-    def fsync(self, file: int) -> None:
-        self._tree.fsync(file)
-
-    def length(self, file: int) -> int:
-        return self._tree.attributes(self._numbers[file]).size
-
-    def map_write(self, file: int, offset: int, data: bytes) -> None:
-        raise NotImplementedError
+        self.calls.rename(old, new, noreplace=noreplace)
 
 
-class OnMount:
-    """What a program does. Nothing is published before it is asked for, or a shard complete."""
+class OnMount(Asked):
+    """A mount, which is the working directory. Nothing is published before it is asked for, or a shard complete."""
 
-    maps = starts_programs = True
+    is_mount = True
+    calls = os
 
     def __init__(self, store: Path, top: Path) -> None:
         self._mount = WritableMount(store, top, "-o", "idle=1000000,age=1000000")
-        self._files: set[int] = set()
 
     def mount(self) -> None:
         self._mount.mount()
+        os.chdir(self._mount.path)
 
     def unmount(self) -> None:
+        os.chdir("/")
         run = self._mount.umount()
         assert run.returncode in (0, 3), run.stderr  # 3: there are orphans, or chunks of no bytes
 
-    def kill(self) -> None:
+    def kill(self, files: Iterable[int]) -> None:
+        os.chdir("/")
         self._mount.kill()
-        for file in self._files:
+        for file in files:
             with suppress(OSError):
                 os.close(file)
-        self._files.clear()
         self._mount.clear()
 
     def publish(self) -> None:
         run = self._mount.flush()
         assert run.returncode == 0, run.stderr
 
-    def _path(self, path: str, *, make: bool = False) -> Path:
-        full_path = self._mount.path / path
-        if make:
-            full_path.parent.mkdir(parents=True, exist_ok=True)
-        return full_path
-
-    def read(self, path: str) -> bytes | None:
-        try:
-            return self._path(path).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def size(self, path: str) -> int:
-        return self._path(path).stat().st_size
-
-    def names(self, directory: str) -> list[str]:
-        return os.listdir(self._path(directory))
-
-    def write(self, path: str, data: bytes, *, sync: bool) -> None:
-        half = len(data) // 2
-        with self._path(path, make=True).open("wb", buffering=0) as file:
-            file.write(data[:half])
-            file.write(data[half:])
-            if sync:
-                os.fsync(file.fileno())
-
-    def unlink(self, path: str) -> None:
-        self._path(path).unlink()
-
     def rename(self, old: str, new: str, *, noreplace: bool) -> None:
-        paths = [os.fsencode(self._path(path, make=True)) for path in (old, new)]
-        if ctypes.CDLL(None, use_errno=True).renameat2(-100, paths[0], -100, paths[1], int(noreplace)):
-            raise OSError(ctypes.get_errno(), old)
-
-    def link(self, old: str, new: str) -> None:
-        os.link(self._path(old), self._path(new, make=True))
-
-    def truncate(self, path: str, size: int) -> None:
-        os.truncate(self._path(path), size)
-
-    def open(self, path: str, flags: int) -> int:
-        file = os.open(self._path(path, make=bool(flags & os.O_CREAT)), flags, 0o644)
-        self._files.add(file)
-        return file
-
-    def close(self, file: int) -> None:
-        self._files.remove(file)
-        os.close(file)
-
-    def pread(self, file: int, size: int) -> bytes:
-        return os.pread(file, size, 0)
-
-    def pwrite(self, file: int, offset: int, data: bytes) -> int:
-        return os.pwrite(file, data, offset)
-
-    def fsync(self, file: int) -> None:
-        os.fsync(file)
-
-    def length(self, file: int) -> int:
-        return os.fstat(file).st_size
-
-    def map_write(self, file: int, offset: int, data: bytes) -> None:
-        with mmap.mmap(file, offset + len(data)) as mapped:
-            mapped[offset:] = data
-            mapped.flush()
+        renameat2(old, new, int(noreplace))
 
 
 # ---------------------------------------------------------------------------------------------------------- the model
@@ -344,7 +251,7 @@ class WritingMachine(RuleBasedStateMachine):
         self.mount()
 
     def ask(self) -> Asked:
-        return InProcess(self.store, self.top)
+        return OnTree(self.store, self.top)
 
     def in_shards(self) -> dict[int, bytes]:
         """The chunks in the shards, as they are shown."""
@@ -360,7 +267,7 @@ class WritingMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         with suppress(OSError):
-            self.asked.kill()
+            self.asked.kill(handle.file for handle in self.open_handles)
         shutil.rmtree(self.top, ignore_errors=True)
 
     # ---- whole files ----
@@ -377,13 +284,14 @@ class WritingMachine(RuleBasedStateMachine):
     def unlink(self, path: str) -> None:
         if path not in self.names:
             with pytest.raises(FileNotFoundError):
-                self.asked.unlink(path)
+                self.asked.calls.unlink(path)
             return
-        self.asked.unlink(path)
+        self.asked.calls.unlink(path)
         del self.names[path]
 
     @rule(old=paths, new=paths, noreplace=st.booleans())
     def rename(self, old: str, new: str, noreplace: bool) -> None:
+        self.asked.make_parents(new)
         call = partial(self.asked.rename, old, new, noreplace=noreplace)
         if old not in self.names:
             with pytest.raises(FileNotFoundError):
@@ -404,9 +312,10 @@ class WritingMachine(RuleBasedStateMachine):
             return
         if new in self.names:
             with pytest.raises(FileExistsError):
-                self.asked.link(old, new)
+                self.asked.calls.link(old, new)
             return
-        self.asked.link(old, new)
+        self.asked.make_parents(new)
+        self.asked.calls.link(old, new)
         source = self.names[old]
         source.kept = bytes(source.data)
         self.names[new] = Object(bytearray(source.data), bytes(source.data))
@@ -416,7 +325,7 @@ class WritingMachine(RuleBasedStateMachine):
         """By path, with no file open, perhaps."""
         if path not in self.names:
             return
-        self.asked.truncate(path, size)
+        self.asked.calls.truncate(path, size)
         entry = self.names[path]
         _resize(entry.data, size)
         if not any(h.object is entry and h.writes for h in self.open_handles):
@@ -445,7 +354,7 @@ class WritingMachine(RuleBasedStateMachine):
     def pwrite(self, handle: Handle | None, offset: int, data: bytes) -> None:
         if handle is None or handle not in self.open_handles or not handle.writes or not data:
             return
-        assert self.asked.pwrite(handle.file, offset, data) == len(data)
+        assert self.asked.calls.pwrite(handle.file, data, offset) == len(data)
         content = handle.object.data
         if len(content) < offset:
             _resize(content, offset)
@@ -454,17 +363,19 @@ class WritingMachine(RuleBasedStateMachine):
     @rule(handle=handles)
     def fsync(self, handle: Handle | None) -> None:
         if handle is not None and handle in self.open_handles and handle.writes:
-            self.asked.fsync(handle.file)
+            self.asked.calls.fsync(handle.file)
             handle.object.kept = bytes(handle.object.data)
 
-    @precondition(lambda self: self.asked.maps)
+    @precondition(lambda self: self.asked.is_mount)
     @rule(handle=handles, offset=st.integers(0, 2000), data=st.binary(min_size=1, max_size=20))
     def map_write(self, handle: Handle | None, offset: int, data: bytes) -> None:
         if handle is None or handle not in self.open_handles or not handle.writes:
             return
         entry = handle.object
         if len(entry.data) >= offset + len(data):
-            self.asked.map_write(handle.file, offset, data)
+            with mmap.mmap(handle.file, offset + len(data)) as mapped:
+                mapped[offset:] = data
+                mapped.flush()
             entry.data[offset : offset + len(data)] = data
             entry.kept = bytes(entry.data)
 
@@ -474,7 +385,7 @@ class WritingMachine(RuleBasedStateMachine):
             self._close(handle)
 
     def _close(self, handle: Handle) -> None:
-        self.asked.close(handle.file)
+        self.asked.calls.close(handle.file)
         self.open_handles.remove(handle)
         if handle.writes:
             handle.object.kept = bytes(handle.object.data)
@@ -485,7 +396,7 @@ class WritingMachine(RuleBasedStateMachine):
     def publish(self) -> None:
         self.asked.publish()
         for handle in self.open_handles:
-            if handle.writes and self.asked.starts_programs:
+            if handle.writes and self.asked.is_mount:
                 handle.object.kept = bytes(handle.object.data)
         self._published()
         assert self.in_shards() == self.stored
@@ -503,7 +414,7 @@ class WritingMachine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         """kill -9, and the next mount."""
-        self.asked.kill()
+        self.asked.kill(handle.file for handle in self.open_handles)
         self.open_handles.clear()
         for path, entry in list(self.names.items()):
             if path in SCRATCH or entry.kept is None:
@@ -563,11 +474,11 @@ class WritingMachine(RuleBasedStateMachine):
             values = self.asked.read(path)
             assert values == (None if entry is None else bytes(entry.data)), path
             if entry is not None:
-                assert self.asked.size(path) == len(entry.data), path
+                assert self.asked.calls.lstat(path).st_size == len(entry.data), path
         for handle in self.open_handles:
-            size = self.asked.length(handle.file)
+            size = self.asked.calls.fstat(handle.file).st_size
             assert size == len(handle.object.data)
-            assert self.asked.pread(handle.file, size + 1) == bytes(handle.object.data)
+            assert self.asked.calls.pread(handle.file, size + 1, 0) == bytes(handle.object.data)
 
     @invariant()
     def all_is_listed(self) -> None:
@@ -577,13 +488,13 @@ class WritingMachine(RuleBasedStateMachine):
             wanted.setdefault(directory, set()).add(name)
         for directory in {path.rpartition("/")[0] for path in PATHS}:
             try:
-                listed = self.asked.names(directory)
+                listed = self.asked.calls.listdir(directory)
             except FileNotFoundError:
                 assert directory not in wanted
                 continue
             assert len(listed) == len(set(listed))
             assert set(listed) == wanted.get(directory, set()), directory
-        assert self.asked.size("zarr.json") > 0
+        assert self.asked.calls.lstat("zarr.json").st_size > 0
 
 
 def _packed(collection: Collection, shard: int, old: Blob | None) -> Plan | None:

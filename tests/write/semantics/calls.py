@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -23,6 +24,13 @@ Calls: TypeAlias = "InProcess | ModuleType"
 """`os` in a process whose working directory is the mount, or the same functions of a tree in this process."""
 
 
+def renameat2(old: str, new: str, flags: int) -> None:
+    """On a mount, with flags such as `RENAME_NOREPLACE`, which is 1."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags):
+        raise _failed(ctypes.get_errno(), new)
+
+
 @dataclass
 class _Open:
     number: int
@@ -38,8 +46,9 @@ def _failed(number: int, path: object) -> OSError:
 class InProcess:
     """What the kernel makes of them, for a tree: no more than cases need. Paths are relative to its root."""
 
-    def __init__(self, tree: WriteTree) -> None:
+    def __init__(self, tree: WriteTree, *, forgets: bool = False) -> None:
         self.tree = tree
+        self.forgets = forgets  # files that are closed, as a kernel that is short of memory
         self._open: dict[int, _Open] = {}
         self._descriptors = count(3)
 
@@ -100,6 +109,8 @@ class InProcess:
             self.tree.flush(opened.handle)
         finally:
             self.tree.release(opened.handle)
+            if self.forgets:
+                self.tree.forget(opened.number, 1)
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         if self._open[fd].flags & os.O_ACCMODE == os.O_WRONLY:
@@ -156,8 +167,8 @@ class InProcess:
             raise _failed(errno.ENOTDIR, path)
         return [os.fsdecode(name) for batch in self.tree.scan(attributes.number) for name in batch.names.tolist()]
 
-    def rename(self, old: str, new: str) -> None:
-        self.tree.rename(*self._at(old), *self._at(new), noreplace=False)
+    def rename(self, old: str, new: str, *, noreplace: bool = False) -> None:
+        self.tree.rename(*self._at(old), *self._at(new), noreplace=noreplace)
 
     def link(self, old: str, new: str) -> None:
         if self._find(old).directory:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.write.semantics.calls import renameat2
 from tests.write.semantics.cases import NEW, RW, SOURCES, R, W, case, fails, same, until
 
 if TYPE_CHECKING:
@@ -408,10 +409,10 @@ def _(x: Place, k: Kind) -> None:
 def _(x: Place, k: Kind) -> None:
     original = k.begin(x)
     x.put(k.second, k.content(2))
-    fails(errno.EEXIST, renameat2, x, k.first, k.second, 1)
+    fails(errno.EEXIST, renameat2, x.path(k.first), x.path(k.second), 1)
     same((x.get(k.first), x.get(k.second)), (original, k.content(2)))
     x.unlink(k.second)
-    renameat2(x, k.first, k.second, 1)
+    renameat2(x.path(k.first), x.path(k.second), 1)
     same((x.exists(k.first), x.get(k.second)), (False, original))
 
 
@@ -421,16 +422,13 @@ def _(x: Place, k: Kind) -> None:
     x.put("c/1/x.partial", b"x")
     for flags in (2, 4):
         fails(
-            [errno.EINVAL, errno.EPERM] if flags == 4 else errno.EINVAL, renameat2, x, "c/1/x.partial", k.first, flags
+            [errno.EINVAL, errno.EPERM] if flags == 4 else errno.EINVAL,
+            renameat2,
+            x.path("c/1/x.partial"),
+            x.path(k.first),
+            flags,
         )
     same((x.get(k.first), x.get("c/1/x.partial")), (original, b"x"))
-
-
-def renameat2(x: Place, old: str, new: str, flags: int) -> None:
-    paths = [os.fsencode(x.path(name)) for name in (old, new)]
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(-100, paths[0], -100, paths[1], flags):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), new)
 
 
 @each("unlink: gone, and made anew it has another number")
