@@ -14,7 +14,7 @@ import zarr
 from tests import data_n5, datasets
 from tests.conftest import client_python, run_client
 from tests.data_layouts import Written, equal
-from tests.datasets import BIG, BLOSC, CRC, LITTLE, ZSTD, transpose
+from tests.datasets import CRC, LITTLE, ZSTD
 from tests.handmade import group_document, write_json
 from tests.mount.programs import dealt, link_tree, read_jobs
 
@@ -203,62 +203,6 @@ def test_a_sharded_ome_zarr_05_image_is_one_of_04(mounted: Mounted, tmp_path: Pa
         assert not list(mount.rglob("zarr.json"))
 
 
-# --------------------------------------------------------------------------------- arrays with named axes
-
-CHAINS: dict[str, Any] = {
-    "zstd": [LITTLE, ZSTD],
-    "zstd_crc32c": [LITTLE, ZSTD, CRC],
-    "blosc": [LITTLE, BLOSC],
-    "raw": [LITTLE],
-    "big": [BIG],
-    "decoded": [transpose(1, 0), LITTLE, ZSTD, ZSTD],
-}
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Data:
-    """A group of arrays with coordinates, as xarray and netCDF have them, in `source`."""
-    return _table(tmp_path / "source")
-
-
-def _table(path: Path) -> Data:
-    data = np.arange(1, 7 * 10 + 1, dtype="int16").reshape(7, 10)
-    write_json(path / "zarr.json", group_document(title="a table"))
-    for name, chain in CHAINS.items():
-        named = {"dimension_names": ["y", "x"], "attributes": {"units": "mm"}}
-        Written(data, (2, 3), chain, (4, 6), named).write(path / name)
-    for name, n in (("y", 7), ("x", 10)):
-        coordinate = np.linspace(0, 1, n)
-        members = {"dimension_names": [name], "attributes": {"_FillValue": "AAAAAAAA+H8="}}  # NaN, as xarray writes it
-        Written(coordinate, (n,), [LITTLE], (), members).write(path / name)
-    Written(np.array(2.5), (), [LITTLE]).write(path / "scalar")
-    return data
-
-
-@pytest.mark.parametrize("mode", ["zarr", "xarray", "nczarr"])
-def test_netcdf_reads_all_but_gzip(mode: str, table: Data, mounted: Mounted, tmp_path: Path) -> None:
-    """NCZarr has no codec `gzip`, from whatever source."""
-    with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
-        jobs = [[str(mount), name, mode] for name in CHAINS]
-        outcomes = read_jobs("read_netcdf", jobs, tmp_path, client_python("zarr2"))
-    assert [
-        name for name, got in zip(CHAINS, outcomes, strict=True) if isinstance(got, str) or not equal(got, table)
-    ] == []
-
-
-def test_xarray_finds_the_axes_by_name(table: Data, mounted: Mounted, tmp_path: Path) -> None:
-    with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
-        outcomes = read_jobs("read_xarray", [[str(mount), name] for name in CHAINS], tmp_path, client_python("zarr2"))
-    assert [
-        name for name, got in zip(CHAINS, outcomes, strict=True) if isinstance(got, str) or not equal(got, table)
-    ] == []
-
-
-def test_gdal_reads_whatever_the_codec(table: Data, mounted: Mounted, tmp_path: Path) -> None:
-    with mounted(tmp_path / "source", "--layout", "zarr2") as mount:
-        outcomes = read_jobs("read_gdal", [[str(mount / name)] for name in CHAINS], tmp_path, client_python("zarr2"))
-    wrong = {n: g for n, g in zip(CHAINS, outcomes, strict=True) if isinstance(g, str) or not equal(g[0], table)}
-    assert wrong == {}
 
 
 def test_what_is_skipped_is_not_there(mounted: Mounted, tmp_path: Path) -> None:

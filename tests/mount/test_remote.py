@@ -13,11 +13,10 @@ import fsspec
 import pytest
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from tests.conftest import MountFailed
 from tests.datasets import read_tree, same
 from tests.mount.distant import SECRETS, in_words, s3_options, s3_server
 from tests.mount.programs import attempt, lines, link_tree, read_many, run
-from tests.mount.web import FRONT, GUARDED, HIDDEN, UNLISTED, WHOLE, find_nginx, serving
+from tests.mount.web import FRONT, GUARDED, HIDDEN, UNLISTED, find_nginx, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -152,13 +151,6 @@ def test_http_where_it_is_not_known_which_shards_there_are(
             os.listdir(mount / "8_8_40")
     verified = attempt(sys.executable, "-m", "shardfs", "verify", web.url(name, server))
     assert (verified.returncode, verified.stdout) == (3, "")
-
-
-def test_http_without_ranges(web: Web, mounted: Mounted) -> None:
-    """A server that sends whole objects would cost a shard for each chunk, if not worse: this is an error."""
-    for name in ("zarr_python", "group", "index_raw_data_raw"):
-        with pytest.raises(MountFailed, match="does not send byte ranges"), mounted(web.url(name, WHOLE)):
-            pass
 
 
 def test_http_requests_of_a_mount(web: Web, mounted: Mounted) -> None:

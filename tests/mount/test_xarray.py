@@ -63,9 +63,12 @@ def test_xarray_reads_the_same_strings_and_scalars(strings: Path, mounted: Mount
             assert _described(mount, tmp_path / "shown.json", python=python) == wanted
 
 
-def test_netcdf_reads_the_same(numbers: Path, mounted: Mounted, tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["stored", "raw", "blosc"])
+def test_netcdf_reads_the_same(codec: str, numbers: Path, mounted: Mounted, tmp_path: Path) -> None:
+    """NCZarr has no codec `gzip`, from whatever source."""
     wanted = _described(numbers, tmp_path / "native.json")
-    with mounted(numbers, "--layout", "zarr2") as mount:
+    options = [] if codec == "stored" else ["-o", f"chunk_codec={codec}"]
+    with mounted(numbers, "--layout", "zarr2", *options) as mount:
         description = _described(mount, tmp_path / "nc.json", "--engine", "netcdf4", python=client_python("zarr2"))
     assert description == wanted
 

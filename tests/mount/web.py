@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LISTED, UNLISTED, WHOLE, GUARDED, HIDDEN, FRONT = "listed", "unlisted", "whole", "guarded", "hidden", "front"
-"""Servers with directory listings, without them, without byte ranges, one that says 403 of what does not exist, one
+LISTED, UNLISTED, GUARDED, HIDDEN, FRONT = "listed", "unlisted", "guarded", "hidden", "front"
+"""Servers with directory listings, without them, one that says 403 of what does not exist, one
 that says 404 of directories, and one that answers with the same page for each of them."""
 
 _CONFIGURATION = """
@@ -43,7 +43,6 @@ http {{
   scgi_temp_path {scratch}/scgi;
   server {{ listen 127.0.0.1:{listed}; root {root}; autoindex on; }}
   server {{ listen 127.0.0.1:{unlisted}; root {root}; }}
-  server {{ listen 127.0.0.1:{whole}; root {root}; autoindex on; max_ranges 0; }}
   server {{ listen 127.0.0.1:{guarded}; root {root}; error_page 404 = @missing; location @missing {{ return 403; }} }}
   server {{ listen 127.0.0.1:{hidden}; root {root}; if (-d $request_filename) {{ return 404; }} }}
   server {{ listen 127.0.0.1:{front}; root {root}; if (-d $request_filename) {{ return 200 "<a href='/'>home</a>"; }} }}
@@ -103,7 +102,7 @@ def serving(root: Path, scratch: Path) -> Iterator[Web]:
     nginx = find_nginx()
     assert nginx is not None
     for _ in range(3):  # another program may take a port before nginx does
-        ports = dict(zip((LISTED, UNLISTED, WHOLE, GUARDED, HIDDEN, FRONT), _free_ports(6), strict=True))
+        ports = dict(zip((LISTED, UNLISTED, GUARDED, HIDDEN, FRONT), _free_ports(5), strict=True))
         user = "user root;" if os.geteuid() == 0 else ""  # pytest's directories are closed to others
         text = _CONFIGURATION.format(user=user, scratch=scratch, root=root, **ports)
         configuration = scratch / "nginx.conf"

@@ -277,38 +277,18 @@ class Redirecting(_Handler, http.server.SimpleHTTPRequestHandler):
 class Whole(Direct):
     """Ignores byte ranges, and says so."""
 
-    says = "none"
-
     def send_file(self, path: bytes) -> None:
-        self.send_body(200, Path(os.fsdecode(path)).read_bytes(), headers={"Accept-Ranges": self.says})
-
-
-class WholeInSecret(Whole):
-    """Ignores byte ranges, and says that it honours them."""
-
-    says = "bytes"
-
-
-class WholeUnlisted(Whole):
-    lists = False
+        self.send_body(200, Path(os.fsdecode(path)).read_bytes(), headers={"Accept-Ranges": "none"})
 
 
 class Unsatisfiable(Direct):
     """Answers 416 to every byte range."""
 
-    refusal = 416
-
     def send_file(self, path: bytes) -> None:
         if "Range" in self.headers:
-            self.send_body(self.refusal, b"no", "text/html")
+            self.send_body(416, b"no", "text/html")
         else:
             super().send_file(path)
-
-
-class NotImplementedHere(Unsatisfiable):
-    """Answers 501 to every byte range."""
-
-    refusal = 501
 
 
 class MadeDocuments(Direct):
