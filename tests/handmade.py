@@ -190,18 +190,18 @@ def _zarr_case(
     )
 
 
+def _zarr(name: str, first: bytes | None, **how: Any) -> Write:
+    """Register a case of which nothing but the first shard is to be told."""
+    CASES[name] = lambda path: _zarr_case(path, first, **how)
+    return CASES[name]
+
+
 def _all_but(*slots: int) -> dict[int, bytes]:
     return {slot: chunk for slot, chunk in enumerate(_FIRST) if slot not in slots}
 
 
-@_case
-def zarr_sound(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST), good=_all_but())
-
-
-@_case
-def zarr_backwards_with_gaps(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST, gap=b"hole!", backwards=True), good=_all_but())
+zarr_sound = _zarr("zarr_sound", zarr_shard(_FIRST), good=_all_but())
+_zarr("zarr_backwards_with_gaps", zarr_shard(_FIRST, gap=b"hole!", backwards=True), good=_all_but())
 
 
 @_case
@@ -227,19 +227,9 @@ def zarr_chunk_covers_index(path: Path) -> Case:
     return _zarr_case(path, b"data" + index, good=good, absent=[3])
 
 
-@_case
-def zarr_zero_length_chunk(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST, entries={2: (3, 0)}), good={**_all_but(2), 2: b""})
-
-
-@_case
-def zarr_only_offset_is_ones(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST, entries={1: (ABSENT, 4)}), good=_all_but(1), bad=[1])
-
-
-@_case
-def zarr_only_nbytes_is_ones(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST, entries={1: (0, ABSENT)}), good=_all_but(1), bad=[1])
+_zarr("zarr_zero_length_chunk", zarr_shard(_FIRST, entries={2: (3, 0)}), good={**_all_but(2), 2: b""})
+_zarr("zarr_only_offset_is_ones", zarr_shard(_FIRST, entries={1: (ABSENT, 4)}), good=_all_but(1), bad=[1])
+_zarr("zarr_only_nbytes_is_ones", zarr_shard(_FIRST, entries={1: (0, ABSENT)}), good=_all_but(1), bad=[1])
 
 
 @_case
@@ -262,15 +252,9 @@ def zarr_range_wraps(path: Path) -> Case:
     return _zarr_case(path, zarr_shard(_FIRST, entries=entries), good=_all_but(0, 1, 2), bad=[0, 1, 2])
 
 
-@_case
-def zarr_enormous_chunk(path: Path) -> Case:
-    # Whoever allocates what the index claims is out of memory.
-    return _zarr_case(path, zarr_shard(_FIRST, entries={1: (0, 2**40)}), good=_all_but(1), bad=[1])
-
-
-@_case
-def zarr_wrong_checksum(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST, checksum="wrong"), bad=range(4))
+# Whoever allocates what the index claims is out of memory.
+_zarr("zarr_enormous_chunk", zarr_shard(_FIRST, entries={1: (0, 2**40)}), good=_all_but(1), bad=[1])
+zarr_wrong_checksum = _zarr("zarr_wrong_checksum", zarr_shard(_FIRST, checksum="wrong"), bad=range(4))
 
 
 @_case
@@ -279,37 +263,15 @@ def zarr_wrong_checksum_start(path: Path) -> Case:
     return _zarr_case(path, shard, bad=range(4), location="start")
 
 
-@_case
-def zarr_truncated(path: Path) -> Case:
-    # What is left at the end is not the index, and its checksum says so.
-    return _zarr_case(path, zarr_shard(_FIRST)[:-3], bad=range(4))
-
-
-@_case
-def zarr_truncated_start(path: Path) -> Case:
-    # The index is whole and names one chunk that is no longer there.
-    return _zarr_case(path, zarr_shard(_FIRST, location="start")[:-1], good=_all_but(3), bad=[3], location="start")
-
-
-@_case
-def zarr_shorter_than_index(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST)[-67:], bad=range(4))
-
-
-@_case
-def zarr_shorter_than_index_start(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard(_FIRST, location="start")[:67], bad=range(4), location="start")
-
-
-@_case
-def zarr_zero_byte_shard(path: Path) -> Case:
-    # zarr-python reads the fill value from it; tensorstore raises an error, and so must a mount: data may be lost.
-    return _zarr_case(path, b"", bad=range(4))
-
-
-@_case
-def zarr_zero_byte_shard_start(path: Path) -> Case:
-    return _zarr_case(path, b"", bad=range(4), location="start")
+# What is left at the end is not the index, and its checksum says so.
+_zarr("zarr_truncated", zarr_shard(_FIRST)[:-3], bad=range(4))
+# The index is whole and names one chunk that is no longer there.
+_zarr("zarr_truncated_start", zarr_shard(_FIRST, location="start")[:-1], good=_all_but(3), bad=[3], location="start")
+_zarr("zarr_shorter_than_index", zarr_shard(_FIRST)[-67:], bad=range(4))
+_zarr("zarr_shorter_than_index_start", zarr_shard(_FIRST, location="start")[:67], bad=range(4), location="start")
+# zarr-python reads the fill value from it; tensorstore raises an error, and so must a mount: data may be lost.
+_zarr("zarr_zero_byte_shard", b"", bad=range(4))
+_zarr("zarr_zero_byte_shard_start", b"", bad=range(4), location="start")
 
 
 @_case
@@ -347,14 +309,8 @@ def zarr_nested_zero_byte_shard(path: Path) -> Case:
     return Case(path, good, bad, absent)
 
 
-@_case
-def zarr_missing_shard(path: Path) -> Case:
-    return _zarr_case(path, None, absent=range(4))
-
-
-@_case
-def zarr_all_slots_empty(path: Path) -> Case:
-    return _zarr_case(path, zarr_shard([None] * 4), absent=range(4))
+_zarr("zarr_missing_shard", None, absent=range(4))
+_zarr("zarr_all_slots_empty", zarr_shard([None] * 4), absent=range(4))
 
 
 @_case
@@ -665,14 +621,14 @@ def _volume_case(
     )
 
 
-@_case
-def volume_sound(path: Path) -> Case:
-    return _volume_case(path, uint64_shard([_entries(*_EVEN), _entries(*_ODD)]))
+def _volume(name: str, shard: bytes, **how: Any) -> Write:
+    """Register a case of which nothing but the shard is to be told."""
+    CASES[name] = lambda path: _volume_case(path, shard, **how)
+    return CASES[name]
 
 
-@_case
-def volume_unsorted_ids(path: Path) -> Case:
-    return _volume_case(path, uint64_shard([_entries(6, 0, 4, 2), _entries(7, 5, 3, 1)]))
+volume_sound = _volume("volume_sound", uint64_shard([_entries(*_EVEN), _entries(*_ODD)]))
+_volume("volume_unsorted_ids", uint64_shard([_entries(6, 0, 4, 2), _entries(7, 5, 3, 1)]))
 
 
 @_case
@@ -691,9 +647,7 @@ def volume_gaps_and_junk(path: Path) -> Case:
     return _volume_case(path, shard)
 
 
-@_case
-def volume_indices_before_data(path: Path) -> Case:
-    return _volume_case(path, uint64_shard([_entries(*_EVEN), _entries(*_ODD)], indices_first=True))
+_volume("volume_indices_before_data", uint64_shard([_entries(*_EVEN), _entries(*_ODD)], indices_first=True))
 
 
 @_case
@@ -840,14 +794,8 @@ def volume_data_gzip_of_two_members(path: Path) -> Case:
     return _volume_case(path, _deflated({2: halves}), spec=sharding(data="gzip"))
 
 
-@_case
-def volume_shorter_than_shard_index(path: Path) -> Case:
-    return _volume_case(path, uint64_shard([[], []])[:8], good=(), bad=range(8))
-
-
-@_case
-def volume_zero_byte_shard(path: Path) -> Case:
-    return _volume_case(path, b"", good=(), bad=range(8))
+_volume("volume_shorter_than_shard_index", uint64_shard([[], []])[:8], good=(), bad=range(8))
+_volume("volume_zero_byte_shard", b"", good=(), bad=range(8))
 
 
 @_case

@@ -203,8 +203,6 @@ def test_a_sharded_ome_zarr_05_image_is_one_of_04(mounted: Mounted, tmp_path: Pa
         assert not list(mount.rglob("zarr.json"))
 
 
-
-
 def test_what_is_skipped_is_not_there(mounted: Mounted, tmp_path: Path) -> None:
     Written(np.arange(4, dtype="uint16"), (2,)).write(tmp_path / "source/good")
     write_json(

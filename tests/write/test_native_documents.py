@@ -18,7 +18,7 @@ from shardfs.write import recover
 from shardfs.write.journal import Journal
 from shardfs.write.publish_shard import Publishing
 from shardfs.write.tree import open_write_tree
-from tests import handmade
+from tests import data_n5, data_zarr_transformer, handmade
 from tests.conftest import need_fuse
 from tests.mount.programs import shardfs
 from tests.write.engines import TreeFiles
@@ -43,59 +43,12 @@ GROUP = {
     "attributes": {"old": 0},
     "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {"a": ZARR}},
 }
-N5 = {
-    "dimensions": [8, 8],
-    "blockSize": [4, 4],
-    "dataType": "uint8",
-    "codecs": [
-        {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [2, 2],
-                "codecs": [{"name": "n5bytes"}],
-                "index_codecs": [{"name": "raw-bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-                "index_location": "end",
-            },
-        }
-    ],
-}
-SCALE = {
-    "key": "1_1_1",
-    "size": [8, 8, 8],
-    "chunk_sizes": [[4, 4, 4]],
-    "encoding": "raw",
-    "resolution": [1, 1, 1],
-    "sharding": {
-        "@type": "neuroglancer_uint64_sharded_v1",
-        "preshift_bits": 0,
-        "hash": "identity",
-        "minishard_bits": 0,
-        "shard_bits": 1,
-    },
-}
-INFO = {"type": "image", "data_type": "uint8", "num_channels": 1, "scales": [SCALE]}
-DRAFT = {
-    "shape": [8],
-    "data_type": "|u1",
-    "chunk_grid": {"type": "regular", "chunk_shape": [2], "separator": "/"},
-    "chunk_memory_layout": "C",
-    "fill_value": 0,
-    "extensions": [],
-    "attributes": {},
-    "storage_transformers": [
-        {
-            "extension": "https://purl.org/zarr/spec/storage_transformers/sharding/1.0",
-            "type": "indexed",
-            "configuration": {"chunks_per_shard": [2]},
-        }
-    ],
-}
-DRAFT_ROOT = {
-    "zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0",
-    "metadata_encoding": "https://purl.org/zarr/spec/protocol/core/3.0",
-    "metadata_key_suffix": ".json",
-    "extensions": [],
-}
+N5 = data_n5.attributes(
+    (8, 8), (4, 4), "uint8", codecs=[data_n5.sharding((2, 2), [{"name": "n5bytes"}], data_n5.Index())]
+)
+INFO = handmade.volume_info((8, 8, 8), (4, 4, 4), handmade.sharding(minishard=0, shard=1))
+DRAFT = data_zarr_transformer.array_document((8,), (2,), data_zarr_transformer.sharding(2))
+DRAFT_ROOT = data_zarr_transformer.ROOT_DOCUMENT
 BCOLZ: dict[str, Json] = {
     "meta/sizes": {"shape": [8], "nbytes": 8, "cbytes": 0},
     "meta/storage": {"dtype": "uint8", "chunkshape": [2], "superchunksize": 2, "dflt": 0, "expectedlen": 8},
