@@ -21,7 +21,6 @@ from shardfs.formats.documents import parse_json
 from shardfs.formats.n5 import N5
 from shardfs.formats.n5.stored import PlainBlocks
 from shardfs.formats.n5_multiscales import LevelsBelow
-from shardfs.formats.registry import formats
 from shardfs.model.dataset import Dataset
 from shardfs.model.errors import CorruptShardError
 from shardfs.shards.byte_layouts.sharding_indexed import ShardingIndexed
@@ -30,7 +29,7 @@ from shardfs.storage.local import LocalStore
 from shardfs.storage.remote import FsspecStore
 from shardfs.vfs.discovery import Datasets
 from shardfs.vfs.tree import Tree, open_tree
-from tests import data_n5, handmade
+from tests import data_n5
 from tests.data_n5 import GZIP, RAW, Index, attributes, header, key, sharding, transformer
 from tests.datasets import ROOT as REPOSITORY
 from tests.datasets import read_tree
@@ -444,13 +443,6 @@ def test_what_is_undone_is_named() -> None:
 # -------------------------------------------------------------------------------------------------------- trees
 
 
-def test_the_writer_of_the_tests_makes_the_bytes_of_n5_java() -> None:
-    block = bytes.fromhex("0000000200000002000000011f8b08000000000000ffe379c2f314002341acb904000000")
-    new_files = data_n5.shards({(3, 3): block}, (3, 2), Index())
-    assert new_files == {(1, 1): (data_n5.GOLDEN / "java/stored/1/1").read_bytes()}
-    assert new_files[1, 1][-4:].hex() == "377e004f"
-
-
 @pytest.mark.parametrize("name", sorted(data_n5.golden()))
 def test_golden_files(name: str) -> None:
     stored_files, tree_files = data_n5.golden()[name]
@@ -632,27 +624,8 @@ def test_a_root_that_cannot_be_read_harms_nothing_below_it(raw: bytes, tmp_path:
     assert [s.path for s in tree.survey.summaries()] == ["deep/down"]
 
 
-def test_formats_mix_in_one_tree(tmp_path: Path) -> None:
-    cases = {
-        "a/zarr": handmade.zarr_sound(tmp_path / "a/zarr"),
-        "a/volume": handmade.volume_sound(tmp_path / "a/volume"),
-        "a/n5": data_n5.DAMAGED["sound"](tmp_path / "a/n5"),
-        "b/n5": data_n5.DAMAGED["outside"](tmp_path / "b/n5"),
-    }
-    tree = _tree(tmp_path)
-    tree_files = walk(tree)
-    for name, case in cases.items():
-        assert {n: tree_files[f"{name}/{n}"] for n in case.good} == dict(case.good)
-    format_by_path = {s.path.split("/s")[0]: s.format for s in tree.survey.summaries()}
-    assert format_by_path == {"a/zarr": "zarr3", "a/volume": "precomputed", "a/n5": "n5", "b/n5": "n5"}
-
-
 def test_where_a_transformed_block_lies(tmp_path: Path) -> None:
     data_n5.VARIANTS["headerless_little_checksum"].write(tmp_path, "x")
     located = open_tree(str(tmp_path / "sharded")).locate(f"{data_n5.MEMBER}/1/1/1")
     assert (located.size, located.codecs) == (2 * 3 * 2 * 2 + 4, ("n5bytes", "headerless+crc32c"))
     assert located.shard == f"{data_n5.MEMBER}/0/1/0"
-
-
-def test_formats_know_n5() -> None:
-    assert N5 in formats()

@@ -15,7 +15,7 @@ import pytest
 
 from tests import data_bcolz, data_blosc2
 from tests.conftest import run_client
-from tests.data_bcolz import BLP, Superchunk
+from tests.data_bcolz import Superchunk
 from tests.datasets import client_python, read_tree, same
 from tests.mount.programs import attempt, run
 
@@ -165,17 +165,6 @@ def test_bcolz_reads_its_own_documents_beside_superchunks(how: Superchunk, mount
     assert documents == before
 
 
-def test_listing_and_stat_read_no_chunk(superchunks: tuple[Path, dict[str, Array]], mounted: Mounted) -> None:
-    root, wanted = superchunks
-    data = [BLP + chunk for chunk in data_bcolz.chunks_of(wanted["three_axes"], 7)]
-    with mounted(root) as mount:
-        sizes = {e.name: e.stat().st_size for e in os.scandir(mount / "three_axes/data")}
-        assert sizes == {f"__{i}.blp": len(chunk) for i, chunk in enumerate(data)}
-        assert sorted(os.listdir(mount / "table")) == ["__attrs__", "__rootdirs__", "flag", "meta", "x", "y_im", "y_re"]
-        assert os.getxattr(mount / "three_axes/data/__1.blp", "user.shardfs.codecs") == b"blosc,bcolz header"
-        assert not (mount / "packs/plain-md5.blp/nothing").exists()
-
-
 def test_blosc_decodes_the_chunks_of_a_pack_without_an_array(
     superchunks: tuple[Path, dict[str, Array]], mounted: Mounted, tmp_path: Path
 ) -> None:
@@ -192,29 +181,6 @@ def test_blosc_decodes_the_chunks_of_a_pack_without_an_array(
                                 "-c", program, *names)  # fmt: skip
             assert completed.returncode == 0, completed.stderr
             assert out.read_bytes() == bytes(i % 256 for i in range(400))
-
-
-def _spoil(path: Path, find: bytes) -> None:
-    data = bytearray(path.read_bytes())
-    data[data.index(find) + len(find) - 1] ^= 1
-    path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("checksum", range(1, 9))
-def test_a_wrong_checksum_is_an_error_of_that_chunk_alone(checksum: int, mounted: Mounted, tmp_path: Path) -> None:
-    array = _RNG.integers(0, 1000, 60, dtype="<i4")
-    data_bcolz.write_array(tmp_path / "a", array, 10, 3, Superchunk(checksum=checksum))
-    chunks = data_bcolz.chunks_of(array, 10)
-    _spoil(tmp_path / "a/data/__1__.bin", chunks[1])
-    with mounted(tmp_path / "a") as mount:
-        for i, chunk in enumerate(chunks):
-            path = mount / f"data/__{i}.blp"
-            assert path.stat().st_size == 16 + len(chunk)
-            if i == 1:
-                with pytest.raises(OSError, match="Input/output error"):
-                    path.read_bytes()
-            else:
-                assert path.read_bytes() == BLP + chunk
 
 
 @pytest.mark.parametrize("options", [(), ("--rw",)])

@@ -1,25 +1,22 @@
-"""Sharded N5 through mounts and fsspec: every variant is its unsharded twin, and is read by those who read N5."""
+"""Sharded N5 through mounts: every variant is read by those who read N5."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 import pytest
 
-from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests import data_n5
 from tests.conftest import run_client
 from tests.data_n5 import MEMBER, VARIANTS, Dataset
 from tests.datasets import client_python, read_tree, same
-from tests.mount.programs import attempt, link_tree
+from tests.mount.programs import link_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from tests.conftest import Mounted
@@ -77,38 +74,6 @@ def test_client_reads_every_variant(client: Client, farm: Farm, mounted: Mounted
     assert wrong == {}
 
 
-@pytest.fixture
-def fs(farm: Farm) -> Iterator[ShardFileSystem]:
-    yield ShardFileSystem(source=str(farm[0]))
-    ShardFileSystem.clear_instance_cache()
-
-
-def test_every_variant_is_its_twin_through_fsspec(farm: Farm, fs: ShardFileSystem) -> None:
-    for name, dataset in farm[1].items():
-        entries = fs.find(name, detail=True)
-        tree_files = {path.removeprefix(f"/{name}/"): fs.cat_file(path) for path in entries}
-        assert _parsed(tree_files) == _parsed(read_tree(dataset.twin)), name
-        assert {p.removeprefix(f"/{name}/"): entry["size"] for p, entry in entries.items()} == {
-            path: len(data) for path, data in tree_files.items()
-        }
-
-
-REMOTE = ("nested_three", "checksum", "headerless_little_checksum", "seed_cut", "index_start", "rank_1")
-
-
-@pytest.mark.parametrize("name", REMOTE)
-def test_the_same_from_a_remote_store(name: str, farm: Farm) -> None:
-    dataset = farm[1][name]
-    memory = fsspec.filesystem("memory")
-    memory.put(f"{dataset.path}/", "/n5-twin/", recursive=True)
-    try:
-        remote = ShardFileSystem(source="memory://n5-twin", skip_instance_cache=True)
-        tree_files = {path[1:]: remote.cat_file(path) for path in remote.find("")}
-        assert _parsed(tree_files) == _parsed(read_tree(dataset.twin))
-    finally:
-        memory.rm("/n5-twin", recursive=True)
-
-
 @pytest.mark.fuse
 @pytest.mark.parametrize("client", ["tensorstore", "z5", "n5store"])
 def test_blocks_of_the_specification_are_read(client: Client, mounted: Mounted, tmp_path: Path) -> None:
@@ -132,16 +97,3 @@ def test_a_dataset_is_mounted_by_itself(farm: Farm, mounted: Mounted) -> None:
     dataset = farm[1]["rank_3"]
     with mounted(dataset.path / MEMBER) as mount:
         assert _parsed(read_tree(mount)) == _parsed(read_tree(dataset.twin / MEMBER))
-
-
-@pytest.mark.fuse
-def test_copies_take_what_is_sound(mounted: Mounted, tmp_path: Path) -> None:
-    case = data_n5.DAMAGED["chunk_checksum_wrong"](tmp_path / "x")
-    with mounted(case.path) as mount:
-        completed = attempt("cp", "-r", mount, tmp_path / "copy")
-    assert completed.returncode == 1
-    copied = {n: d for n, d in read_tree(tmp_path / "copy").items() if not n.endswith("attributes.json")}
-    assert {n: copied.get(n) for n in case.good} == dict(case.good)
-    assert not any(copied.get(name) for name in case.bad)  # `cp` leaves an empty file of what it cannot read
-    for name in case.bad:
-        assert re.search(f"/{name}'.*: Input/output error", completed.stderr)

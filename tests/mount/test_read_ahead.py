@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -95,33 +94,6 @@ def test_a_copy_takes_few_requests(store: Store, mounted: Mounted, tmp_path: Pat
     read(tmp_path, ALL)
     assert len(requests) < len(ALL) / 2
     shutil.rmtree(tmp_path / "c")
-
-
-@pytest.mark.parametrize("axis", range(3))
-def test_a_plane_fetches_little_else(axis: int, store: Store, mounted: Mounted) -> None:
-    plane = [chunk for chunk in ALL if chunk[axis] == 2]
-    with mounted(f"{store.url}/a") as mount:
-        store.requests()
-        read(mount, plane, 4)
-        requests = store.requests()
-    assert nbytes(requests) <= 1.3 * len(plane) * CHUNK_BYTES + INDICES
-
-
-def test_random_chunks_fetch_next_to_nothing_else(store: Store, mounted: Mounted) -> None:
-    chunks = random.Random(1).sample(ALL, 64)
-    with mounted(f"{store.url}/a") as mount:
-        store.requests()
-        read(mount, chunks)
-        requests = store.requests()
-    assert len(requests) <= 1.1 * len(chunks) + SHARDS
-    assert nbytes(requests) <= 1.1 * len(chunks) * CHUNK_BYTES + INDICES
-
-
-def test_it_can_be_turned_off(store: Store, mounted: Mounted) -> None:
-    with mounted(f"{store.url}/a", "-o", "prefetch=0") as mount:
-        store.requests()
-        read(mount, ALL[:128])
-        assert len(store.requests()) >= 128
 
 
 def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from tests.conftest import client_python, run_client
 from tests.data_zarr_transformer import contents, parsed, write_variants
 from tests.datasets import same
-from tests.mount.programs import copy_tree, errno_of, outcome_of
+from tests.mount.programs import outcome_of
 from tests.mount.web import GUARDED, LISTED, UNLISTED, find_nginx, serving
 
 if TYPE_CHECKING:
@@ -100,24 +99,6 @@ def test_one_hierarchy_is_mounted_by_itself(
                 wrong(read_all([(mount, path) for path in hierarchy.arrays], tmp_path), list(hierarchy.arrays.items()))
                 == {}
             )
-
-
-def test_damage_is_an_error_for_its_chunks_alone(
-    hierarchies: Mapping[str, Hierarchy], mounted: Mounted, tmp_path: Path
-) -> None:
-    path = copy_tree(hierarchies["rank_2"].path, tmp_path / "damaged")
-    shard = path / "data/root/foo/baz/c0/1"
-    shard.write_bytes(shard.read_bytes()[:-9])
-    chunks, twin = "data/root/foo/baz", hierarchies["rank_2"].twin
-    with mounted(path) as mount:
-        for i in range(4):
-            for j in range(4):
-                name = f"{chunks}/c{i}/{j}"
-                if i < 2 and j >= 2:
-                    assert (mount / name).is_file()
-                    assert errno_of((mount / name).read_bytes) == errno.EIO
-                else:
-                    assert (mount / name).read_bytes() == (twin / name).read_bytes()
 
 
 @pytest.mark.parametrize("server", [LISTED, UNLISTED, GUARDED])
