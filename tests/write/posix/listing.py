@@ -10,6 +10,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.write.posix.cases import case, fails, file, same
+from tests.write.scale import times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _GETDENTS64 = {"x86_64": 217, "aarch64": 61}[os.uname().machine]
-LARGE = 10_000
+LARGE = 2_000 * times()
 
 
 class Entry(NamedTuple):
@@ -113,7 +114,7 @@ def _(d: Path) -> None:
 
 @case("readdir/what is removed meanwhile, from a stream that goes on")
 def _(d: Path) -> None:
-    file_names, fd = filled(d, 2000), os.open(d, os.O_RDONLY)
+    file_names, fd = filled(d, 600), os.open(d, os.O_RDONLY)
     entry_list: list[str] = []
     while entries := [e.name for e in getdents(fd, 1000)]:
         for name in entries:
@@ -126,7 +127,7 @@ def _(d: Path) -> None:
 
 @case("readdir/removed names do not come back")
 def _(d: Path) -> None:
-    file_names, fd = filled(d, 2000), os.open(d, os.O_RDONLY)
+    file_names, fd = filled(d, 600), os.open(d, os.O_RDONLY)
     getdents(fd, 1000)
     for name in file_names:
         os.unlink(d / name)
