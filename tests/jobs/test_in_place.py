@@ -29,7 +29,6 @@ from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.storage.writers.lock_file import OWN_MODE
 from shardfs.write.journal.places import Lock
 from tests import data_n5
-from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, same
 from tests.jobs.interrupting import aborted_and_done, interrupted
 from tests.jobs.packing import pack, pack_in_place
@@ -69,14 +68,6 @@ def test_zarr3(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path
 def test_volumes(name: str, dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
     root = shutil.copytree(dataset("precomputed", name).twin, tmp_path / "x")
     there_and_back(root, tmp_path)
-
-
-@pytest.mark.interop
-def test_cloudvolume_reads_a_volume(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    sample = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
-    root = shutil.copytree(sample.twin, tmp_path / "x")
-    assert problems(pack_in_place(str(root))) == []
-    assert same(read_with("cloudvolume", sample, root), sample.array)
 
 
 @pytest.mark.parametrize("name", sorted(n for n, v in data_n5.VARIANTS.items() if not v.seed))

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -36,7 +34,6 @@ from shardfs.storage import syscalls
 from shardfs.storage.source_locks import SOURCE_LOCK
 from shardfs.write.journal.places import Lock
 from tests import data_bcolz, data_blosc2, data_n5, data_precomputed_ids, data_zarr_transformer
-from tests.conftest import read_with
 from tests.datasets import PRECOMPUTED, ZARR3, Dataset, ramp, same
 from tests.jobs.dask_cluster import cluster, started
 from tests.jobs.interrupting import interrupted
@@ -121,13 +118,6 @@ def test_meshes_skeletons_and_annotations_equal_what_their_writers_write(
 
 
 @pytest.mark.interop
-def test_cloudvolume_reads_an_unpacked_volume(dataset: Callable[[str, str], Dataset], tmp_path: Path) -> None:
-    sample = dataset("precomputed", next(n for n in sorted(PRECOMPUTED) if "raw" in n))
-    unpacked(sample.path, tmp_path / "target")
-    assert same(read_with("cloudvolume", sample, tmp_path / "target"), sample.array)
-
-
-@pytest.mark.interop
 def test_the_draft_of_2022_is_unpacked_as_a_mount_shows_it(tmp_path: Path) -> None:
     for sample in data_zarr_transformer.write_variants(tmp_path).values():
         for layout in ("native", "zarr2"):
@@ -153,12 +143,6 @@ def superchunks(tmp_path: Path) -> Path:
     """An array of bcolz, whose last chunk is not full."""
     data_bcolz.write_array(tmp_path / "superchunks", np.arange(1, 47, dtype="<i4").reshape(23, 2), 4, 3)
     return tmp_path / "superchunks"
-
-
-def test_bcolz_is_unpacked_as_a_mount_shows_it(superchunks: Path, tmp_path: Path) -> None:
-    unpacked(superchunks, tmp_path / "target")
-    assert files(tmp_path / "target") == shown(superchunks)
-    assert len([name for name in files(tmp_path / "target") if name.startswith("data/")]) == 6
 
 
 # ---- layouts
@@ -298,20 +282,6 @@ def test_a_chunk_that_an_interrupted_task_has_begun_is_written_again(sharded: Pa
     (target / "a" / "c" / "0" / "0").write_bytes(longer)
     (target / "a" / "c" / "0" / "1").write_bytes(b"")
     list(run.run())
-    assert files(target) == shown(sharded)
-
-
-@pytest.mark.slow
-def test_a_killed_job_continues(sharded: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    command = [sys.executable, "-m", "shardfs", "unpack", str(sharded), str(target)]
-    for wanted in (1, 30, 60):
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while process.poll() is None and len([p for p in target.rglob("c/*/*") if p.is_file()]) < wanted:
-            pass
-        process.kill()
-        process.wait()
-    subprocess.run(command, check=False, timeout=250, stdout=subprocess.DEVNULL)
     assert files(target) == shown(sharded)
 
 
