@@ -397,7 +397,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_document_for_which_a_server_gives_no_answer_is_an_error(fault: str, tmp_path: Path) -> None:
     pytest.importorskip("aiohttp")
     answer, why = FAULTS[fault]
-    for command in ("pack", "unpack", "verify"):
+    for command in ("pack",) if fault == "silence" else ("pack", "unpack", "verify"):  # each waits for 6 s
         source, target = tmp_path / command / "source", tmp_path / command / "target"
         source.parent.mkdir()
         zarr3(source, sharded=command != "pack")

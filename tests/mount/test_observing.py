@@ -95,9 +95,13 @@ def test_doctor_finds_nothing_wrong_with_a_profile_that_is_mounted(
         )
         monkeypatch.setenv("SHARDFS_CONFIG", str(config))
         for words in (["brain"], [copy, "-o", "profile=brain"]):
-            findings = [json.loads(line) for line in shardfs("doctor", "--json", *words).stdout.splitlines()]
+            completed = shardfs("doctor", "--json", *words)
+            findings = [json.loads(line) for line in completed.stdout.splitlines()]
             mine = [finding for finding in findings if finding["check"] in ("options", "store", "dataset", "writing")]
-            assert {finding["check"]: finding["state"] for finding in mine} == {"store": "ok", "dataset": "ok"}, mine
+            assert {finding["check"]: finding["state"] for finding in mine} == {"store": "ok", "dataset": "ok"}, (
+                mine,
+                completed,
+            )
 
 
 @fuse
