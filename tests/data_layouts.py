@@ -32,17 +32,23 @@ class Written:
     members: dict[str, Any] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        data = self.data
-        metadata = {
-            "shape": list(data.shape),
-            "data_type": data.dtype.name,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.shard or self.chunk)}},
-            "codecs": [sharding(self.chunk, self.chain)] if self.shard else list(self.chain),
-            "fill_value": [0, 0] if data.dtype.kind == "c" else np.zeros((), data.dtype).item(),
-            **self.members,
-        }
-        store = {"driver": "file", "path": f"{path}/"}
-        ts.open({"driver": "zarr3", "kvstore": store, "metadata": metadata}, create=True).result().write(data).result()
+        write_zarr(path, self.data, self.chunk, self.chain, shard=self.shard, **self.members)
+
+
+def write_zarr(
+    path: Path, data: Data, chunk: Sequence[int], chain: Sequence[Any], *, shard: Sequence[int] = (), **members: Any
+) -> None:
+    """An array written by tensorstore, in the place of any other; in shards, if `shard` is given."""
+    metadata = {
+        "shape": list(data.shape),
+        "data_type": data.dtype.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shard or chunk)}},
+        "codecs": [sharding(chunk, chain)] if shard else list(chain),
+        "fill_value": [0, 0] if data.dtype.kind == "c" else np.zeros((), data.dtype).item(),
+        **members,
+    }
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}, "metadata": metadata}
+    ts.open(spec, create=True, delete_existing=True).result().write(data).result()
 
 
 DTYPES = (
@@ -59,6 +65,10 @@ FILLS: dict[str, list[Any]] = {
 AROUND: tuple[list[Any], ...] = ([], [GZIP], [ZSTD], [BLOSC], [CRC], [GZIP, CRC], [ZSTD, CRC], [ZSTD, GZIP])
 
 
+Grid = tuple[list[int], list[int], dict[str, Any]]
+"""The shape of an array and of its chunks, and members of its document that belong to them."""
+
+
 def element(fill: Any, dtype: Any) -> Any:
     """A fill value of a document as an element."""
     if isinstance(fill, list):
@@ -67,12 +77,18 @@ def element(fill: Any, dtype: Any) -> Any:
 
 
 @st.composite
-def arrays(draw: st.DrawFn, dtypes: Sequence[str] = DTYPES, least_rank: int = 0) -> Written:
-    """With islands of the fill value, so that chunks are missing."""
+def grids(draw: st.DrawFn, least_rank: int = 0) -> Grid:
     rank = draw(st.integers(least_rank, 4))
     chunk = [draw(st.integers(1, 4)) for _ in range(rank)]
+    return [draw(st.integers(1, 9)) for _ in range(rank)], chunk, {}
+
+
+@st.composite
+def arrays(draw: st.DrawFn, dtypes: Sequence[str] = DTYPES, of_grids: st.SearchStrategy[Grid] | None = None) -> Written:
+    """With islands of the fill value, so that chunks are missing."""
+    shape, chunk, members = draw(grids() if of_grids is None else of_grids)
+    rank = len(shape)
     shard = [c * draw(st.integers(1, 3)) for c in chunk] if rank and draw(st.booleans()) else []
-    shape = [draw(st.integers(1, 9)) for _ in range(rank)]
     dtype = np.dtype(draw(st.sampled_from(dtypes)))
     blosc = {**BLOSC, "configuration": {**BLOSC["configuration"], "typesize": dtype.itemsize}}
     chain = [blosc if c is BLOSC else c for c in draw(st.sampled_from(AROUND))]
@@ -87,7 +103,7 @@ def arrays(draw: st.DrawFn, dtypes: Sequence[str] = DTYPES, least_rank: int = 0)
         box = tuple(slice(draw(st.integers(0, n - 1)), draw(st.integers(1, n))) for n in shape)
         data[box] = element(fill, dtype)
     keys = {"name": name, "configuration": {"separator": separator}}
-    return Written(data, chunk, chain, shard, {"fill_value": fill, "chunk_key_encoding": keys})
+    return Written(data, chunk, chain, shard, {"fill_value": fill, "chunk_key_encoding": keys, **members})
 
 
 def equal(one: Data, other: Data) -> bool:

@@ -20,13 +20,13 @@ from shardfs.vfs.inodes import ROOT
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_bcolz
 from tests.data_bcolz import BLP, Superchunk, chunks_of, compressed, stored
-from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, ramp, transpose
-from tests.formats.test_layout_n5 import BYTE, write_zarr
+from tests.data_layouts import BYTE, Grid, Written, arrays, equal, write_zarr
+from tests.datasets import BIG, BLOSC, CRC, LITTLE, ZSTD, ramp, transpose
 from tests.handmade import group_document, write_files, write_json
-from tests.suites.walking import entries, read_all, walk
+from tests.suites.walking import read_all, sizes, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.datasets import Array as Data
@@ -58,52 +58,20 @@ def read(files: Mapping[str, bytes], path: str) -> Data:
 # ------------------------------------------------------------------------------------------------------ the layout
 
 _DTYPES = ("bool", "uint8", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64")
-_FILLS: dict[str, list[Any]] = {
-    "b": [False, True],
-    "u": [0, 255],
-    "i": [0, -1],
-    "f": [0.0, -0.5, "NaN", "-Infinity"],
-    "c": [[0.0, 0.0], [1.0, "NaN"]],
-}
 
 
 @st.composite
-def _arrays(draw: st.DrawFn) -> tuple[Data, dict[str, Any]]:
-    """An array cut along the first axis, with islands of its fill value, and how it is written."""
-    rank = draw(st.integers(1, 3))
-    shape = [draw(st.integers(1, 9)) for _ in range(rank)]
-    chunk = [draw(st.integers(1, 4)), *(n + draw(st.integers(0, 2)) for n in shape[1:])]
-    shard = [chunk[0] * draw(st.integers(1, 3)), *chunk[1:]] if draw(st.booleans()) else []
-    dtype = np.dtype(draw(st.sampled_from(_DTYPES)))
-    around = draw(st.sampled_from(([], [GZIP], [ZSTD], [BLOSC], [BLOSC], [BLOSC, CRC], [CRC], [CRC, BLOSC])))
-    blosc = {**BLOSC, "configuration": {**BLOSC["configuration"], "typesize": dtype.itemsize}}
-    chain = [blosc if c is BLOSC else c for c in around]
-    chain.insert(0, draw(st.sampled_from((LITTLE, BIG))) if dtype.itemsize > 1 else BYTE)
-    if draw(st.booleans()):
-        chain.insert(0, transpose(*draw(st.permutations(range(rank)))))
-    fill = draw(st.sampled_from(_FILLS[dtype.kind]))
-    data = (np.arange(math.prod(shape)) % 100).astype(dtype).reshape(shape)
-    for _ in range(draw(st.integers(0, 2))):
-        data[draw(st.integers(0, shape[0] - 1)) : draw(st.integers(1, shape[0]))] = _element(fill, dtype)
-    return data, {"chunk": chunk, "chain": chain, "shard": shard, "fill_value": fill}
+def _grids(draw: st.DrawFn) -> Grid:
+    """Arrays that are cut along the first axis."""
+    shape = [draw(st.integers(1, 9)) for _ in range(draw(st.integers(1, 3)))]
+    return shape, [draw(st.integers(1, 4)), *(n + draw(st.integers(0, 2)) for n in shape[1:])], {}
 
 
-def _element(fill: Any, dtype: np.dtype[Any]) -> Any:
-    if dtype.kind not in "fc":
-        return np.array(fill).astype(dtype)
-    parts = [float(str(p).replace("Infinity", "inf")) for p in (fill if isinstance(fill, list) else [fill])]
-    return np.array(complex(*parts) if dtype.kind == "c" else parts[0]).astype(dtype)
-
-
-@given(_arrays())
-def test_any_array_of_rows_is_read(tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, Any]) -> None:
-    data, how = written
+@given(arrays(_DTYPES, _grids()))
+def test_any_array_of_rows_is_read(tmp_path_factory: pytest.TempPathFactory, written: Written) -> None:
     path = tmp_path_factory.mktemp("bcolz")
-    write_zarr(path / "a", data, **how)
-    tree_files = walk(_shown(path))
-    values = read(tree_files, "a")
-    assert values.dtype.newbyteorder("=") == data.dtype
-    np.testing.assert_array_equal(values, data)
+    written.write(path / "a")
+    assert equal(read(walk(_shown(path)), "a"), written.data)
 
 
 @pytest.mark.parametrize(
@@ -181,15 +149,6 @@ def test_what_bcolz_has_not_is_refused_when_mounted(
     tree = _shown(tmp_path, skip=True)
     assert [(p.path, p.skipped) for p in tree.problems()] == [("g/odd", True)]
     assert not any(name.startswith("g/odd") for name in walk(tree))
-
-
-def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
-    for e in entries(tree, number):
-        name = f"{path}/{e.name.decode()}"
-        if e.directory:
-            yield from _sizes(tree, e.number, name)
-        else:
-            yield name, e.size
 
 
 def write_slabs(root: Path, data: Data, thickness: int) -> None:
@@ -355,7 +314,7 @@ def test_chunks_are_shown_in_blosc_only(codec: str, tmp_path: Path) -> None:
 
 def walk_names(tree: Tree) -> list[str]:
     """Every file."""
-    return [name for name, _ in _sizes(tree, ROOT)]
+    return [name for name, _ in sizes(tree, ROOT)]
 
 
 def test_tables_of_bcolz_are_groups(tmp_path: Path) -> None:

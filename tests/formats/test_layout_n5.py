@@ -33,20 +33,19 @@ from shardfs.model.grid import NestedNames, cell_of
 from shardfs.shards.byte_layouts.unsharded import Unsharded
 from shardfs.vfs.tree import Tree, open_tree
 from tests import data_n5
+from tests.data_layouts import BYTE, Written, arrays, grids, write_zarr
 from tests.data_n5 import MEMBER, VARIANTS, attributes, header
-from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, read_tree, sharding, transpose
+from tests.datasets import BIG, BLOSC, CRC, GZIP, LITTLE, ZSTD, read_tree, transpose
 from tests.handmade import group_document, write_files, write_json, zarr_metadata
 from tests.suites.view import files
-from tests.suites.walking import entries, read_all, walk
+from tests.suites.walking import read_all, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from shardfs.model.values import Coords
     from tests.datasets import Array as Data
-
-BYTE: Any = {"name": "bytes"}
 
 
 def _n5(path: Path, *, skip: bool = False) -> Tree:
@@ -229,22 +228,6 @@ def test_blocks_of_odd_shapes(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- Zarr v3 as source
 
 
-def write_zarr(
-    path: Path, data: Data, chunk: Sequence[int], chain: Sequence[Any], *, shard: Sequence[int] = (), **members: Any
-) -> None:
-    """An array written by tensorstore; in shards, if `shard` is given."""
-    metadata = {
-        "shape": list(data.shape),
-        "data_type": data.dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shard or chunk)}},
-        "codecs": [sharding(chunk, chain)] if shard else list(chain),
-        "fill_value": [0, 0] if data.dtype.kind == "c" else np.zeros((), data.dtype).item(),
-        **members,
-    }
-    store = {"driver": "file", "path": f"{path}/"}
-    ts.open({"driver": "zarr3", "kvstore": store, "metadata": metadata}, create=True).result().write(data).result()
-
-
 def _read_tensorstore(container: Path, member: str) -> Data:
     store = {"driver": "file", "path": f"{container / member}/"}
     found: Data = ts.open({"driver": "n5", "kvstore": store}).result().read().result()
@@ -267,47 +250,19 @@ def _equal(first: Data, right: Data) -> bool:
 
 
 _DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
-_FILLS: dict[str, list[Any]] = {
-    "b": [False, True],
-    "u": [0, 1, 255],
-    "i": [0, -1],
-    "f": [0.0, -0.5, "NaN", "-Infinity"],
-}
 
 
-@st.composite
-def _arrays(draw: st.DrawFn) -> tuple[Data, dict[str, Any]]:
-    """An array with islands of its fill value, and how it is written."""
-    rank = draw(st.integers(1, 4))
-    chunk = [draw(st.integers(1, 4)) for _ in range(rank)]
-    shard = [c * draw(st.integers(1, 3)) for c in chunk] if draw(st.booleans()) else []
-    shape = [draw(st.integers(1, 9)) for _ in range(rank)]
-    dtype = np.dtype(draw(st.sampled_from(_DTYPES)))
-    around = draw(st.sampled_from(([], [GZIP], [ZSTD], [BLOSC], [CRC], [GZIP, CRC], [ZSTD, CRC], [ZSTD, GZIP])))
-    blosc = {**BLOSC, "configuration": {**BLOSC["configuration"], "typesize": dtype.itemsize}}
-    chain = [blosc if c is BLOSC else c for c in around]
-    chain.insert(0, draw(st.sampled_from((LITTLE, BIG))) if dtype.itemsize > 1 else BYTE)
-    if draw(st.booleans()):
-        chain.insert(0, transpose(*draw(st.permutations(range(rank)))))
-    fill = draw(st.sampled_from(_FILLS[dtype.kind]))
-    data = (np.arange(math.prod(shape)) % 100).astype(dtype).reshape(shape)
-    element = np.array(float(fill.replace("Infinity", "inf")) if isinstance(fill, str) else fill).astype(dtype)
-    for _ in range(draw(st.integers(0, 2))):
-        data[tuple(slice(draw(st.integers(0, n - 1)), draw(st.integers(1, n))) for n in shape)] = element
-    return data, {"chunk": chunk, "chain": chain, "shard": shard, "fill_value": fill}
-
-
-@given(_arrays())
-def test_any_array_of_zarr_is_read_as_n5(tmp_path_factory: pytest.TempPathFactory, written: tuple[Data, Any]) -> None:
-    data, how = written
+@given(arrays(_DTYPES, grids(least_rank=1)))
+def test_any_array_of_zarr_is_read_as_n5(tmp_path_factory: pytest.TempPathFactory, written: Written) -> None:
+    data = written.data
     path = tmp_path_factory.mktemp("n5")
-    write_zarr(path / "source" / "a", data, **how)
+    written.write(path / "source" / "a")
     tree = _n5(path / "source")
     write_files(path / "shown", walk(tree))
     assert _equal(_read_tensorstore(path / "shown", "a"), _shown_as(data))
     assert _equal(_read_z5(path / "shown", "a"), _shown_as(data))
-    filled = how["fill_value"] not in (0, False)
-    grid = [-(-n // c) for n, c in zip(data.shape, how["chunk"], strict=True)]
+    filled = written.members["fill_value"] not in (0, False)
+    grid = [-(-n // c) for n, c in zip(data.shape, written.chunk, strict=True)]
     blocks = [name for name in walk(tree) if not name.endswith("attributes.json")]
     assert len(blocks) == math.prod(grid) or not filled
 
@@ -497,15 +452,6 @@ def test_what_n5_cannot_say_is_refused_when_mounted(
     tree_files = walk(tree)
     assert "g/even/attributes.json" in tree_files
     assert not any(name.startswith("g/odd") for name in tree_files)
-
-
-def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
-    for e in entries(tree, number):
-        name = f"{path}/{e.name.decode()}"
-        if e.directory:
-            yield from _sizes(tree, e.number, name)
-        else:
-            yield name, e.size
 
 
 def test_a_block_of_fill_value_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,10 @@ from tests import data_n5
 from tests.data_n5 import MEMBER, RAW, VARIANTS, Index, Variant, attributes, key, sharding, shards, transformer
 from tests.datasets import PRECOMPUTED, ZARR3, ramp
 from tests.handmade import write_files, write_json
-from tests.suites.walking import entries, walk
+from tests.suites.walking import sizes, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.datasets import Array as Data
@@ -200,7 +200,7 @@ def test_blocks_that_were_cut_are_padded_and_all_others_pass(compression: Any, t
     write_json(tmp_path / "a/attributes.json", attributes(data.shape, (3, 2), "uint16", compression=compression))
     write_files(tmp_path / "a", {key(at): block for at, block in blocks.items()})
     tree = _zarr3(tmp_path)
-    assert all(size > 0 for _, size in _sizes(tree, ROOT))
+    assert all(size > 0 for _, size in sizes(tree, ROOT))
     tree_files = walk(tree)
     for x, y in np.ndindex(2, 2):
         payload = blocks[x, y][data_n5.header_size(blocks[x, y]) :]
@@ -214,15 +214,6 @@ def test_blocks_that_were_cut_are_padded_and_all_others_pass(compression: Any, t
     )
     write_files(tmp_path / "shown", tree_files)
     assert_equal(read_zarr(tmp_path / "shown", "a"), data.T)
-
-
-def _sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
-    for e in entries(tree, number):
-        name = f"{path}/{e.name.decode()}"
-        if e.directory:
-            yield from _sizes(tree, e.number, name)
-        else:
-            yield name, e.size
 
 
 def test_images_of_n5_are_told_as_ome_zarr(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.data_layouts import write_zarr
+from tests.datasets import LITTLE
 from tests.mount.distant import in_words, serving
-from tests.mount.test_read_ahead import ALL, DATA, SHARDS, read, write
+from tests.mount.test_read_ahead import ALL, DATA, SHARDS, read
 from tests.mount.test_read_ahead import store as store  # a fixture
 from tests.write.object_store import object_store
 from tests.write.targets import TARGETS
@@ -79,13 +81,13 @@ def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path
         for i in chunks:
             assert np.frombuffer((mount / f"c/{i}").read_bytes(), "u2")[0] == 4 * i + plus
 
-    write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
+    write_zarr(path, np.arange(256, dtype=np.uint16), (4,), [LITTLE], shard=(128,))
     with serving(tmp_path / "served") as store:
         with mounted(f"{store.url}/a", *words) as mount:
             expect(mount, range(20), 0)
-            write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 1000)
+            write_zarr(path, np.arange(256, dtype=np.uint16) + 1000, (4,), [LITTLE], shard=(128,))
             expect(mount, range(0, 64, 3), 1000)
-        write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 2000)
+        write_zarr(path, np.arange(256, dtype=np.uint16) + 2000, (4,), [LITTLE], shard=(128,))
         for _ in range(2):
             with mounted(f"{store.url}/a", *words) as mount:
                 expect(mount, range(0, 64, 3), 2000)
@@ -95,7 +97,7 @@ def test_offline(mounted: Mounted, tmp_path: Path) -> None:
     """The server is gone."""
     pytest.importorskip("aiohttp")
     path, words = tmp_path / "served" / "a", options(tmp_path / "cache")
-    write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
+    write_zarr(path, np.arange(256, dtype=np.uint16), (4,), [LITTLE], shard=(128,))
     with serving(tmp_path / "served") as store, mounted(f"{store.url}/a", *words) as mount:
         names = sorted(os.listdir(mount))
         contents = {i: (mount / f"c/{i}").read_bytes() for i in range(20)}

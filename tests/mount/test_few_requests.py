@@ -13,9 +13,10 @@ import pytest
 
 from shardfs.vfs import directories, discovery, nodes, source_datasets
 from shardfs.vfs.tree import open_tree
+from tests.data_layouts import write_zarr
+from tests.datasets import LITTLE
 from tests.mount.distant import serving
 from tests.mount.programs import lines, run
-from tests.mount.test_read_ahead import write
 from tests.write.object_store import Handler, Object, object_store
 
 if TYPE_CHECKING:
@@ -169,8 +170,8 @@ SHARDS = 32
 def arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`square`: 2 x 2 shards of 4 x 4 x 4 chunks each; `wide`: a row of many shards of two chunks each."""
     root = tmp_path_factory.mktemp("arrays")
-    write(root / "square", (2, 2, 2), (8, 8, 8), np.ones((8, 16, 16), np.uint16))
-    write(root / "wide", (2, 2), (2, 4), np.ones((4, 4 * SHARDS), np.uint16))
+    write_zarr(root / "square", np.ones((8, 16, 16), np.uint16), (2, 2, 2), [LITTLE], shard=(8, 8, 8))
+    write_zarr(root / "wide", np.ones((4, 4 * SHARDS), np.uint16), (2, 2), [LITTLE], shard=(2, 4))
     return root
 
 

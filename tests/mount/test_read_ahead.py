@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from tests.data_layouts import write_zarr
+from tests.datasets import LITTLE
 from tests.mount.distant import serving
 from tests.mount.programs import run
 
@@ -31,25 +33,11 @@ ALL = list(itertools.product(*map(range, GRID)))
 DATA = np.arange(np.prod(SHAPE), dtype=np.uint16).reshape(SHAPE)
 
 
-def write(path: Path, chunk: Sequence[int], shard: Sequence[int], data: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
-    """Write an array with tensorstore, which stores the chunks of a shard in C order."""
-    ts = pytest.importorskip("tensorstore")
-    sharding = {"chunk_shape": list(chunk), "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}
-    metadata = {
-        "shape": list(data.shape),
-        "data_type": "uint16",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(shard)}},
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-    }
-    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "metadata": metadata}
-    ts.open(spec, create=True, delete_existing=True).result().write(data).result()
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     pytest.importorskip("aiohttp")
     root = tmp_path_factory.mktemp("distant")
-    write(root / "a", CHUNK, SHARD, DATA)
+    write_zarr(root / "a", DATA, CHUNK, [LITTLE], shard=SHARD)
     with serving(root) as store:
         yield store
 
@@ -100,10 +88,10 @@ def test_a_shard_that_was_replaced_is_read_anew(mounted: Mounted, tmp_path: Path
     """What was fetched ahead of the old shard is not served once the index of the new one is known."""
     pytest.importorskip("aiohttp")
     path = tmp_path / "served" / "a"
-    write(path, (4,), (128,), np.arange(256, dtype=np.uint16))
+    write_zarr(path, np.arange(256, dtype=np.uint16), (4,), [LITTLE], shard=(128,))
     with serving(tmp_path / "served") as store, mounted(f"{store.url}/a", "-o", "index_ttl=0") as mount:
         for i in range(20):
             assert np.frombuffer((mount / f"c/{i}").read_bytes(), "u2")[0] == 4 * i
-        write(path, (4,), (128,), np.arange(256, dtype=np.uint16) + 1000)
+        write_zarr(path, np.arange(256, dtype=np.uint16) + 1000, (4,), [LITTLE], shard=(128,))
         for i in range(20, 64):
             assert np.frombuffer((mount / f"c/{i}").read_bytes(), "u2")[0] == 4 * i + 1000

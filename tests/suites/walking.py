@@ -30,6 +30,16 @@ def entries(tree: Tree, number: int, cookie: int = 0) -> Iterator[Listed]:
         yield from (Listed(*row) for row in zip(*(c.tolist() for c in columns), strict=True))
 
 
+def sizes(tree: Tree, number: int, path: str = "") -> Iterator[tuple[str, int]]:
+    """The path of every file below a directory, and its size as listings tell it."""
+    for e in entries(tree, number):
+        name = f"{path}/{e.name.decode()}"
+        if e.directory:
+            yield from sizes(tree, e.number, name)
+        else:
+            yield name, e.size
+
+
 def read_all(tree: Tree, attributes: Attributes) -> bytes:
     """A file in one read, checked against its size."""
     data = bytes(tree.read(attributes.number, 0, attributes.size + 1))
