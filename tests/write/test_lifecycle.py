@@ -528,14 +528,6 @@ def test_a_close_can_wait_until_it_is_published(source: Path, data: Dataset, tmp
         assert mount.umount().returncode == 0
 
 
-def test_shards_are_published_when_nobody_writes_any_more(source: Path, data: Dataset, tmp_path: Path) -> None:
-    with writable(source, tmp_path / "m", "-o", "idle=0.2") as mount:
-        mount.mount()
-        write(mount.path / "c/0/0", chunk(7))
-        wait_until(lambda: first(stored(data, source)) == {7})
-        assert mount.umount().returncode == 0
-
-
 def test_a_command_is_told_of_errors(source: Path, tmp_path: Path) -> None:
     """A conflict: in the source the chunk is deleted, for it is zero."""
     told, script = tmp_path / "told", tmp_path / "tell.sh"
