@@ -102,7 +102,7 @@ class EncodedChunks:
         return self.clipped_shape(cell) if self.encoding.clipped else self.array.chunk
 
     def are_whole(self, cells: U64) -> Bool:
-        """Which chunks have all their elements inside the array, so that clipping does not change them."""
+        """Which (n,) of these cells (n, d) have all their elements inside the array. Clipping does not change those."""
         return np.asarray(((cells + np.uint64(1)) * self._chunk <= self._shape).all(axis=1))
 
     def sizes(self, cells: U64) -> Sizes:

@@ -58,7 +58,11 @@ def keeps_arrays(old: Dataset, new: Dataset, differing: Sequence[str]) -> bool:
 
 
 def keeps_images(old: Dataset, new: Dataset) -> bool:
-    """Whether images in `old` have the same levels in `new`, perhaps with more, or `new` describes no images."""
+    """Whether `new` has the images of `old`, in order, each with the same axes and the same levels or more; or none.
+
+    Kinds of images (segmentation or not) count only in datasets without attributes. Further images in `new` do not
+    matter.
+    """
     pairs = zip(old.multiscales, new.multiscales or old.multiscales, strict=False)
     return len(new.multiscales) not in range(1, len(old.multiscales)) and all(
         a.axes == b.axes and {*a.levels} <= {*b.levels} and (old.attributes or a.segmentation == b.segmentation)

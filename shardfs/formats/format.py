@@ -117,7 +117,7 @@ class Format(Protocol):
         return {name: new if self.edits is None else self.edits.edited(name, documents.get(name), new, rule)}
 
     def differences(self, old: bytes, new: bytes) -> Mapping[Path, Any]:
-        """What a generated document `new` says other than `old`, apart from stored sizes: values by their paths.
+        """What a generated document `new` says other than `old`, as `json_text.differences`, apart from stored sizes.
 
         Raise ValueError for bytes that are no such document.
         """

@@ -126,9 +126,9 @@ def with_additions(written: Any, before: Any, shown_doc: Any) -> Any:
 
 
 def differences(old: Any, new: Any) -> dict[Path, Any]:
-    """The values with which `changed` turns the document `old` into the document `new`.
+    """The values, by their paths, with which `changed` turns the document `old` into `new`; {} if they are alike.
 
-    Lists of different lengths are replaced as a whole.
+    A member that `new` lacks has the value `REMOVED`; lists of different lengths are replaced as a whole.
     """
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))

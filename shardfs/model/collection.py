@@ -162,7 +162,7 @@ class Lead(NamedTuple):
     transform: Transform | None = None
 
     def shown(self, stored_bytes: bytes) -> bytes:
-        """The shown bytes of a chunk."""
+        """The shown bytes of a chunk. Raise the errors of `Transform.show`."""
         return stored_bytes if self.transform is None else bytes(self.transform.show((), stored_bytes))
 
 
@@ -285,8 +285,12 @@ class Collection:
 class Facts:
     """A collection's properties for `info`. Shapes are in elements, and () for collections that are no arrays.
 
-    Axes are in the order of the array's own metadata. `offset` is the position of the first element along each axis of
-    the chunk grid; () is zeros.
+    Axes are in the order of the array's own metadata.
+
+    Args:
+        shard_shape: None if shards have no single shape, such as those of hashed ids.
+        sharding: the name of the byte layout of shards.
+        offset: the position of the first element along each axis of the chunk grid; () is zeros.
     """
 
     shape: Coords

@@ -462,7 +462,7 @@ class IdNames(ChunkNames):
         return self.names(self.coords_many(values[:, None]))
 
     def names(self, coords: U64) -> npt.NDArray[np.bytes_]:
-        """The names of the files at (n, d) coordinates, for ids of any size."""
+        """The names (n,) of the files at (n, d) coordinates, in their order and with suffixes, for ids of any size."""
         names = coords[:, 0].astype("S20")
         if self._suffixes == (b"",):
             return names

@@ -47,7 +47,7 @@ Placement: TypeAlias = tuple[int, int, int]
 PageSlot: TypeAlias = tuple[int, int]
 """A chunk's place in a given shard: page and slot."""
 
-Extent: TypeAlias = tuple[int, int]
+ChunkExtent: TypeAlias = tuple[int, int]
 """Where a chunk is in its shard: start and size in bytes."""
 
 
@@ -68,7 +68,7 @@ class Index(Protocol):
     def nbytes(self) -> int:
         """Bytes of memory that the page takes."""
 
-    def find(self, slot: int) -> Extent | None:
+    def find(self, slot: int) -> ChunkExtent | None:
         """The extent of the chunk in `slot`, a result of `ShardFormat.place`; None if the chunk is absent.
 
         Raise ValueError, with the reason, if the entry is invalid.
@@ -164,7 +164,7 @@ class ShardIndex(Index):
         i[i == len(self.slots)] = 0
         return np.where(self.slots[i] == slots, i, -1)
 
-    def extent_at(self, i: int) -> Extent:
+    def extent_at(self, i: int) -> ChunkExtent:
         """The extent of entry `i`. Raise ValueError, with the reason, if the entry is invalid."""
         if self.faults is not None and self.faults[i]:
             raise ValueError(self.reason(i))
@@ -177,7 +177,7 @@ class ShardIndex(Index):
             sizes[self.faults[positions] > 0] = -1
         return sizes
 
-    def find(self, slot: int) -> Extent | None:
+    def find(self, slot: int) -> ChunkExtent | None:
         """`extent_at` of the entry of `slot`; None if the chunk is absent. Raise ValueError as `extent_at`."""
         if self.slots is not None or slot >= len(self.starts):
             slot = self.position(slot)

@@ -95,9 +95,10 @@ def bytes_of(content: Content, old: Blob | None = None) -> bytes:
 
 
 def packed(starts: U64, stops: U64, begin: int) -> tuple[Plan, U64]:
-    """Pieces with the bytes of these ranges, to be placed at `begin`; and the new position of each range.
+    """Pieces with the bytes of ranges of the old object, to be placed at `begin`; and the new position of each range.
 
-    The bytes keep their order. Bytes that several ranges share are included once.
+    The bytes keep their order by old position, without the gaps; bytes that several ranges share are included once. The
+    positions (n,) are in the order of `starts`; that of an empty range is `begin`.
     """
     union = cover(starts, stops)
     sizes = union.stops - union.starts

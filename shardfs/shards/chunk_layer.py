@@ -14,7 +14,7 @@ from shardfs.model.shard_format import ShardIndex
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardfs.model.shard_format import Extent, Index, Placement
+    from shardfs.model.shard_format import ChunkExtent, Index, Placement
     from shardfs.model.values import U64, Bool, Coords, Sizes
     from shardfs.shards.shard_indices import ShardIndices
     from shardfs.shards.stored_chunk import StoredChunk
@@ -176,7 +176,7 @@ class ChunkLayer:
                 out.append((last, extent[1], mtime_ns))
         return out
 
-    def _finder(self, shard: int, number: int) -> tuple[Callable[[int], Extent | None], int]:
+    def _finder(self, shard: int, number: int) -> tuple[Callable[[int], ChunkExtent | None], int]:
         """Return the lookup function of a page, and the shard's mtime."""
         try:
             page = self.index.page(shard, number)

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.errors import CorruptShardError
-    from shardfs.model.shard_format import Extent, Put
+    from shardfs.model.shard_format import ChunkExtent, Put
 
 K = TypeVar("K")
 
 
-def stored_already(puts: Mapping[K, tuple[Put | None, Extent | CorruptShardError | None]], blob: Blob | None) -> set[K]:
+def stored_already(
+    puts: Mapping[K, tuple[Put | None, ChunkExtent | CorruptShardError | None]], blob: Blob | None
+) -> set[K]:
     """Return the keys of the chunks that a shard has with the same bytes.
 
     Of a shard that is no local file, small chunks are read together. After a group of which all differ, the rest counts
@@ -49,7 +51,7 @@ def _whole(put: Put) -> Plan:
     return pieces_of(put.data) if put.lead is None else [*pieces_of(put.lead), *pieces_of(put.data)]
 
 
-def _stored_at(put: Put, extent: Extent) -> ByteRange | None:
+def _stored_at(put: Put, extent: ChunkExtent) -> ByteRange | None:
     """Return the range of a stored chunk and its lead; None if the new chunk has another size."""
     start = extent[0] - (0 if put.lead is None else size_of(put.lead))
     return ByteRange(start, sum(extent)) if size_of(put.data) == extent[1] and start >= 0 else None

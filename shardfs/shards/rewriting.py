@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, ByteRequest, Content, Plan
     from shardfs.model.collection import Collection, Lead
-    from shardfs.model.shard_format import Extent, Leads, PageSlot, Placement, Placements, ShardFormat, ShardIndex
+    from shardfs.model.shard_format import ChunkExtent, Leads, PageSlot, Placement, Placements, ShardFormat, ShardIndex
     from shardfs.model.values import U64, Bool, Coords
 
-    Entry = Extent | CorruptShardError | None
+    Entry = ChunkExtent | CorruptShardError | None
     """The range of a chunk; why its entry is broken; or None if it is absent."""
 
     Member = tuple[list[Coords], Entry]
@@ -172,7 +172,7 @@ class _OldFragments(NamedTuple):
 
     shown: bytes
     lead: int
-    extent: Extent
+    extent: ChunkExtent
 
 
 class StoredShard:
@@ -322,7 +322,7 @@ class StoredShard:
             return Put([ByteRange(old.extent[0], sum(old.extent))], before)
         return Put(puts[first].data, before)
 
-    def _old_fragments(self, lead: Lead, extent: Extent) -> _OldFragments:
+    def _old_fragments(self, lead: Lead, extent: ChunkExtent) -> _OldFragments:
         """Read an old chunk to find the size of its lead. Raise ValueError, with the reason."""
         data = bytes_of([ByteRange(extent[0], sum(extent))], self.blob)
         manifest = lead.shown(data)
@@ -341,7 +341,7 @@ class StoredShard:
         if lead is None:
             return None
 
-        def size(extent: Extent) -> int:
+        def size(extent: ChunkExtent) -> int:
             try:
                 return self._old_fragments(lead, extent).lead
             except ValueError:
@@ -417,7 +417,7 @@ class StoredShard:
                 out |= {c: self._stored_file(c, old, _sound(entry)) for c in group}
         return [out[c] for c in coords]
 
-    def _stored_file(self, coords: Coords, old: ShardIndexReader | None, extent: Extent | None) -> Blob | None:
+    def _stored_file(self, coords: Coords, old: ShardIndexReader | None, extent: ChunkExtent | None) -> Blob | None:
         """Return a file of the chunk with this range; None if it is absent."""
         if old is None or extent is None:
             return None
@@ -490,14 +490,14 @@ class StoredShard:
             return Usage(0, 0, 0, 0) if old is None else self._layers[0].format.usage(old, leads)
 
 
-def _sound(entry: Entry) -> Extent | None:
+def _sound(entry: Entry) -> ChunkExtent | None:
     """Return the entry. Raise the error of a broken one."""
     if isinstance(entry, CorruptShardError):
         raise entry
     return entry
 
 
-def _slice(outer: ShardIndexReader | None, extent: Extent | None) -> SliceBlob | None:
+def _slice(outer: ShardIndexReader | None, extent: ChunkExtent | None) -> SliceBlob | None:
     """Return an inner shard."""
     return None if outer is None or extent is None else SliceBlob(outer.blob, *extent)
 

@@ -43,7 +43,10 @@ class StoredChunk(NamedTuple):
             raise ValueError("its shard was removed") from e
 
     def verified(self, data: bytes, part: ByteRange | None = None) -> bytes:
-        """Return the stored bytes if `data` are the bytes of `range`. Raise ValueError, with the reason, if not."""
+        """Return the stored bytes, given `data`, which should be the bytes of `range(part)`, without the checksum.
+
+        The checksum is verified only without `part`. Raise ValueError, with the reason, for another length or checksum.
+        """
         start, stop = self.range(part)
         if len(data) != stop - start:
             raise ValueError(f"{stop - start} bytes expected at {start}, {len(data)} found")

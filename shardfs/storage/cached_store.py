@@ -43,8 +43,9 @@ class CachedStore:
         asks_for_versions: whether answers to requests for bytes do not name the version.
 
     Args:
+        source: the URL of the store; with `options`, it is part of the names of entries, without the secrets of both.
+        options: the storage options.
         offline: send no request; raise OSError (EHOSTUNREACH) for what is not in the cache.
-        source: the URL of the store. Its secrets, and those of the options, do not become part of an entry's name.
     """
 
     remote = True

@@ -211,7 +211,7 @@ class DiskCache:
             self._changed.notify_all()
 
     def flush(self, seconds: float) -> None:
-        """Wait until all bytes are written, or for at most so many seconds."""
+        """Wait until all bytes are written or given up, for at most so many seconds. Raises nothing after that time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending_bytes, seconds)
 

@@ -190,7 +190,10 @@ class LocalStore:
 
     @contextmanager
     def open_descriptor(self, key: str, flags: int) -> Iterator[int]:
-        """Open a file or directory inside the source, and close it afterwards."""
+        """Open a file or directory inside the source for a block, and close it afterwards.
+
+        Raise the errors of `descriptor`.
+        """
         fd = self.descriptor(key, flags)
         try:
             yield fd

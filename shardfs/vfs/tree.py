@@ -150,8 +150,8 @@ class Tree:
     def attributes(self, number: int) -> Attributes:
         """Return the attributes of a file or directory.
 
-        Raise OSError (ESTALE) for a number that is not used any more, FileNotFoundError for a chunk that does not
-        exist, or CorruptShardError.
+        Raise FileNotFoundError for a number that was forgotten or a chunk that does not exist, OSError (ESTALE) for a
+        number of a collection that was freed, CorruptShardError, or another OSError.
         """
         if number >= TABLE_END:
             return self._chunks_of(number).attributes(number)

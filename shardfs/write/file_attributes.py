@@ -147,7 +147,7 @@ class FileMetadata(Part):
     def copy_on_disk(self, number: int, path: str) -> bool:
         """Copy a file of a local source to `path` inside the store. Return False if the file is not stored as such.
 
-        The kernel copies the bytes; no byte passes through shardfs.
+        The kernel copies the bytes; no byte passes through shardfs. Raise the errors of `LocalDirectory.copy`.
         """
         with self._on_disk(number) as origin:
             disk = self._writer.disk

@@ -121,7 +121,7 @@ class WritableFile:
 
     @property
     def version_and_target(self) -> tuple[Version | None, Target | None]:
-        """Where the bytes of a file without a buffer are: the `place` for `load`."""
+        """Where the bytes of a file without a buffer are, or None for each: the `place` for `load`."""
         with self._lock:
             return self.version, self.target
 
@@ -157,7 +157,10 @@ class WritableFile:
             self.target = target
 
     def set_status(self, *, size: int | None = None, mtime_ns: int | None = None, mode: int | None = None) -> None:
-        """Set the size that is shown while nothing newer is known, the modification time and the mode."""
+        """Set the size in bytes that is shown while nothing newer is known, the modification time and the mode.
+
+        None leaves a value as it is.
+        """
         with self._lock:
             self.known_size = self.known_size if size is None else size
             self.mtime_ns = self.mtime_ns if mtime_ns is None else mtime_ns

@@ -191,13 +191,16 @@ class Overlay(Part):
         return entry if entry.number != ROOT else self.attributes(ROOT)
 
     def number(self, path: str) -> int:
-        """Return the inode number of a file to read."""
+        """Return the inode number of a file to read. Raise as `resolve`."""
         return self.resolve(path).number
 
     # ---- files by number ----
 
     def attributes(self, number: int) -> Attributes:
-        """Return the attributes of an inode number. Raise OSError (ESTALE) if the number has been freed."""
+        """Return the attributes of an inode number.
+
+        Raise OSError (ESTALE) if the number has been freed, else as `Tree.attributes`.
+        """
         file = self._files.by_number.get(number)
         if file is not None:
             return self._contents.attributes(file)
@@ -325,7 +328,7 @@ class Overlay(Part):
             return Attributes(file.number, False, -1, file.mtime_ns, None, file.mode)
 
     def statvfs(self) -> os.statvfs_result | None:
-        """Return the smaller of the free space of the journal and of the store."""
+        """Return the statistics of the journal's file system, or of the store's if less space is free there."""
         ours, theirs = self._pending.statvfs(), self._source_tree.statvfs()
         return ours if theirs is None or ours.f_bavail * ours.f_frsize < theirs.f_bavail * theirs.f_frsize else theirs
 

@@ -377,14 +377,17 @@ class WriteBuffer:
     # ---- publishing on request ----
 
     def drain(self, path: str, timeout: float | None = None) -> None:
-        """Publish the pending chunks at and below a path. See `Publisher.drain` for the errors."""
+        """Publish the pending chunks at and below a path, and wait for it.
+
+        See `Publisher.drain` for time-out and errors.
+        """
         self._waiting()
         self.publisher.drain(path, timeout)
 
     def flush(self, path: str = "", timeout: float | None = None) -> None:
-        """Drain.
+        """Publish the pending chunks at and below a path, as `drain`. "" is the whole mount.
 
-        Then raise OSError if a chunk needs a user's decision: EINVAL if it does not fit, ESTALE for a conflict.
+        Then raise OSError if a chunk there needs a user's decision: EINVAL if it does not fit, ESTALE for a conflict.
         """
         self.drain(path, timeout)
         for _, failure in self.shards.undecided(path):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Plan
     from shardfs.model.collection import Layer
-    from shardfs.model.shard_format import Extent, Leads, ShardChange, StoredIndex
+    from shardfs.model.shard_format import ChunkExtent, Leads, ShardChange, StoredIndex
     from shardfs.model.values import U64, Bool, Coords
 
 MISSING = 2**64 - 1
@@ -337,7 +337,7 @@ class _Rows(Index):
     def checked(self, object_size: int) -> _Rows:
         return _Rows(self._raw, self._encoding, object_size)
 
-    def find(self, slot: int) -> Extent | None:
+    def find(self, slot: int) -> ChunkExtent | None:
         start, size = self._row(self._raw, 16 * slot)
         if start + size <= self._end:
             return start, size

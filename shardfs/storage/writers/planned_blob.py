@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def part_of(piece: Piece, start: int, stop: int) -> Piece:
-    """Return bytes `[start, stop)` of a piece, without reading them."""
+    """Return bytes `[start, stop)`, counted from the beginning of a piece, without reading them."""
     if isinstance(piece, ByteRange):
         return ByteRange(piece.start + start, piece.start + stop)
     if isinstance(piece, FilePart):
