@@ -90,7 +90,7 @@ def _chosen(where: str | None) -> str | None:
 
 
 def _effective(profile: Profile) -> Iterator[tuple[str, tuple[Any, str]]]:
-    """Yield each key with its value, without secrets, and the file or variable that sets the value."""
+    """Yield each key with a pair: its value, without secrets, and the file or variable that sets it."""
     above = loading.from_environment(os.environ)
     yield "source", (public_name(profile.source), profile.file)
     yield "mountpoint", (profile.mountpoint, profile.file)

@@ -48,7 +48,10 @@ _STATUS: Shape = {
 
 
 def status_shape() -> Shape:
-    """The shape of a snapshot (`Status.snapshot`): the members that commands use, and all figures. It may have more."""
+    """The shape of a snapshot (`Status.snapshot`): the members that commands use, and all figures.
+
+    A snapshot may have other members.
+    """
     return {
         **_STATUS,
         **of_group(""),

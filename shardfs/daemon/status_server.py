@@ -94,6 +94,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     pages: Mapping[str, tuple[str, Callable[[], bytes]]]
+    """Path -> content type, and what makes the body."""
 
     names: frozenset[str]
     """Names of this server in the header Host, beside IP addresses."""

@@ -116,6 +116,7 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._opened = self._open_tree()
 
     def _open_tree(self) -> tuple[int, Tree | WriteTree]:
+        """The number of this process, and its tree."""
         if not self.options.rw:
             return os.getpid(), open_source(self.source, self.options)
         with _writing:

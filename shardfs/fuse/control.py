@@ -55,7 +55,7 @@ class Control:
 
     def __init__(self, files: Mapping[bytes, Callable[[], bytes]]) -> None:
         self._makers = dict(files)
-        self._files: OrderedDict[int, tuple[bytes, int]] = OrderedDict()
+        self._files: OrderedDict[int, tuple[bytes, int]] = OrderedDict()  # content and time in ns, by number
         self._bases = itertools.count(DIRECTORY + NAMES, NAMES)
         self._lock = threading.Lock()
         self._began_ns = time.time_ns()

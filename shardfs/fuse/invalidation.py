@@ -146,7 +146,7 @@ class ResizedFiles:
     the size of a chunk may be unknown (`UnreadableChunks`).
 
     Attributes:
-        numbers: these files, at most `MAX_RESIZED`.
+        numbers: these files; all are dropped when they would be more than `MAX_RESIZED`.
         send: sends a message to the kernel; the server sets it when it starts.
     """
 

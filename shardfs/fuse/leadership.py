@@ -54,7 +54,7 @@ class Leadership:
         self._idle = 0
         self._loops: list[RequestLoop] = []  # one for each thread
         self._thread = threading.local()  # `loop`: the request loop of this thread
-        self._postponed: deque[tuple[bytes, float]] = deque()
+        self._postponed: deque[tuple[bytes, float]] = deque()  # requests, each with the time when it was postponed
         self._error_log = ErrorLog()
         self._mutex = threading.Lock()  # guards the number of idle threads and the postponed requests
         # Held by the leader. Acquired by the thread that becomes the leader, released by the thread that was.

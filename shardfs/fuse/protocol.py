@@ -259,7 +259,10 @@ class Encoder:
         return copy
 
     def absent_reply(self, unique: int) -> bytes | bytearray:
-        """A reply to LOOKUP of a name that does not exist; the kernel caches it if `negative_timeout` is not 0."""
+        """A reply to LOOKUP of a name that does not exist, which the kernel caches for `negative_timeout`.
+
+        Valid until the next call. If the time-out is 0, an `error_reply` with ENOENT.
+        """
         if not self._remembers_absent:
             return error_reply(unique, errno.ENOENT)
         _UNIQUE.pack_into(self._absent, 8, unique)

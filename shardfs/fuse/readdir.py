@@ -48,6 +48,7 @@ class Listings:
     def __init__(self, encoder: protocol.Encoder, resized: ResizedFiles) -> None:
         self._encoder = encoder
         self._resized = resized
+        # By directory, position, and whether with attributes
         self._streams: OrderedDict[tuple[int, int, bool], RecordStream | OnePage] = OrderedDict()
 
     def listing_page(self, tree: Listable, number: int, offset: int, size: int, *, plus: bool) -> Page:

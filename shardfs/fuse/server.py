@@ -120,7 +120,10 @@ class Server:
         return Counts(calls, errors, times, sum(tally.nbytes for tally in tallies))
 
     def release_descriptors(self) -> None:
-        """Drop the attributes between LOOKUP and READ, which keep local files open. See `storage.descriptors`."""
+        """Drop the attributes between LOOKUP and READ, which keep local files open.
+
+        `storage.descriptors` calls this, in any thread, when the process has no descriptor left.
+        """
         self._recent.clear()
         self._cache.evict()
 

@@ -115,7 +115,7 @@ class ShardFindings:
 
     def __init__(self, tree: ChunkDirs, *, regions: bool = False) -> None:
         self._tree = tree
-        self._counts = Counter[tuple[str, str]]()
+        self._counts = Counter[tuple[str, str]]()  # by kind and shard, like the next one
         self.regions = regions
         self._unlisted: dict[tuple[str, str], tuple[list[Coords], list[ShardPart]]] = {}
         self.report = Report(tree.path, ShardTally(shards=1))

@@ -47,7 +47,7 @@ class Bins(NamedTuple):
     n: int
 
     def bin_of(self, coords: U64) -> npt.NDArray[np.intp]:
-        """Return the bin of each chunk (n,), from the chunks' coordinates (n, d)."""
+        """Return the bin of each chunk (n,), from 0, given coordinates (n, d) in the order of `ChunkMap.grid`."""
         if self.axis < 0:
             return np.zeros(len(coords), np.intp)
         return (coords[:, self.axis] * np.uint64(self.n) // np.uint64(self.chunks)).astype(np.intp)
@@ -179,7 +179,7 @@ def _bins(
 
 
 class SizeBin(NamedTuple):
-    """Number of chunks with sizes from `start` to below `stop`, in bytes."""
+    """The number of chunks with stored sizes from `start` to below `stop`, in bytes."""
 
     start: int
     stop: int

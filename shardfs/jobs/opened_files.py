@@ -56,7 +56,8 @@ class Permit:
 class OpenedFile(NamedTuple):
     """The content of a file in the source.
 
-    If `content` is a `FilePart`, `blob` keeps its descriptor open, so the content is valid only as long as this object.
+    If `content` is a `FilePart`, `blob` keeps its descriptor open, and `permit` counts it: the content is valid only as
+    long as this object.
     """
 
     content: Bytes

@@ -254,7 +254,7 @@ class ArrayPlan:
     """The stored chunks of one array, grouped by their shards: 8 bytes of memory for each file.
 
     Args:
-        chunks: the numbers of the chunks (n,), ascending inside each shard.
+        chunks: the numbers of the chunks (n,): those of the first shard, of the next one and so on, each ascending.
         shards: the numbers of the shards (m,), ascending.
         starts: for each shard, the position of its first chunk in `chunks`.
     """

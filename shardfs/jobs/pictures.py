@@ -30,7 +30,10 @@ MISSING = "#ececf0"
 
 
 def draw(maps: Sequence[ChunkMap], file: str) -> None:
-    """Write a PNG file with one row for each of the first `MOST` collections. Replaces the file; raise OSError."""
+    """Write a PNG file with one row for each of the first `MOST` collections, and replace any file of this name.
+
+    Raise ImportError without the package matplotlib, and OSError if the file cannot be written.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

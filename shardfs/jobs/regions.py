@@ -187,7 +187,7 @@ class ChunkRegions:
     # ---- stored chunks ----
 
     def is_in(self, tile: Box, part: JobPart) -> bool:
-        """Return whether this part of the work looks up the chunks of a tile. A shard's are in the same part."""
+        """Return whether this part of the work looks up the chunks of a tile: the part of its first cell's shard."""
         return part.of == 1 or self.tree.shards.number_of(self._coords(tile.first)) % part.of == part.number - 1
 
     def present(self, tiles: list[Box]) -> Bool:
@@ -231,7 +231,7 @@ class DamagedRegions:
 
     def __init__(self, collections: Mapping[str, ChunkRegions]) -> None:
         self._collections = collections
-        self._scattered: dict[str, dict[tuple[int, int], str]] = {}
+        self._scattered: dict[str, dict[tuple[int, int], str]] = {}  # collection -> (shard, page) -> reason
 
     def rows(self, finding: Damage) -> Iterator[Region]:
         """Yield at least one row for a finding, unless it is left to `rest`. Call it for all findings before `rest`."""
