@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +33,7 @@ RUN = ("sh", "python")
 _BLOCK = re.compile(
     r"^(?:<!-- ([\w ]+): (.+?) -->\n)?```(\w*)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
+_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 _PLACE = re.compile(r"(?<!\w)/(data|mnt|elsewhere)(?=[/\s\"']|$)")
 
 
@@ -52,14 +54,18 @@ def blocks(page: str) -> list[Block]:
 
 @dataclass
 class Workshop:
-    """A directory in which blocks find `/data`, `/mnt` and `/elsewhere`, and a home directory that is empty."""
+    """A directory in which blocks find `/data`, `/mnt` and `/elsewhere`, and a home directory that is empty.
+
+    Servers get other ports than the page has, because other test runs may use these.
+    """
 
     path: Path
+    ports: dict[str, str] = field(default_factory=dict)
 
     def run(self, block: Block) -> str:
         """Run a block and return what it prints; an AssertionError if it fails."""
         python = client_python(block.value) if block.mark == "python" else Path(sys.executable)  # type: ignore[arg-type]
-        text = _PLACE.sub(rf"{self.path}/\1", block.text)
+        text = _PORT.sub(self._port, _PLACE.sub(rf"{self.path}/\1", block.text))
         command = (
             ["bash", "-euo", "pipefail", "-c", text] if block.language == "sh" else [python, "-W", "ignore", "-c", text]
         )
@@ -74,6 +80,11 @@ class Workshop:
         out = self.run(block).replace(str(self.path), "/home/me/tutorial")
         pattern = re.escape(block.printed).replace(r"\.\.\.", ".*?")
         assert not block.printed or re.fullmatch(pattern, out, re.DOTALL), f"{block.text}\nprints\n{out}"
+
+    def _port(self, match: re.Match[str]) -> str:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            return self.ports.setdefault(match[0], str(listener.getsockname()[1]))
 
     def _environment(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

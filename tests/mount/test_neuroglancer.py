@@ -1,10 +1,10 @@
-"""Neuroglancer's own viewer, in a browser without a screen, shows a sharded OME-Zarr image that nginx serves it."""
+"""Neuroglancer's own viewer, in a browser without a screen, shows a sharded OME-Zarr image from a mount and nginx."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from tests.data_pyramid import CHUNK, write_pyramid
 from tests.mount.web import find_nginx, serving
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import Mounted
@@ -42,6 +43,15 @@ def _phantom() -> Any:
     return np.where(inside, folds, np.where(head < 0.8, 250, 0)).astype("uint8")
 
 
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A source with the image `head`, and its voxels."""
+    source, image = tmp_path_factory.mktemp("source"), _phantom()
+    (source / "head").mkdir()
+    write_pyramid(source / "head", image, 3, [0.5, 0.25, 0.25], "micrometer")
+    return source, image
+
+
 def _state(source: str, **members: Any) -> dict[str, Any]:
     """Of a viewer of one layer, without anything drawn on it; a pixel is a voxel of the finest level."""
     layer = {"type": "image", "name": "image", "source": source, "shader": SHADER}
@@ -49,47 +59,75 @@ def _state(source: str, **members: Any) -> dict[str, Any]:
     return {"layers": [layer], "crossSectionScale": 1, "crossSectionBackgroundColor": "#000000", **bare, **members}
 
 
-def test_every_pixel_is_the_voxel_that_was_written(browser: str, mounted: Mounted, tmp_path: Path) -> None:
+class Shown(NamedTuple):
+    """How Neuroglancer reads a layout.
+
+    Args:
+        options: of the mount.
+        middle: the position of the view (x, y, z). Voxels of precomputed begin at whole numbers; those of OME-Zarr have
+            their centers there.
+        chunk: the finest chunk that begins at a voxel (z, y, x).
+    """
+
+    options: tuple[str, ...]
+    middle: tuple[float, float, float]
+    document: str
+    chunk: Callable[[int, int, int], str]
+
+
+SHOWN = {
+    "precomputed": Shown(
+        ("--layout", "precomputed"),
+        (98.5, 116.5, 70.5),
+        "info",
+        lambda z, y, x: f"250_250_500/{x}-{min(x + CHUNK, 197)}_{y}-{min(y + CHUNK, 233)}_{z}-{z + CHUNK}",
+    ),
+    "zarr2": Shown(
+        ("--layout", "zarr2"), (98, 116, 70), ".zattrs", lambda z, y, x: f"0/{z // CHUNK}/{y // CHUNK}/{x // CHUNK}"
+    ),
+    "zarr3": Shown((), (98, 116, 70), "zarr.json", lambda z, y, x: f"0/c/{z // CHUNK}/{y // CHUNK}/{x // CHUNK}"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["precomputed", "zarr2", pytest.param("zarr3", marks=pytest.mark.torture)])
+def test_every_pixel_is_the_voxel_that_was_written(
+    scheme: str, browser: str, head: tuple[Path, Any], mounted: Mounted, tmp_path: Path
+) -> None:
     if find_nginx() is None:
         pytest.skip("no nginx")
-    python = client_python("cv")
-    image = _phantom()
-    (tmp_path / "source/head").mkdir(parents=True)
-    write_pyramid(tmp_path / "source/head", image, 3, [0.5, 0.25, 0.25], "micrometer")
+    python, shown = client_python("cv"), SHOWN[scheme]
+    source, image = head
     (tmp_path / "nginx").mkdir()
     with (
-        mounted(tmp_path / "source", "--layout", "precomputed") as mount,
+        mounted(source, *shown.options) as mount,
         serving(mount, tmp_path / "nginx") as web,
         web.requests() as requests,
     ):
         dimensions = {"x": [2.5e-7, "m"], "y": [2.5e-7, "m"], "z": [5e-7, "m"]}
-        middle = [98.5, 116.5, 70.5]
-        state = _state(f"precomputed://{web.url('head')}", layout="xy", dimensions=dimensions, position=middle)
+        state = _state(f"{scheme}://{web.url('head')}", layout="xy", dimensions=dimensions, position=shown.middle)
         (tmp_path / "state.json").write_text(json.dumps(state))
         out = tmp_path / "seen.png"
-        told = run_client(
+        printed = run_client(
             "view_neuroglancer", browser, tmp_path / "state.json", out, "197", "233", python=python, timeout=250
         )
     pixels = np.asarray(Image.open(out).convert("RGB"))
     for channel in range(3):
         np.testing.assert_array_equal(pixels[..., channel], image[70])
-    reached = json.loads(told.stdout.splitlines()[-1])
-    assert reached["layers"][0]["source"] == state["layers"][0]["source"]
-    assert reached["position"] == middle
-    _check_requests(requests, image)
+    reached = json.loads(printed.stdout.splitlines()[-1])
+    assert reached["layers"][0]["source"].removesuffix("/") == state["layers"][0]["source"]
+    assert reached["position"] == list(shown.middle)
+    _check_requests(shown, requests, image)
 
 
-def _check_requests(requests: list[Request], image: Any) -> None:
+def _check_requests(shown: Shown, requests: list[Request], image: Any) -> None:
     """The viewer asked the server for the document, and got every chunk of the slice that there is."""
     head_requests = [r for r in requests if r.path.startswith("/head/")]
-    assert [r.status for r in head_requests if r.path == "/head/info"] == [200]
+    assert [r.status for r in head_requests if r.path == f"/head/{shown.document}"] == [200]
     assert {r.status for r in head_requests} <= {200, 206, 404}
-    slab = image[64:96]
-    chunk_paths = {
-        f"/head/250_250_500/{x}-{min(x + CHUNK, 197)}_{y}-{min(y + CHUNK, 233)}_64-96"
+    chunks = {
+        f"/head/{shown.chunk(64, y, x)}": bool(image[64:96, y : y + CHUNK, x : x + CHUNK].any())
         for x in range(0, 197, CHUNK)
         for y in range(0, 233, CHUNK)
-        if slab[:, y : y + CHUNK, x : x + CHUNK].any()
     }
-    finest = [r for r in head_requests if r.path.startswith("/head/250_250_500/") and r.path.endswith("_64-96")]
-    assert {r.path for r in finest if r.status != 404} == chunk_paths
+    received = {r.path for r in head_requests if r.path in chunks and r.status != 404}
+    assert received == {path for path, exists in chunks.items() if exists}
