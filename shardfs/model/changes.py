@@ -67,8 +67,7 @@ class Change(Protocol):
     def plan(self, old: Blob | None) -> Plan | None:
         """Return the plan of the new object, given the current one (None: absent). None removes the object.
 
-        Called again, with the current object, when another writer changes the object, and when the object's directory
-        had to be created.
+        Called again, with the current object, when another writer changes the object.
         """
 
     def verify(self, new: Blob) -> None:

@@ -22,11 +22,13 @@ SPAN = 1 << 20
 
 def piece_size(piece: Piece) -> int:
     """The size of a piece in bytes."""
+    if isinstance(piece, bytes):  # first, because most pieces are
+        return len(piece)
     if isinstance(piece, ByteRange):
         return piece.stop - piece.start
     if isinstance(piece, FilePart):
         return piece.size
-    return piece.nbytes if isinstance(piece, memoryview) else len(piece)
+    return piece.nbytes
 
 
 def pieces_of(content: Content) -> Plan:

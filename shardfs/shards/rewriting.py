@@ -126,10 +126,11 @@ def _homes_of_all(collection: Collection, cells: Sequence[Coords]) -> dict[Coord
 
 def _are_at(format: ShardFormat, places: Placements, cells: U64) -> Bool:
     """Return which cells are the coordinates of the chunks at these places."""
+    pages: dict[tuple[int, int], list[int]] = {}
+    for i, home in enumerate(zip(places.shard.tolist(), places.page.tolist(), strict=True)):
+        pages.setdefault(home, []).append(i)
     out = np.zeros(len(cells), np.bool_)
-    pages, inverse = np.unique(np.stack(places[:2], axis=1), axis=0, return_inverse=True)
-    for i, (shard, page) in enumerate(pages.tolist()):
-        at = np.flatnonzero(inverse.ravel() == i) if len(pages) > 1 else slice(None)
+    for (shard, page), at in pages.items():
         cells_there, _ = format.coords(shard, page, places.slot[at])
         out[at] = (cells_there[:, : cells.shape[1]] == cells[at]).all(axis=1)
     return out
@@ -414,7 +415,8 @@ class StoredShard:
         with _naming_shard(self._collection, self._shard):
             self._homes = _homes_of_all(self._collection, coords)
             for group, old, entry in self._located(0, self.blob, list(coords)) if coords else ():
-                out |= {c: self._stored_file(c, old, _sound(entry)) for c in group}
+                for c in group:
+                    out[c] = self._stored_file(c, old, _sound(entry))
         return [out[c] for c in coords]
 
     def _stored_file(self, coords: Coords, old: ShardIndexReader | None, extent: ChunkExtent | None) -> Blob | None:

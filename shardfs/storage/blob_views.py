@@ -35,7 +35,8 @@ class SliceBlob:
         self.file_offset = outer.file_offset + start
 
     def stat(self) -> Stat:
-        return self._outer.stat()._replace(size=self._size)
+        _, mtime_ns, version = self._outer.stat()
+        return Stat(self._size, mtime_ns, version)
 
     def read(self, requests: Sequence[ByteRequest]) -> list[bytes]:
         inner = [absolute(r, self._size) for r in requests]

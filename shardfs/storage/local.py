@@ -88,7 +88,7 @@ def pread(fd: int, size: int, position: int, waiting: Callable[[], None]) -> byt
 
     Calls `waiting` first if `size` is at least `LARGE` or the bytes are not in the page cache.
     """
-    if size >= LARGE:
+    if size >= LARGE or waiting is nothing:
         waiting()
         whole = os.pread(fd, size, position)
         if len(whole) == size:

@@ -253,18 +253,22 @@ def _ofd_lock(fd: int, command: int, kind: int) -> int:
     return answered_kind
 
 
-def copy_range(source: int, target: int, start: int, size: int, at: int) -> None:
-    """Copy bytes `[start, start + size)` of one open file to position `at` of another; share extents if possible.
+def copy_range(source: int, target: int, start: int, size: int, at: int, *, share: bool = True) -> bool:
+    """Copy bytes `[start, start + size)` of one open file to position `at` of another; `share` extents if possible.
 
-    The positions of the descriptors do not move. Raise OSError (EIO) if the source ends early.
+    The positions of the descriptors do not move. Return False if the file systems refuse to share, so that the caller
+    need not ask again. Raise OSError (EIO) if the source ends early.
     """
     head = -start % BLOCK
     aligned = (size - head) // BLOCK * BLOCK
-    if aligned >= MIN_CLONE and (start - at) % BLOCK == 0 and _clone(source, target, start + head, aligned, at + head):
-        _copy(source, target, start, head, at)
-        end = head + aligned
-        start, size, at = start + end, size - end, at + end
+    if share and aligned >= MIN_CLONE and (start - at) % BLOCK == 0:
+        share = _clone(source, target, start + head, aligned, at + head)
+        if share:
+            _copy(source, target, start, head, at)
+            end = head + aligned
+            start, size, at = start + end, size - end, at + end
     _copy(source, target, start, size, at)
+    return share
 
 
 def _clone(source: int, target: int, start: int, size: int, at: int) -> bool:

@@ -444,9 +444,9 @@ class Tree:
         """Return whether an inode number is that of a sharded array's directory."""
         return self._array(number) is not None
 
-    def has_chunks(self, directory: int) -> bool:
-        """Return whether an inode number is that of a sharded array's directory or of a directory of its chunks."""
-        return directory >= TABLE_END or self.directories.content(directory).chunks is not None
+    def chunks_in(self, directory: int) -> ChunkDirs | None:
+        """Return the collection of a sharded array's directory or of a directory of its chunks; None for another."""
+        return self._chunks_of(directory) if directory >= TABLE_END else self.directories.content(directory).chunks
 
     def chunk_tree(self, number: int) -> ChunkDirs | None:
         """Return the collection that has a directory with this inode number; None for any other number."""

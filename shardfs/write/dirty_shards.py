@@ -205,7 +205,10 @@ class DirtyShards:
             for path in paths:
                 if self._backlog.versions.get(path) is None:
                     shard.targets.pop(path, None)
-                    self.assign(path, None)  # a new document may have assigned it to another shard meanwhile
+                    if self._at.get(path) is shard:
+                        del self._at[path]
+                    else:  # a new document has assigned it to another shard meanwhile
+                        self.assign(path, None)
 
     def failed(self, shard: DirtyShard, failure: BaseException) -> bool:
         """Note that a publish has failed, and when to try again.

@@ -287,10 +287,8 @@ class Entries(Part):
     def _remove_cleared(self, number: int, path: str, besides: bytes = b"") -> None:
         """Remove the chunks that removal has replaced by zeros, if the directory has no other entries."""
         source_number = self._names.source_number(path)
-        if source_number is None or not self._source_tree.has_chunks(source_number):
-            return
-        tree = self._source_tree.chunk_tree(source_number) or self._source_tree.collection(path)
-        if tree.collection.zeros is None or self._has_entries(number, besides):
+        tree = None if source_number is None else self._source_tree.chunks_in(source_number)
+        if tree is None or tree.collection.zeros is None or self._has_entries(number, besides):
             return
         for batch in self._overlay.scan(number):
             for name in batch.names.tolist():

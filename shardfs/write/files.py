@@ -307,8 +307,8 @@ class WritableFile:
         """Note that the source has the bytes: `base` for a chunk; and how many, if that has changed."""
         with self._lock:
             self.version = None
-            self.follow(base)
-            self.set_status(size=size)
+            self.stored = base
+            self.known_size = self.known_size if size is None else size
 
     def follow(self, base: Stored | None) -> None:
         """Note what the source has for a chunk now."""

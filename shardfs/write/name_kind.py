@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,6 +41,7 @@ MAX_ABOVE = 8
 """Maximum path components of a chunk name that is recognized before its array has a document."""
 
 
+@lru_cache(maxsize=4096)
 def is_document(name: str) -> bool:
     """Return whether a file with this name may describe the contents of its directory."""
     return any(f.describes(name) or name in f.documents for f in sources())

@@ -241,5 +241,5 @@ class Names:
         """
         number = self.source_number(directory)
         with suppress(CorruptShardError):
-            return number is not None and self.source_tree.has_chunks(number)
+            return number is not None and self.source_tree.chunks_in(number) is not None
         return False

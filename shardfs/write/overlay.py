@@ -90,14 +90,23 @@ class Overlay(Part):
         try:
             entry = self.find(directory, name)
             if entry is None:
-                compressed = self._names.classify_name(directory, name + COMPRESSIONS[0].encode())
-                absent = MayAppearError if compressed.kind is NameKind.COMPRESSED else FileNotFoundError
+                absent = MayAppearError if self._may_be_compressed(directory, name) else FileNotFoundError
                 raise absent(errno.ENOENT, "No such file or directory", os.fsdecode(name))
         except FileNotFoundError:
             if name not in self._files.in_directory(directory):  # what the mount itself hides is not absent
                 self._names.documents.missed(directory, name)
             raise
         return entry
+
+    def _may_be_compressed(self, directory: str, name: bytes) -> bool:
+        """Return whether a program may write a chunk of this name under a name with a compression suffix."""
+        number = self._names.source_number(directory)
+        with suppress(CorruptShardError, OSError):
+            tree = None if number is None else self._source_tree.chunks_in(number)
+            if tree is not None and tree.collection.compressible:
+                compressed = self._names.classify_name(directory, name + COMPRESSIONS[0].encode())
+                return compressed.kind is NameKind.COMPRESSED
+        return False
 
     def find(self, directory: str, name: bytes) -> Attributes | None:
         """Return the attributes of a name in a directory, given by its path; None if the mount does not show the name.
@@ -159,7 +168,7 @@ class Overlay(Part):
 
     def _outside(self, directory: str, name: bytes) -> Attributes | None:
         """Return a chunk outside of an array whose shape was cut; it can still be read and deleted. None for others."""
-        array = next((at for at in upwards(directory) if at in self.cut), None)
+        array = next((at for at in upwards(directory) if at in self.cut), None) if self.cut else None
         if array is None:
             return None
         names = [os.fsencode(part) for part in join(directory, name)[len(array) :].strip("/").split("/")]

@@ -229,7 +229,8 @@ class Pending:
 
     def _set_base(self, path: str, version: Version, base: Stored, record: Record) -> None:
         if base != version.base:
-            self._set(path, version._replace(base=base, records=(*version.records, record.lsn)))
+            self._uses[record.lsn] += 1
+            self.versions[path] = version._replace(base=base, records=(*version.records, record.lsn))
 
     def _conflict(self, record: Record) -> None:
         path, why = record.meta["path"], record.meta.get("why", "")

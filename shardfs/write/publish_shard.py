@@ -24,7 +24,7 @@ from shardfs.write.stored import ABSENT, Stored, conflicts, digest_of, digest_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Set
 
-    from shardfs.model.blobs import Blob, ByteRequest, Bytes, Plan, Stat
+    from shardfs.model.blobs import Blob, ByteRequest, Bytes, FilePart, Plan, Stat
     from shardfs.model.changes import Begun
     from shardfs.model.values import Coords
     from shardfs.model.values import Version as StoredVersion
@@ -197,12 +197,14 @@ class Job(Change):
         mergeable = {path: chunk for path, chunk in self.chunks.items() if path not in changed}
         refused = dict[Any, str]()
         puts = dict[Any, Put]()
-        for path, (target, version) in mergeable.items():
+        data = {path: version.data for path, (_, version) in mergeable.items() if version.data is not None}
+        parts = self._pinned.enter_context(self._backlog.journal.using(data.values()))
+        for path, part in zip(data, parts, strict=True):
+            coords = self.chunks[path][0].coords
             try:
-                if version.data is not None:
-                    puts[target.coords] = Put(self._content(path))
+                puts[coords] = Put(self._content(path, part))
             except ValueError as e:
-                refused[target.coords] = str(e)
+                refused[coords] = str(e)
         drops = {target.coords for target, version in mergeable.values() if version.data is None}
         anew = may_replace and self._is_replaced(old, puts.keys() | drops)
         packed = not anew and self._packs(old)
@@ -280,19 +282,18 @@ class Job(Change):
         except ValueError as e:  # another program shortens the file at this moment
             raise CorruptShardError(self._shard.tree.path, self._shard.key, str(e)) from e
 
-    def _content(self, path: str) -> Bytes:
-        """Return the bytes to store: those of the journal, unless it got them before it was known what they are.
+    def _content(self, path: str, part: FilePart) -> Bytes:
+        """Return the bytes to store: the part of the journal, unless it got them before it was known what they are.
 
         Note their digest for `verify`. Raise CorruptShardError if the journal's bytes are damaged or unreadable.
         """
         target, version = self.chunks[path]
-        data, transform = cast("Position", version.data), None if version.is_encoded else target.transform
-        part = self._pinned.enter_context(self._backlog.journal.using(data))
+        crc, transform = cast("Position", version.data).crc, None if version.is_encoded else target.transform
         try:
             if transform is None:
-                self._wanted[target.coords] = digest_of_pieces(checked_pieces(part, data.crc))
+                self._wanted[target.coords] = digest_of_pieces(checked_pieces(part, crc))
                 return part
-            shown_bytes = read_part(part, data.crc)
+            shown_bytes = read_part(part, crc)
         except OSError as e:
             raise CorruptShardError(self._shard.tree.path, path, e.strerror or str(e)) from e
         content = transform.store(target.coords, shown_bytes)
@@ -326,11 +327,10 @@ class Job(Change):
 
     def done(self, stat: Stat | None) -> dict[str, Version]:
         """Return the published versions by path, with what is stored now as their base. `stat`: of the new shard."""
-        now = Stored(None if stat is None else stat.version)
-        bases = {
-            path: now.including(digest) if isinstance(digest, str) else now for path, digest in self.digests.items()
-        }
-        return {path: version._replace(base=bases[path]) for path, (_, version) in self.outcome.done.items()}
+        now = None if stat is None else stat.version
+        digests = {path: (digest,) if isinstance(digest, str) else () for path, digest in self.digests.items()}
+        done = self.outcome.done.items()
+        return {path: version._replace(base=Stored(now, digests[path])) for path, (_, version) in done}
 
     def close(self) -> None:
         """Unpin the chunks' bytes in the journal."""

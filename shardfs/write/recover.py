@@ -220,7 +220,7 @@ def _write_file(journal: Journal | Reading, position: Position, out: Path, path:
     if {"", ".", ".."} & set(path.split("/")) or "\0" in path:
         raise ValueError("this path cannot be the name of an exported file")
     (out / path).parent.mkdir(parents=True, exist_ok=True)
-    with journal.using(position) as data, open(out / path, "xb") as file:
+    with journal.using([position]) as (data,), open(out / path, "xb") as file:
         syscalls.copy_range(data.fd, file.fileno(), data.start, data.size, 0)
 
 

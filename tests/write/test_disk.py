@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardfs.model.blobs import FilePart
 from shardfs.storage import syscalls
+from shardfs.storage.writers.files import fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,3 +108,16 @@ def test_a_source_that_ends_is_an_error(tmp_path: Path, file: int) -> None:
         syscalls.copy_range(file, target, 0, 100, 0)
     os.close(target)
     assert caught.value.errno == errno.EIO
+
+
+def test_a_disk_that_cannot_share_bytes_is_asked_once_for_each_new_file(tmp_path: Path, file: int) -> None:
+    size = syscalls.MIN_CLONE
+    data = os.urandom(4 * size)
+    syscalls.pwrite_all(file, data, 0)
+    syscalls.hook = hook = Only("clone", refuse(errno.EOPNOTSUPP))
+    for number in range(2):
+        new = syscalls.open(str(tmp_path / f"new{number}"), os.O_RDWR | os.O_CREAT)
+        fill(new, None, [FilePart(file, start, size) for start in range(0, 4 * size, size)])
+        os.close(new)
+        assert (tmp_path / f"new{number}").read_bytes() == data
+        assert hook.count == number + 1

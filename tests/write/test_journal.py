@@ -87,7 +87,7 @@ def test_data_may_come_from_memory_or_from_a_file(tmp_path: Path) -> None:
     assert parts[0].data is not None
     assert journal.read(parts[0].data, 10, 20) == whole[10:30]
     assert journal.read(parts[0].data, len(whole) - 1, 20) == whole[-1:]
-    with journal.using(parts[0].data) as part:
+    with journal.using([parts[0].data]) as (part,):
         assert os.pread(part.fd, part.size, part.start) == whole
     kill(journal)
     with Journal.peek(tmp_path / "j") as peek:
@@ -346,7 +346,7 @@ def test_a_failed_fdatasync_moves_the_records_to_another_segment(tmp_path: Path,
     records = [put(journal, str(i), bytes([i]) * 5000) for i in range(5)]
     journal.append(RecordKind.DEL, {"path": "gone"})
     assert records[0].data is not None
-    with journal.using(records[0].data) if pinned else nullcontext():
+    with journal.using([records[0].data]) if pinned else nullcontext():
         failed = fail("fdatasync", errno.EIO, 1)
         journal.sync()
         assert failed() == 1
@@ -506,7 +506,7 @@ def test_readers_keep_a_segment_until_they_are_done(tmp_path: Path) -> None:
     old = put(journal, "a", b"o" * 60000)
     put(journal, "a", b"n" * 60000)
     assert old.data is not None
-    with journal.using(old.data) as part:
+    with journal.using([old.data]) as (part,):
         journal.release([old.lsn])
         journal.tidy()
         assert os.pread(part.fd, part.size, part.start) == b"o" * 60000

@@ -113,7 +113,7 @@ def test_readers_and_positions_stay_good(directory: Path) -> None:
     journal, _ = begun(directory)
     record = put(journal, "pinned", b"p" * 20_000)
     assert record.data is not None
-    with journal.using(record.data) as part:
+    with journal.using([record.data]) as (part,):
         shutil.rmtree(directory)
         with pytest.raises(OSError, match="removed"):
             journal.sync()

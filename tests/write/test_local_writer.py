@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.model.blobs import Blob, ByteRange, FilePart, Plan, Suffix
+from shardfs.model.blobs import Blob, ByteRange, FilePart, Plan, Suffix, whole
 from shardfs.model.changes import Begun
 from shardfs.model.errors import DanglingLinkError, StaleShardError
 from shardfs.model.kinds import is_in
@@ -525,6 +525,23 @@ def test_a_lock_file_that_another_program_took_over_from_a_killed_shardfs_is_lef
     with pytest.raises(TimeoutError, match="another program"):
         LocalWriter(LocalStore(str(tmp_path)), lock_s=0.05).put(KEY, b"new")
     assert (tmp_path / f"{KEY}.__lock").read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("is_faster", [False, True], ids=["alone", "another program creates it"])
+def test_an_object_in_a_new_directory_is_planned_once(is_faster: bool, tmp_path: Path, writer: LocalWriter) -> None:
+    """Unless it exists by then: planning reads all chunks of a shard from the journal."""
+    before: list[bytes | None] = []
+
+    def make(old: Blob | None) -> Plan:
+        before.append(None if old is None else whole(old))
+        if is_faster and old is None:
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new/shard").write_bytes(b"theirs")
+        return [b"ours"]
+
+    writer.update("new/shard", Steps(make))
+    assert before == ([None, b"theirs"] if is_faster else [None])
+    assert (tmp_path / "new/shard").read_bytes() == b"ours"
 
 
 COUNT = """

@@ -199,3 +199,31 @@ def test_chunks_that_a_wrong_plan_exchanges_are_not_published(
         files.publish()
     tokens = {number: 100 + number for number in range(len(target.chunks))} | {one: 1000, other: 1001}
     assert (target.readers["tensorstore"](tmp_path / "store") == target.array(tokens)).all()
+
+
+class Flipped(Calls):
+    """The first byte of each new shard changes when it is written."""
+
+    def do(self, number: int, name: str, function: Function, args: Args) -> Any:
+        count = function(*args)
+        if name in ("pwrite", "copy_file_range"):
+            fd, at = (args[1], args[4]) if name == "copy_file_range" else (args[0], args[2])
+            if at == 0 and ".shardfs-" in os.readlink(f"/proc/self/fd/{fd}"):
+                with open(f"/proc/self/fd/{fd}", "r+b") as file:
+                    first = file.read(1)[0]
+                    file.seek(0)
+                    file.write(bytes([first ^ 1]))
+        return count
+
+
+def test_a_bit_that_changes_on_its_way_into_the_shard_is_found(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    TARGET.create(tmp_path / "store")
+    with Whole().open(TARGET, tmp_path / "store", tmp_path / "journal") as files:
+        files.write(TARGET.path(0), TARGET.shown(1000))
+        with hooked(Flipped()), pytest.raises(OSError, match="the new shard would not have"):
+            files.publish()
+        assert found_by(TARGET, "tensorstore", tmp_path / "store")[0][0] is None
+        files.publish()
+    assert found_by(TARGET, "tensorstore", tmp_path / "store")[0][0] == 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -294,7 +294,9 @@ class ShardingIndexed(GridShards):
             pieces = [ByteRange(begin, size)] if size > begin else []
             rows[slots] = np.stack((starts, sizes), axis=1)
             # chunks that overlap an index at the start, which is about to change
-            at = np.setdiff1d(np.flatnonzero((starts < np.uint64(begin)) & (sizes > 0)), remaining.broken)
+            overlaps = (starts < np.uint64(begin)) & (sizes > 0)
+            overlaps[remaining.broken] = False
+            at = np.flatnonzero(overlaps)
             ends = starts[at] + sizes[at]
             moved = {
                 slot: [ByteRange(start, stop)]
@@ -302,10 +304,11 @@ class ShardingIndexed(GridShards):
             }
         moved |= {slot: pieces_of(put.data) for (_, slot), put in sorted(change.puts.items(), key=lambda item: item[0])}
         end = begin + size_of(pieces)
-        for slot, chunk in moved.items():
-            rows[slot] = end, size_of(chunk)
-            pieces += chunk
-            end += size_of(chunk)
+        if moved:
+            lengths = [size_of(chunk) for chunk in moved.values()]
+            *begins, end = accumulate(lengths, initial=end)
+            rows[list(moved)] = np.array([begins, lengths], np.uint64).T
+            pieces += chain.from_iterable(moved.values())
         require_still_leaving(starts, sizes, size, end if begin else end + nbytes)
         return [self._encoded(rows), *pieces] if begin else [*pieces, self._encoded(rows)]
 

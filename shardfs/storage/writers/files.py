@@ -267,21 +267,30 @@ def fill(fd: int, old: LocalBlob | None, plan: Plan, position: int = 0) -> None:
     Raise OSError, also if `old` or a `FilePart` ends early.
     """
     joined, waiting, flushed = list[bytes | memoryview](), 0, position
+    shares: dict[int, bool] = {}  # by descriptor: whether the file system may share its bytes
     for piece in plan:
-        if isinstance(piece, ByteRange | FilePart) or waiting >= MAX_JOINED:
-            syscalls.pwrite_all(fd, b"".join(joined), position - waiting)
+        if joined and (waiting >= MAX_JOINED or isinstance(piece, ByteRange | FilePart)):
+            syscalls.pwrite_all(fd, b"".join(joined), position)
+            position += waiting
             joined, waiting = [], 0
-            if position - flushed >= WRITEBACK:
-                syscalls.start_writeback(fd, flushed, position - flushed)
-                flushed = position
-        if isinstance(piece, FilePart):
-            syscalls.copy_range(piece.fd, fd, piece.start, piece.size, position)
-        elif isinstance(piece, ByteRange):
-            if old is None:
-                raise ValueError("a new object cannot have bytes of an old one")
-            syscalls.copy_range(old.fd, fd, piece.start, piece_size(piece), position)
+        if position - flushed >= WRITEBACK:
+            syscalls.start_writeback(fd, flushed, position - flushed)
+            flushed = position
+        if isinstance(piece, ByteRange | FilePart):
+            source, size = _descriptor(piece, old), piece_size(piece)
+            share = shares.get(source, True)
+            shares[source] = syscalls.copy_range(source, fd, piece.start, size, position, share=share)
+            position += size
         else:
             joined.append(piece)
             waiting += piece_size(piece)
-        position += piece_size(piece)
-    syscalls.pwrite_all(fd, b"".join(joined), position - waiting)
+    syscalls.pwrite_all(fd, b"".join(joined), position)
+
+
+def _descriptor(piece: ByteRange | FilePart, old: LocalBlob | None) -> int:
+    """Return the descriptor of the file that has a piece."""
+    if isinstance(piece, FilePart):
+        return piece.fd
+    if old is None:
+        raise ValueError("a new object cannot have bytes of an old one")
+    return old.fd

@@ -9,6 +9,7 @@ import errno
 import os
 from contextlib import suppress
 from functools import partial
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from shardfs.model.changes import Begun
@@ -27,7 +28,7 @@ from shardfs.storage.writers.writer import Changed, Writer, repeated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardfs.model.blobs import Content, Stat
+    from shardfs.model.blobs import Content, Plan, Stat
     from shardfs.model.changes import Change
     from shardfs.storage.local import LocalStore
     from shardfs.storage.writers.files import ObjectPlace
@@ -86,11 +87,13 @@ class LocalWriter(LocalDirectory, Writer):
 
         Raise Changed if another directory has taken that path meanwhile.
         """
+        planned = None
         try:
             place = self._directories.locate(key)
         except FileNotFoundError:
             self._directories.require_source()
-            if change.plan(None) is None:
+            planned = change.plan(None)
+            if planned is None:
                 return None
             place = self._directories.locate(key, make=True)
         with self._directories.changing(place):
@@ -102,8 +105,8 @@ class LocalWriter(LocalDirectory, Writer):
                 if key in self._unfinished:
                     finish_or_undo(place, self._unfinished[key])
                     del self._unfinished[key]
-                attempt = partial(self._attempt, place, change)
-                stat = repeated(key, self._race_s, attempt)
+                plans = chain([planned], repeat(None))
+                stat = repeated(key, self._race_s, lambda: self._attempt(place, change, next(plans)))
             if not self._directories.has_path(place):
                 raise Changed
             return stat
@@ -120,9 +123,10 @@ class LocalWriter(LocalDirectory, Writer):
     def recovered(self) -> None:
         self.temporary_files.allow()
 
-    def _attempt(self, place: ObjectPlace, change: Change) -> Stat | None:
+    def _attempt(self, place: ObjectPlace, change: Change, planned: Plan | None) -> Stat | None:
+        """Make one attempt. `planned` is the plan of the new object if `change` has just made it."""
         old, base, linked = open_old(self._store, place, replace_links=self._replace_links)
-        plan = change.plan(old)
+        plan = change.plan(old) if old is not None or planned is None else planned
         if is_same(plan, None if old is None else old.stat().size):
             return synced(place, old)
         if old is not None and plan is not None and not linked and (unit := change.in_place):

@@ -246,26 +246,28 @@ class Journal:
                 self._contents.release(lsn)
 
     @contextmanager
-    def using(self, position: Position) -> Iterator[FilePart]:
-        """Give where a record's data are, and keep them for the length of a `with` block, even after a release.
+    def using(self, positions: Iterable[Position]) -> Iterator[list[FilePart]]:
+        """Give where data of records are, and keep them for the length of a `with` block, even after a release.
 
-        Raise OSError (ESTALE) if the record was released and its segment is gone.
+        Raise OSError (ESTALE) if a record was released and its segment is gone.
         """
         with self._lock:
-            segment, part = self._contents.part(position)
-            segment.pins += 1
+            places = [self._contents.part(position) for position in positions]
+            for segment, _ in places:
+                segment.pins += 1
         try:
-            yield part
+            yield [part for _, part in places]
         finally:
             with self._lock:
-                segment.pins -= 1
+                for segment, _ in places:
+                    segment.pins -= 1
 
     def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
         """Return up to `size` bytes of a record's data from `start`; None: up to the end.
 
         A read of all data verifies their crc32c and raises OSError (EIO) if it differs. A partial read is not verified.
         """
-        with self.using(position) as part:
+        with self.using([position]) as (part,):
             return read_part(part, position.crc, start, size)
 
     # --------------------------------------------------------------------------------------------------- syncing

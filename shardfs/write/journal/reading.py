@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 from google_crc32c import extend
 from google_crc32c import value as crc32c
 
-from shardfs.model.blobs import FilePart
+from shardfs.model.blobs import FilePart, read_file
 from shardfs.model.write_plan import SPAN
 from shardfs.write.journal.records import HAS_DATA, OWN, Position, Record, RecordHead, RecordKind, is_sound
 from shardfs.write.journal.scanning import NAME, Gap, RecordPlace, SegmentFile, WholeRecord, open_segment, segment_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 DAMAGED = "a record of the journal is damaged"
@@ -64,13 +64,13 @@ class Reading:
         return next(((header.source_id, header.source) for header in headers), (bytes(16), ""))
 
     @contextmanager
-    def using(self, position: Position) -> Iterator[FilePart]:
-        """Give where a record's data are for the length of a `with` block, like `Journal.using`."""
-        yield FilePart(self.files[position.segment].fd, position.start, position.size)
+    def using(self, positions: Iterable[Position]) -> Iterator[list[FilePart]]:
+        """Give where data of records are for the length of a `with` block, like `Journal.using`."""
+        yield [FilePart(self.files[segment].fd, start, size) for segment, start, size, _ in positions]
 
     def read(self, position: Position, start: int = 0, size: int | None = None) -> bytes:
         """Return bytes of a record's data, like `Journal.read`."""
-        with self.using(position) as part:
+        with self.using([position]) as (part,):
             return read_part(part, position.crc, start, size)
 
     def close(self) -> None:
@@ -155,22 +155,19 @@ def read_part(part: FilePart, crc: int, start: int = 0, size: int | None = None)
     size = part.size - start if size is None else min(size, part.size - start)
     if size <= 0:
         return b""
-    out = []
-    at, remaining = part.start + start, size
-    while remaining:
-        data = os.pread(part.fd, remaining, at)
-        if not data:
-            raise OSError(errno.EIO, "the journal ends early")
-        out.append(data)
-        at, remaining = at + len(data), remaining - len(data)
-    whole = out[0] if len(out) == 1 else b"".join(out)
-    if size == part.size and crc32c(whole) != crc:
+    data = read_file(part.fd, size, part.start + start)
+    if len(data) != size:
+        raise OSError(errno.EIO, "the journal ends early")
+    if size == part.size and crc32c(data) != crc:
         raise OSError(errno.EIO, DAMAGED)
-    return whole
+    return data
 
 
 def checked_pieces(part: FilePart, crc: int) -> Iterator[bytes]:
     """Yield all bytes of a part, at most `SPAN` at a time. Raise OSError (EIO) as `read_part`, perhaps at the end."""
+    if part.size <= SPAN:
+        yield read_part(part, crc)
+        return
     actual = 0
     for start in range(0, part.size, SPAN):
         data = read_part(part, crc, start, SPAN)
