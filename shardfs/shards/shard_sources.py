@@ -32,7 +32,7 @@ MOST_MISSING = 20
 """Missing shards that a survey names."""
 
 
-class _Found(NamedTuple):
+class _ShardNames(NamedTuple):
     """What is at the names of shards.
 
     Attributes:
@@ -127,10 +127,10 @@ class StoreShards(ShardSource):
         self.required = min(self.required, first)
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
-        found = self._found()
+        names = self._shard_names()
         # A directory counts, because opening it tells what is wrong; for a remote store, there is no object.
-        shards = found.taken if self.is_local else found.shards
-        damage = [*found.faults, *self._missing(shards)]
+        shards = names.taken if self.is_local else names.shards
+        damage = [*names.faults, *self._missing(shards)]
         for error in damage:
             log.warning("%s", error)
         return shards, next(iter(damage), None)
@@ -155,12 +155,12 @@ class StoreShards(ShardSource):
         return any(name == first or self.layer.format.shard_of(f"{name}/{below}") is not None for name in listed)
 
     def survey(self) -> tuple[U64, list[CorruptShardError]]:
-        found = self._found()
+        names = self._shard_names()
         faults = [
             CorruptShardError("", self._prefix + name, "should be a file, but is a directory")
-            for name in found.directories.values()
+            for name in names.directories.values()
         ]
-        return found.shards, [*found.faults, *faults, *self._missing(found.taken)]
+        return names.shards, [*names.faults, *faults, *self._missing(names.taken)]
 
     def _missing(self, shards: U64) -> list[CorruptShardError]:
         """Return errors for the first required shards that are not among `shards`."""
@@ -171,9 +171,9 @@ class StoreShards(ShardSource):
             for shard in islice(missing, MOST_MISSING)
         ]
 
-    def _found(self) -> _Found:
+    def _shard_names(self) -> _ShardNames:
         if not self.layer.format.key(0):
-            return _Found(np.zeros(1, np.uint64), {}, [])
+            return _ShardNames(np.zeros(1, np.uint64), {}, [])
         shards: set[int] = set()
         directories: dict[int, str] = {}
         faults: list[CorruptShardError] = []
@@ -183,7 +183,7 @@ class StoreShards(ShardSource):
                 directories[shard] = name
             elif shard is not None:
                 shards.add(shard)
-        return _Found(np.array(sorted(shards), np.uint64), directories, faults)
+        return _ShardNames(np.array(sorted(shards), np.uint64), directories, faults)
 
     def _names(self, faults: list[CorruptShardError] | None = None) -> Iterator[tuple[str, bool]]:
         """Yield every name at the depth of shards, relative to the collection, and whether it is a directory.

@@ -80,12 +80,12 @@ def _require_directory_below(path: str, directory: str) -> None:
         raise PermissionError(errno.EACCES, f"is a symbolic link that leads out of {directory}; remove the link", path)
 
 
-def read_regular(path: str, limit: int, *, inside: str = "", follow: bool = False) -> bytes:
+def read_regular(path: str, limit: int) -> bytes:
     """Return the content of a regular file.
 
     Raise ValueError if it has more than `limit` bytes, else as `open_regular`.
     """
-    fd = open_regular(path, inside=inside, follow=follow)
+    fd = open_regular(path)
     try:
         return read_all(fd, limit)
     finally:

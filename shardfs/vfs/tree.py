@@ -261,7 +261,7 @@ class Tree:
                     self._follow_above(chunks)
                     yield batch
             except CorruptShardError as e:
-                # Opening this entry raises the error. An error of the listing would make `cp -r` skip the directory.
+                # Opening this entry fails, at best with this error. One of the listing would make `cp -r` skip it all.
                 name = e.key.rsplit("/", 1)[-1].partition("[")[0]
                 entry = listed_by_name(f"{chunks.directory_path(place)}/{name}")
                 self.datasets.damage.put(entry.number, e, math.inf)
