@@ -17,7 +17,6 @@ from shardfs.cli.source_options import (
     CommandOptions,
     debug_option,
     decorated,
-    merged_options,
     profile_named,
     source_options,
     warn,
@@ -90,7 +89,7 @@ def mount(
         flags["log_level"] = "info"
     if source is not None and mountpoint is None:
         flags["profile"] = _only_profile(source, flags["profile"])
-    mount_options, profile = merged_options(*command_options, flags)
+    mount_options, profile = command_options.merged(flags)
     if source is None or mountpoint is None:
         if profile is None:
             raise click.UsageError(_NEEDED)

@@ -16,7 +16,7 @@ import click
 from shardfs import cli
 from shardfs.cli.mount import start
 from shardfs.cli.printing import echo
-from shardfs.cli.source_options import merged_options
+from shardfs.cli.source_options import CommandOptions
 from shardfs.daemon.opening import check
 from shardfs.model.exit_codes import ExitCode
 from shardfs.model.redact import public_name
@@ -51,7 +51,7 @@ def _mount(args: list[str]) -> int:
         return ExitCode.OK
     if len(words) != 2:
         raise click.UsageError(_SYNTAX)
-    mount_options, _ = merged_options([text for name, text in flags if name == "-o"], (), (), {})
+    mount_options = CommandOptions(tuple(text for name, text in flags if name == "-o"), (), ()).options()
     if "-v" in names:
         echo(f"shardfs: {public_name(words[0])} on {words[1]}")
     if "-f" in names:

@@ -10,7 +10,7 @@ import click
 
 from shardfs.cli.job_options import RunOptions, run_options, source_of_job, target_of_job
 from shardfs.cli.printing import ProgressDisplay, echo, write_json
-from shardfs.cli.source_options import CommandOptions, merged_options, source_options
+from shardfs.cli.source_options import CommandOptions, source_options
 from shardfs.config import loading, parsers
 from shardfs.config.parsers import absolute
 from shardfs.model.errors import OptionError
@@ -110,7 +110,7 @@ def unpack(source: str, dest: str, layout: str | None, run_options: RunOptions, 
     from shardfs.jobs.unpack import UnpackRun
     from shardfs.jobs.unpack_job import UnpackJob
 
-    options = merged_options(*command_options, {"layout": layout} if layout is not None else {})[0]
+    options, _ = command_options.merged({"layout": layout})
     loading.check(options)
     job = UnpackJob(
         *_places(source, dest, options),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
@@ -60,7 +60,11 @@ class CommandOptions(NamedTuple):
 
     def options(self) -> Options:
         """The options, merged with the environment and the profile."""
-        return merged_options(*self, {})[0]
+        return self.merged({})[0]
+
+    def merged(self, flags: Mapping[str, Any]) -> tuple[Options, Profile | None]:
+        """The options, merged with the environment, the profile and flags; and the profile, None without one."""
+        return layers.merge(*self, flags, warn)
 
     def with_profile(self, name: str) -> CommandOptions:
         """The same options, and the options of a profile where these do not say otherwise."""
@@ -84,13 +88,6 @@ def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _WORDS_HELP = "Options as in fstab; see docs/options.md."
 _STORAGE_HELP = "Set an option of the source's fsspec file system."
-
-
-def merged_options(
-    words: Iterable[str], storage: Iterable[str], env: Iterable[str], flags: Mapping[str, Any]
-) -> tuple[Options, Profile | None]:
-    """The options as `layers.merge` merges them, and the profile, None without one."""
-    return layers.merge(words, storage, env, flags, warn)
 
 
 def warn(text: str) -> None:

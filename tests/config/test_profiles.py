@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardfs import cli
-from shardfs.cli import source_options
+from shardfs.cli.source_options import CommandOptions, warn
 from shardfs.config import layers, loading, options, profiles
 from shardfs.model import redact
 from shardfs.model.errors import OptionError
@@ -208,7 +208,7 @@ def test_secrets_for_everybody_to_read_are_warned_of(line: str, places: Path) ->
 
 
 def given(*words: str, **flags: str) -> options.Options:
-    return source_options.merged_options(words, (), (), {"profile": "x", **flags})[0]
+    return CommandOptions(words, (), ()).merged({"profile": "x", **flags})[0]
 
 
 def test_files_that_other_users_can_change_are_warned_of(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,7 +241,7 @@ def test_files_that_other_users_can_change_are_warned_of(places: Path, capsys: p
     (places / "elsewhere/lab.toml").chmod(0o666)
     invocation = CliRunner().invoke(cli.commands, ["config", "check"], standalone_mode=False)
     assert (invocation.return_value, "can be changed by all users" in invocation.output) == (0, True)
-    layers.configuration(None, "brain", source_options.warn)
+    layers.configuration(None, "brain", warn)
     assert "can be changed by all users" in capsys.readouterr().err
 
 
@@ -264,10 +264,10 @@ def test_flags_win_over_the_environment_over_the_profile(places: Path, monkeypat
 
 def test_a_profile_can_be_named_by_variable_or_word(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(places / "only.toml", '[mount.y]\nsource = "x"\nmountpoint = "/x"\nuid = 7')
-    assert source_options.merged_options([f"profile=y,config={file}"], (), (), {})[0].uid == 7
+    assert CommandOptions((f"profile=y,config={file}",), (), ()).options().uid == 7
     monkeypatch.setenv("SHARDFS_PROFILE", "y")
     monkeypatch.setenv("SHARDFS_CONFIG", str(file))
-    assert source_options.merged_options((), (), (), {})[0].uid == 7
+    assert CommandOptions((), (), ()).options().uid == 7
 
 
 # ---- the verb
@@ -298,7 +298,7 @@ def test_check(places: Path) -> None:
 def test_a_mount_is_not_told_of_other_profiles(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(places / "shardfs/x.toml", "".join(f'[mount.{n}]\nsource = "/x"\nmountpoint = "/x"\n' for n in "abc"))
     for name, told in (("a", 0), ("b", 1)):
-        source_options.merged_options((f"profile={name}",), (), (), {})
+        CommandOptions((f"profile={name}",), (), ()).options()
         assert capsys.readouterr().err.count("has the mountpoint of 'a'") == told
 
 
@@ -354,7 +354,7 @@ def test_what_a_store_says_of_its_credentials_is_masked() -> None:
 
 def test_secrets_on_a_command_line_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     words = "storage_option.secret=hunter22,storage_option.anon=true,storage_option.profile=lab,env.TOKEN=hunter22"
-    source_options.merged_options([words], (), (), {})
+    CommandOptions((words,), (), ()).options()
     told = capsys.readouterr().err
     assert [name in told for name in ("'secret'", "'TOKEN'", "anon", "profile 'lab'", "hunter")] == [
         True,
