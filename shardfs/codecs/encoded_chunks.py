@@ -229,7 +229,10 @@ class EncodedChunks:
         return images.encode(serializer.name.removeprefix(images.PREFIX), memory, serializer.configuration)
 
     def room(self, shape: Coords) -> tuple[memoryview, npt.NDArray[np.uint8]]:
-        """Memory for a chunk of this shape, with its header filled in, and the part of it for the elements."""
+        """Memory for a chunk of this shape, with its header filled in, and the part of it for the elements.
+
+        Raise ValueError for a chunk of more than `MAX_DECODED` bytes.
+        """
         header, nbytes = self._header(shape), self._nbytes(shape)
         if nbytes > MAX_DECODED:  # only found now, because any N5 block may be smaller than a full one
             raise ValueError(f"a chunk of {shape} must be decoded; the limit is {MAX_DECODED} bytes")

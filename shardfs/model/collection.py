@@ -53,14 +53,17 @@ class ShardSource(Protocol):
         """The inverse of `key`; None if no shard has this name."""
 
     def existing(self) -> tuple[U64, CorruptShardError | None]:
-        """The numbers of the existing shards, ascending; and an error if damage may hide other shards."""
+        """The numbers of the existing shards, ascending; and an error if damage may hide other shards, else None.
+
+        On a local disk, a directory with the name of a shard counts as a shard, which cannot be opened.
+        """
 
     def exists(self) -> bool:
         """Whether there is at least one shard."""
         return bool(len(self.existing()[0]))
 
     def survey(self) -> tuple[U64, Sequence[CorruptShardError]]:
-        """The numbers of `existing`; and an error for each name of a shard that is not a shard."""
+        """The numbers of `existing` without such directories; and an error for each name of a shard that is none."""
         shards, damage = self.existing()
         return shards, [] if damage is None else [damage]
 

@@ -172,7 +172,11 @@ class FileCalls(Part):
             self._contents.resize(file, size)
 
     def allocate(self, handle: int, offset: int, size: int, mode: int) -> None:
-        """Reserve or change a byte range of a passed-through file; `mode` as for fallocate(2)."""
+        """Reserve or change a byte range of a passed-through file; `mode` as for fallocate(2).
+
+        Raise OSError: EBADF if the handle does not write, EOPNOTSUPP for other files or if the disk does not support
+        `mode`.
+        """
         file = self._open_files.writable(handle)
         if file.fd < 0:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))

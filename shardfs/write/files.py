@@ -103,7 +103,10 @@ class WritableFile:
 
     @property
     def saved_path(self) -> str | None:
-        """Path at which a close saves the file: that of a compressed chunk is without the suffix."""
+        """Path at which a close saves the file: without the suffix of a compressed chunk.
+
+        None if the file has no name.
+        """
         path = self.path
         return path.removesuffix(compression(path)) if path and self.kind is NameKind.COMPRESSED else path
 

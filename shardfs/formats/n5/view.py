@@ -86,7 +86,7 @@ def _is_of_user(name: str, value: Any) -> bool:
 
 
 def image_of(dataset: Dataset, names: Set[str]) -> Multiscale | None:
-    """The image whose levels a group shows as s0, s1, ...: the first image, if N5 can express it under these names.
+    """The image whose levels a group shows as s0, s1, ...: the first image, or None if N5 cannot express it so.
 
     `names` are all names in the directory of the group.
     """

@@ -105,7 +105,10 @@ def around(spec: ShardingSpec) -> tuple[Codec, ...]:
 
 
 def gunzip(spec: ShardingSpec, sizes: Callable[[U64], U64] | None = None) -> Gunzip | None:
-    """The transform of each chunk, from `data_encoding`. `sizes` returns the decoded sizes of chunks, if known."""
+    """The transform of each chunk, from `data_encoding`; None if chunks are raw.
+
+    `sizes` returns the decoded sizes of chunks (n,), if known.
+    """
     return Gunzip(sizes) if spec.data_encoding == "gzip" else None
 
 

@@ -304,7 +304,10 @@ def chunk_keys(encoding: Any, rank: int) -> ChunkKeys:
 
 
 def named(value: Any) -> tuple[str, Mapping[str, Any]]:
-    """The name and configuration of an extension point, which is an object or, since Zarr 3.1, a bare name."""
+    """The name and configuration of an extension point, which is an object or, since Zarr 3.1, a bare name.
+
+    Raise one of `UNFIT` for anything else.
+    """
     if isinstance(value, str):
         return value, {}
     name, configuration = value["name"], value.get("configuration", {})

@@ -276,7 +276,7 @@ class Frames(Numbered):
         return Frame(blob).index()
 
     def rewrite(self, shard: int, old: StoredIndex | None, change: ShardChange) -> Plan | None:
-        """Plan the frame after a change. A dropped chunk is then full of zeros, and takes no bytes.
+        """Return the frame after a change, never None. A dropped chunk is then full of zeros, and takes no bytes.
 
         Raise UnsupportedError without an old frame, because its header describes the array, and for a chunk that has
         another decoded size than the frame's chunks.

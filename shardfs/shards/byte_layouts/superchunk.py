@@ -146,7 +146,10 @@ class Beginning:
         return HEADER.size + METADATA.size + room + checksum.size
 
     def metadata(self) -> Metadata | None:
-        """Return the metadata section, verified; None if there is none."""
+        """Return the metadata section, verified; None if there is none.
+
+        Raise ValueError as all methods of this class.
+        """
         if not self.header.has_metadata:
             return None
         magic, checksum, codec, size, room, length = self._metadata_header()

@@ -238,7 +238,10 @@ class _Minishards:
         return indices
 
     def append(self, entries: Mapping[int, Columns]) -> Plan:
-        """Return all bytes after the shard index."""
+        """Return all bytes after the old shard index, which stay; new ones are appended after them.
+
+        Raise ValueError if a chunk of `entries` begins in the shard index.
+        """
         self._end = max(self._size, self._header)
         untouched = np.flatnonzero(self._before[:, 0] != self._before[:, 1])
         untouched = np.setdiff1d(untouched, list(entries), assume_unique=True).astype(np.intp)
@@ -300,7 +303,10 @@ class _Minishards:
         return encode(GZIPPED, raw) if self._format.spec.minishard_index_encoding == "gzip" else raw
 
     def framed(self, pieces: Plan) -> Plan | None:
-        """Return the whole object. Raise ValueError if an entry outside the old object would refer to new bytes."""
+        """Return the whole object; None if it has no chunks, and is to be removed.
+
+        Raise ValueError if an entry outside the old object would refer to new bytes.
+        """
         if (self._root[:, 0] == self._root[:, 1]).all():
             return None
         require_still_leaving(*self._kept, self._size, self._end)
