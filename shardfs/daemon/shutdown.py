@@ -54,8 +54,7 @@ class Writing(Protocol):
     def close(self, timeout: float) -> list[str]:
         """Publish the written data for at most `timeout` seconds; return the paths of the files that remain.
 
-        Refuses further writes, syncs all closed files to the journal, publishes, then closes the journal. To be called
-        once.
+        Refuses further writes, syncs all closed files to the journal, publishes, then closes the journal.
         """
 
 

@@ -229,7 +229,10 @@ def with_ids(path: str, target: Collection, suffix: str) -> PackedArray:
 
 
 def require_packable(file: str, *, verbatim: bool) -> None:
-    """Raise ValueError if a chunk file of a volume has a compression that shards cannot have."""
+    """Raise ValueError, with the reason, if the name of a volume's chunk file has a compression that shards lack.
+
+    `verbatim`: the job changes no bytes, so it packs no compressed files at all.
+    """
     if file.endswith(COMPRESSIONS) and (verbatim or not file.endswith(GZIP)):
         only = "a job in place packs uncompressed ones" if verbatim else "shards can have gzip"
         raise ValueError(f"the chunk file {file} is compressed, and {only} only; decompress all chunk files first")

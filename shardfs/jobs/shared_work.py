@@ -105,7 +105,10 @@ class JobSource:
         return cls(url, json.dumps(storage_options or {}), follow_symlinks, json.dumps(reading))
 
     def target_store(self) -> Store:
-        """Return the store, to write to it. Raise OSError if it cannot be opened."""
+        """Return the store, to write to it, with the time-outs and retries of `reading`. Raise OSError if it cannot.
+
+        Raise FileNotFoundError for a local directory that does not exist.
+        """
         reading = json.loads(self.reading)
         retry = RetryPolicy(reading.get("store_timeout_s", TIMEOUT_S), reading.get("store_retries", RETRIES))
         return open_store(self.url, json.loads(self.options), retry=retry)

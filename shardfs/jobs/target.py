@@ -252,9 +252,10 @@ class JobTarget(NamedTuple):
         return int(objects) if not last or self.is_stored(last) else None
 
     def finish(self, documents: Iterable[tuple[str, Callable[[], bytes]]], tasks: Iterable[str] = ()) -> None:
-        """Write the documents with these keys, those of groups last, delete the notes of tasks, and end the job.
+        """Write documents, each given by its key and a function for its bytes, and end the job.
 
-        If another run has ended the job, only delete the notes: the documents may have been edited since.
+        Deeper documents are written first, so those of groups follow their arrays. Then the notes of `tasks` are
+        deleted. If another run has ended the job, only these are: the documents may have been edited since.
         """
         if not self.is_finished():
             for key, document in sorted(documents, key=lambda pair: (-pair[0].count("/"), pair[0])):
