@@ -329,8 +329,8 @@ class Job(Change):
         """Return the published versions by path, with what is stored now as their base. `stat`: of the new shard."""
         now = None if stat is None else stat.version
         digests = {path: (digest,) if isinstance(digest, str) else () for path, digest in self.digests.items()}
-        done = self.outcome.done.items()
-        return {path: version._replace(base=Stored(now, digests[path])) for path, (_, version) in done}
+        published = self.outcome.done.items()
+        return {path: version._replace(base=Stored(now, digests[path])) for path, (_, version) in published}
 
     def close(self) -> None:
         """Unpin the chunks' bytes in the journal."""
