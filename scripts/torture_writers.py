@@ -17,6 +17,7 @@ SHARDFS_CV_PYTHON       a Python with CloudVolume (default: .venv-cv/bin/python)
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -327,16 +328,18 @@ def run(programs: list[str], places: list[str], scenarios: list[str], out: Path)
             except RuntimeError as error:
                 print(f"{program}: {error}", flush=True)
                 continue
+            appends = program == "acquire-zarr"
+            pairs = [("native", "kill")] if appends else list(itertools.product(places, scenarios))
             try:
-                for place in places if program != "acquire-zarr" else ["native"]:
-                    for scenario in scenarios if program != "acquire-zarr" else ["kill"]:
-                        scene, seconds = SCENARIOS[scenario] if program != "acquire-zarr" else (append, 0.0)
-                        (top / place / scenario).mkdir(parents=True)
-                        counts = scene(server, Place(program, place, top / place / scenario), seconds)
-                        entry = {"program": program, "place": place, "scenario": scenario, "counts": dict(+counts)}
-                        print(json.dumps(entry), flush=True)
-                        with out.open("a") as file:
-                            file.write(json.dumps(entry) + "\n")
+                for place, scenario in pairs:
+                    scene, seconds = (append, 0.0) if appends else SCENARIOS[scenario]
+                    here = top / place / scenario
+                    here.mkdir(parents=True)
+                    counts = scene(server, Place(program, place, here), seconds)
+                    entry = {"program": program, "place": place, "scenario": scenario, "counts": dict(+counts)}
+                    print(json.dumps(entry), flush=True)
+                    with out.open("a") as file:
+                        file.write(json.dumps(entry) + "\n")
             finally:
                 server.end()
 
@@ -370,7 +373,7 @@ def kill_cell(counts: Counter[str]) -> str:
         return f"{counts['planes'] - counts['readable']} of {counts['planes']} planes lost"
     blocked = sum(n for kind, n in counts.items() if kind.startswith("next writer: "))
     left = "".join(f", leaves `*.{kind[6:]}`" for kind in counts if kind.startswith("left: "))
-    hangs = f", the next writer hangs {blocked} times" if blocked else ""
+    hangs = f", hung writers after it: {blocked}" if blocked else ""
     return f"{counts['kills with a fault']} of {counts['kills']}{hangs}{left}"
 
 
