@@ -7,7 +7,6 @@ import os
 import queue
 import threading
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -52,30 +51,24 @@ class DaemonThreads:
         """Whether calls wait for a thread."""
         return self._free < 0
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
+    def submit(self, call: Callable[[], T], *, may_wait: bool = True) -> Future[T]:
         """Let a thread do a call, and return at once; what the call raises is raised by `Future.result`.
 
         If no thread can be started, the call waits for one that can, or for a busy one. A call that still waits can be
-        cancelled.
+        cancelled. Without `may_wait`, raise OSError (EAGAIN) if the pool has no thread and none can be started.
         """
         future: Future[T] = Future()
         with self._locked():
             if self._free <= 0 and self.count < self.limit:
-                with suppress(RuntimeError):  # the limit of threads is reached
+                try:
                     self._add_thread()
+                except RuntimeError as e:  # the limit of threads is reached
+                    if not (self.count or may_wait):
+                        why = f"cannot start a thread for a request: {e}"
+                        raise OSError(errno.EAGAIN, f"{why}; raise `ulimit -u` or the limits of the container") from e
             self._free -= 1
             self._jobs.put((future, call))
         return future
-
-    def require_thread(self) -> None:
-        """Start a thread if the pool has none. Raise OSError (EAGAIN) if that is impossible."""
-        with self._locked():
-            try:
-                if not self.count:
-                    self._add_thread()
-            except RuntimeError as e:
-                why = f"cannot start a thread for a request: {e}; raise `ulimit -u` or the limits of the container"
-                raise OSError(errno.EAGAIN, why) from e
 
     def _locked(self) -> threading.Lock:
         if self._pid != os.getpid():  # no thread survives a fork, and one may have held the lock

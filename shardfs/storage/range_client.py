@@ -234,8 +234,7 @@ class RangeClient:
 
         `calls`: the arguments of `get`. Raise StoreTimeout if no request was answered in time.
         """
-        self._threads.require_thread()
-        futures = [self._threads.submit(partial(self.get, *call)) for call in calls]
+        futures = [self._threads.submit(partial(self.get, *call), may_wait=False) for call in calls]
         wait(futures)
         answers = [future.exception() or future.result() for future in futures]
         if answers and all(isinstance(answer, StoreTimeout) for answer in answers):

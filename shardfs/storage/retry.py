@@ -184,8 +184,7 @@ class RetryPolicy:
             import asyncio
 
             return asyncio.run_coroutine_threadsafe(coroutine(*args, **kwargs), loop)
-        self._threads.require_thread()
-        return self._threads.submit(lambda: method(*args, **kwargs))
+        return self._threads.submit(lambda: method(*args, **kwargs), may_wait=False)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.fuse import leadership, protocol
+from shardfs.fuse import protocol
 from shardfs.fuse.leadership import ErrorLog, Leadership, RequestLoop
 from shardfs.fuse.polling import DENSE
 from shardfs.storage.counters import OPCODES, RequestTally
-from tests.scheduling import Scheduler
+from tests.scheduling import explore
+from tests.virtual_threads import install, wait
+from tests.write import bugs
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-MOST_THREADS = 3
+    from tests.scheduling import Schedule
 
 
 class Kernel:
@@ -25,16 +27,16 @@ class Kernel:
     all requests from memory have their answers: these must not wait for it.
     """
 
-    def __init__(self, requests: str, scheduler: Scheduler) -> None:
+    def __init__(self, requests: str, threads: int) -> None:
         self.answers: list[int] = []
         self.tally = RequestTally()
         self.reading = 0
         self.ends = 0
         self.most_waiting = 0
-        self.leadership = Leadership(MOST_THREADS)
+        self.leadership = Leadership(threads)
         self._requests = requests
+        self._threads = threads
         self._sent = 0
-        self._scheduler = scheduler
 
     def start(self) -> None:
         self.leadership.start(self._make_loop, self._end)
@@ -51,7 +53,7 @@ class Kernel:
         """Wait for a request; None when the mount has ended. Only one thread may read at a time."""
         self.reading += 1
         assert self.reading == 1, "two threads read requests"
-        self._scheduler.switch(lambda: self._sent < len(self._requests) or self._is_done())
+        wait(lambda: self._sent < len(self._requests) or self._is_done())
         self.reading -= 1
         if self._sent == len(self._requests):
             return None
@@ -62,8 +64,8 @@ class Kernel:
         if self._requests[number] == "s":
             self.leadership.waiting()
             load = self.leadership.load()
-            assert 0 <= load["waiting"] <= load["threads"] <= MOST_THREADS
-            self._scheduler.switch(self._memory_is_done)
+            assert 0 <= load["waiting"] <= load["threads"] <= self._threads
+            wait(self._memory_is_done)
         self.answers.append(number)
 
     def _is_done(self) -> bool:
@@ -79,7 +81,7 @@ class Kernel:
         locks: Any = (shared._mutex, shared._leadership)
         loops = tuple((loop.leading, bytes(loop._device.request)) for loop in shared._loops)
         postponed = tuple(request for request, _ in shared._postponed)
-        locked = tuple(lock.locked for lock in locks)
+        locked = tuple(lock.locked() for lock in locks)
         return (
             self._sent,
             tuple(sorted(self.answers)),
@@ -122,24 +124,41 @@ class NoPolling:
         return DENSE
 
 
+def try_requests(requests: str, most_waiting: int, threads: int = 3) -> int:
+    """Return the number of orders in which all is answered; equal states are tried once."""
+    kernels: list[Kernel] = []
+
+    def scenario(schedule: Schedule) -> None:
+        kernel = Kernel(requests, threads)
+        kernels.append(kernel)
+        kernel.start()
+        schedule.together(state=kernel.state)
+        assert schedule.blocked == [], "threads wait forever"
+        assert sorted(kernel.answers) == list(range(len(requests)))
+        assert kernel.ends == 1
+
+    number = explore(scenario)
+    assert max(kernel.most_waiting for kernel in kernels) == most_waiting
+    return number
+
+
+@pytest.mark.every_case
 @pytest.mark.parametrize(("requests", "most_waiting"), [("sm", 1), ("ssm", 2), ("sms", 2), ("sssm", 2)])
 def test_each_request_has_one_answer_and_none_from_memory_waits_for_the_store(
     requests: str, most_waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In all orders. `sssm`: all threads but the leader wait, so the third request is postponed."""
-    states: set[Hashable] = set()
-    todo: list[tuple[int, ...]] = [()]
-    ends = peak = 0
-    while todo:
-        scheduler = Scheduler(todo.pop())
-        monkeypatch.setattr(leadership, "threading", scheduler.threading())
-        kernel = Kernel(requests, scheduler)
-        kernel.start()
-        if scheduler.run(kernel.state, states, todo):
-            assert scheduler.blocked == [], f"threads wait forever after {scheduler.taken}"
-            assert sorted(kernel.answers) == list(range(len(requests))), scheduler.taken
-            assert kernel.ends == 1
-            ends += 1
-        peak = max(peak, kernel.most_waiting)
-    assert ends > 0
-    assert peak == most_waiting
+    install(monkeypatch)
+    assert try_requests(requests, most_waiting) > 0
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("bug", "requests", "threads"), [
+    ("a thread reads on after it has handed the lead over", "ssm", 3),
+    ("a request is postponed while a thread that has found none becomes idle", "mss", 2),
+])  # fmt: skip
+def test_a_race_for_the_lead_is_found(bug: str, requests: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    bugs.seed(monkeypatch, bug)
+    with pytest.raises(AssertionError, match=r"forever|two"):
+        try_requests(requests, 1, threads)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from shardfs.storage.byte_budget import ByteBudget
 from shardfs.storage.cache import nothing
+from tests.scheduling import bool_true, explore
+from tests.virtual_threads import install, wait
 from tests.waiting import wait_until
+from tests.write.scale import times
+
+if TYPE_CHECKING:
+    from tests.scheduling import Schedule
 
 
 def totals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -27,25 +32,22 @@ def totals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_threads_never_take_more_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = totals(monkeypatch)
-    budget, ends = ByteBudget(100, nothing), []
+    """In all orders of three threads, of which one needs more than the limit."""
+    install(monkeypatch)
 
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(200):
-            nbytes = rng.randrange(1, 60)
-            with budget.taken(nbytes):
-                assert nbytes <= budget.used <= budget.limit
-                time.sleep(0)  # lets another thread run
-        ends.append(seed)
+    def scenario(schedule: Schedule) -> None:
+        budget = ByteBudget(100, nothing)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(ends), budget.used) == (8, 0)
-    assert max(recorded) <= 100
+        def work(*sizes: int) -> None:
+            for nbytes in sizes:
+                with budget.taken(nbytes):
+                    wait(bool_true)  # another thread may take some now
+                    assert nbytes <= budget.used <= max(budget.limit, nbytes)
+
+        schedule.together(lambda: work(60, 50), lambda: work(50), lambda: work(1000))
+        assert budget.used == 0
+
+    assert explore(scenario, preemptions=1 + (times() > 1)) > 60
 
 
 def test_bytes_that_fit_are_taken_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardfs.storage.cache import OVERHEAD, ByteLRU
+from tests.scheduling import explore
+from tests.virtual_threads import install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.scheduling import Schedule
 
 
 @pytest.fixture
@@ -65,23 +69,24 @@ def test_a_key_is_loaded_once_however_many_threads_ask() -> None:
     assert len(loads) == 1
 
 
-def test_threads_that_come_just_when_a_load_ends_do_not_load_again() -> None:
-    lru, loads = ByteLRU(1 << 20), []
-    for key in range(300):
-        barrier = threading.Barrier(4)
+def test_threads_that_come_just_when_a_load_ends_do_not_load_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
 
-        def ask(key: int = key, barrier: threading.Barrier = barrier) -> int:
-            barrier.wait()
+    def scenario(schedule: Schedule) -> None:
+        lru, loads = ByteLRU(1 << 20), list[int]()
 
-            def load() -> tuple[int, int, float]:
-                loads.append(key)
-                return key, 1, math.inf
+        def load() -> tuple[str, int, float]:
+            loads.append(1)
+            return "value", 1, math.inf
 
-            return lru.get(key, load)
+        def ask() -> None:
+            assert lru.get("key", load) == "value"
 
-        with ThreadPoolExecutor(4) as pool:
-            assert {f.result() for f in [pool.submit(ask) for _ in range(4)]} == {key}
-    assert sorted(loads) == list(range(300))
+        schedule.together(ask, ask, ask)
+        assert loads == [1]
+        assert lru._flights == {}
+
+    assert explore(scenario, preemptions=1, steps=("storage/cache",)) > 300
 
 
 def test_an_error_reaches_all_who_wait_and_is_not_kept() -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -25,7 +26,10 @@ from shardfs.storage.read_ahead import Piece, ReadAhead
 from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.store import read_merged
 from tests.failing_starts import FailingStarts
+from tests.scheduling import explore
+from tests.virtual_threads import install
 from tests.waiting import settle, wait_until
+from tests.write.scale import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from shardfs.model.blobs import ByteRequest
     from shardfs.model.values import U64, Bool, Coords
     from shardfs.shards.shard_indices import ShardIndices
+    from tests.scheduling import Schedule
 
 DIMS = (4, 8, 8)
 PER_SHARD = 64
@@ -211,6 +216,47 @@ def test_without_threads_readers_read_by_themselves_until_there_is_one(monkeypat
     reader.shared.fetch(reader.ahead._owner, [(7,)], store.size, store.locate)
     for coords in ((6,), (7,)):
         assert reader.shared._fetches[reader.ahead._owner, coords].data.result(60) == store.content(coords)
+
+
+def try_readers(numbers: Sequence[Sequence[int]], monkeypatch: pytest.MonkeyPatch, *, invalidates: bool = False) -> int:
+    """Chunks are fetched ahead while threads read them. Return the number of orders."""
+    install(monkeypatch)
+    monkeypatch.setattr(read_ahead, "SMALL_GAP", 0)
+
+    def scenario(schedule: Schedule) -> None:
+        store = Store((64,))
+        shared = ReadAhead(1 << 20, 2, RetryPolicy())
+
+        def read(*own: int) -> None:
+            for x in own:
+                where = store.locate((x,)).where
+                data = shared.take((0, (x,)), where, -math.inf, keep=False)
+                assert (store.read([where])[0] if data is None else data) == store.content((x,))
+
+        shared.fetch(0, [(x,) for x in itertools.chain(*numbers)], store.size, store.locate)
+        calls: list[Callable[[], object]] = [partial(read, *own) for own in numbers]
+        if invalidates:
+            calls.append(lambda: shared.invalidate(0))
+        schedule.together(*calls)
+        assert shared.nbytes == 0
+        figures = shared._counters.figures
+        assert figures["bytes_ahead_used"] + figures["bytes_ahead_wasted"] <= store.nbytes
+        if not invalidates:
+            assert store.nbytes == sum(map(len, numbers)) * store.size, "bytes are read twice"
+            assert figures["bytes_ahead_wasted"] == 0
+
+    return explore(scenario, preemptions=1 + (times() > 1))
+
+
+@pytest.mark.parametrize("numbers", [[[0, 40], [1]], [[0], [10], [20]]])
+def test_each_byte_is_read_once_in_any_order_of_readers_and_fetches(
+    numbers: Sequence[Sequence[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert try_readers(numbers, monkeypatch) > 60
+
+
+def test_chunks_that_are_read_while_their_shards_change_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_readers([[0, 1]], monkeypatch, invalidates=True) > 60
 
 
 def test_a_failed_fetch_fails_no_reader() -> None:

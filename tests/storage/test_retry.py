@@ -25,11 +25,16 @@ from shardfs.storage.remote import FsspecStore
 from shardfs.storage.retry import RetryPolicy, StoreTimeout, http_status, is_transient
 from tests.failing_starts import FailingStarts
 from tests.mount.distant import serving
+from tests.scheduling import explore
+from tests.virtual_threads import Thread, install, sleep
 from tests.waiting import wait_until
+from tests.write import bugs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
+
+    from tests.scheduling import Schedule
 
 
 class Reply(Exception):
@@ -331,6 +336,55 @@ def test_threads_without_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [threads.submit(lambda n=n: n).result(60) for n in range(3)] == [0, 1, 2]  # type: ignore[misc]
     wait_until(lambda: threads.count == 0)
     assert threads.submit(lambda: 3).result(60) == 3
+
+
+def try_idle_threads(monkeypatch: pytest.MonkeyPatch, *, can_start: bool) -> int:
+    """A call comes when a thread without calls is about to end, and perhaps no other one can be started."""
+    install(monkeypatch)
+    start = Thread.start
+    starts: list[Thread] = []
+
+    def start_once(thread: Thread) -> None:
+        if starts and not can_start:
+            raise RuntimeError("can't start new thread")
+        starts.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", start_once)
+    outcomes = set[str]()
+
+    def scenario(schedule: Schedule) -> None:
+        starts.clear()
+        threads = DaemonThreads("shardfs-store", 64)
+
+        def call() -> None:
+            assert threads.submit(lambda: 1).result(1) == 1
+            sleep(daemon_threads.IDLE_S)
+            try:
+                assert threads.submit(lambda: 2, may_wait=False).result(1) == 2
+                outcomes.add("done")
+            except BlockingIOError:
+                outcomes.add("refused")
+
+        schedule.together(call)
+        assert threads.count <= 1
+
+    number = explore(scenario, preemptions=2)
+    assert outcomes == ({"done"} if can_start else {"done", "refused"})
+    return number
+
+
+@pytest.mark.parametrize("can_start", [True, False])
+def test_a_call_is_done_or_refused_when_the_last_thread_is_about_to_end(
+    can_start: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert try_idle_threads(monkeypatch, can_start=can_start) > 20
+
+
+def test_a_thread_that_ends_although_it_has_a_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    bugs.seed(monkeypatch, "a thread ends although it has just got a call")
+    with pytest.raises(TimeoutError):
+        try_idle_threads(monkeypatch, can_start=True)
 
 
 def test_calls_wait_for_the_first_thread_if_no_other_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

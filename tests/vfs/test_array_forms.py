@@ -9,13 +9,15 @@ import pytest
 
 from shardfs.vfs.tree import Tree, open_tree
 from tests import handmade
-from tests.interleaving import interleaved
+from tests.scheduling import explore
+from tests.virtual_threads import install
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shardfs.vfs.array_forms import Forms
     from shardfs.vfs.chunk_dirs import ChunkDirs
+    from tests.scheduling import Schedule
 
 
 def document(**members: Any) -> bytes:
@@ -57,24 +59,22 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    install(monkeypatch)
     return Place(tmp_path)
 
 
-@pytest.mark.parametrize("looks_meanwhile", [True, False])
 @pytest.mark.parametrize("changed", [True, False])
-def test_an_array_keeps_its_form_at_every_moment_of_the_removal(
-    place: Place, changed: bool, looks_meanwhile: bool
-) -> None:
-    def prepare() -> None:
+def test_an_array_keeps_its_form_at_every_moment_of_the_removal(place: Place, changed: bool) -> None:
+    def scenario(schedule: Schedule) -> None:
         place.change()
         place.now()
         if changed:
             place.change()
-
-    calls = (place.remove, place.now) if looks_meanwhile else (place.now, place.remove)
-    for _ in interleaved(*calls, "vfs/array_forms", prepare=prepare):
+        schedule.together(place.remove, place.now)
         place.now()
+
+    assert explore(scenario, preemptions=1, steps=("vfs/array_forms",)) > 20
 
 
 def test_documents_read_earlier_do_not_replace_those_read_later(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +88,16 @@ def test_documents_read_earlier_do_not_replace_those_read_later(place: Place, mo
         reads.append(args)
         return documents(*args)
 
-    for _ in interleaved(place.now, change_and_look, "vfs/array_forms", prepare=place.change):
+    def scenario(schedule: Schedule) -> None:
+        place.change()
+        schedule.together(place.now, change_and_look)
         with monkeypatch.context() as patched:
             patched.setattr(place.base.store, "documents", counted)
             place.now()
         assert len(reads) == 1, "the documents known are not those read last"
         reads.clear()
+
+    assert explore(scenario, preemptions=1, steps=("vfs/array_forms",)) > 20
 
 
 def test_an_array_without_a_document_has_no_form(place: Place) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -18,12 +19,15 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import CodeType
+from typing import TYPE_CHECKING, Any
 
 from tests.datasets import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pytest
 
 CRASHES = "tests/write/test_crashes.py"
 KILLS = f"{CRASHES}::test_a_kill_at_some_calls"
@@ -31,6 +35,14 @@ POWER = f"{CRASHES}::test_power_losses"
 SYNCS = f"{CRASHES}::test_an_fsync_that_fails_and_is_believed_later"
 ERRORS = f"{CRASHES}::test_errors_of_some_calls"
 LYING = f"{CRASHES}::test_shards_that_are_changed_where_they_lie"
+CALLS = "tests/write/test_threads.py::test_calls_on_a_chunk_leave_what_one_after_the_other_leaves"
+PUBLISHES = "tests/write/test_threads.py::test_calls_during_a_publish_leave_what_one_after_the_other_leaves"
+REMOTE = "tests/write/test_threads.py::test_calls_during_a_remote_publish_leave_what_one_after_the_other_leaves"
+STORES = "tests/write/test_threads.py::test_calls_on_a_remote_file_leave_what_one_after_the_other_leaves"
+WAKES = "tests/write/test_threads.py::test_who_waits_for_a_publish_is_woken"
+LEADERS = "tests/fuse/test_leadership.py"
+NODES = "tests/vfs/test_nodes.py"
+SEEN = "tests/write/test_seen_documents.py"
 MODEL = "tests/write/test_model.py"
 MANY = "tests/write/test_many_writers.py"
 
@@ -315,6 +327,170 @@ BUGS = [
         "            if False:\n                raise FileExistsError(errno.EEXIST, ",
         "tests/write/test_fsspec_writing.py",  # on a mount the kernel has looked before
     ),
+    # ---- threads: races that were in the code once, or that a lock prevents
+    bug(
+        "two threads that close a file at once both leave it to the other to save it",
+        "WritableFile.stop_writing",
+        "        with self._lock:\n            if self.writers == 1 and",
+        "        is_last = self.writers == 1\n        with self._lock:\n            if is_last and",
+        CALLS,
+    ),
+    bug(
+        "a file that is truncated by name is saved by nobody",
+        "FileCalls.truncate",
+        "        file, opened = self._open_files.add_known(number, os.O_WRONLY)\n        try:\n"
+        "            if file.writers == 1:\n                self._names.before_waiting()\n"
+        "            self._resize(file, size)\n"
+        "            if file.writers == 1:  # else the close of another writer saves it\n"
+        "                self._kinds.commit(file)\n        finally:\n            self.release(opened)\n",
+        "        file = self._open_files.adopt(number)\n        self._resize(file, size)\n"
+        "        if not file.writers:\n            try:\n                self._kinds.commit(file)\n"
+        "            finally:\n                self._kinds.drop_buffer(file)\n",
+        CALLS,
+    ),
+    bug(
+        "a chunk that is removed while its shard is published comes back",
+        "WriteBuffer.remove",
+        "        self.is_stored(predecessor.path, predecessor.target)  # loads the index before the lock is taken\n"
+        "        base = self._hold(predecessor)\n        try:\n"
+        "            if self.is_stored(predecessor.path, predecessor.target):\n",
+        "        was_stored = self.is_stored(predecessor.path, predecessor.target)\n"
+        "        base = self._hold(predecessor)\n        try:\n            if was_stored:\n",
+        PUBLISHES,
+    ),
+    bug(
+        "a chunk that a publish has taken counts as absent",
+        "WriteBuffer.is_stored",
+        "        if shard is not None and path in shard.publishing:\n",
+        "        if False:\n",
+        PUBLISHES,
+    ),
+    bug(
+        "a published version takes a newer one with it",
+        "Pending._done",
+        "            if version is not None and version.lsn > last:",
+        "            if False:",
+        PUBLISHES,
+    ),
+    bug(
+        "a file shows the shard although a newer version of it is pending",
+        "Kinds.published",
+        "                if file.version is not None and file.version.lsn == version.lsn:\n",
+        "                if True:\n",
+        PUBLISHES,
+    ),
+    bug(
+        "a chunk that was written over before its shard was replaced is in conflict",
+        "WriteBuffer._is_present",
+        "        return not self.backlog.has_replaced(",
+        "        return True or self.backlog.has_replaced(",
+        REMOTE,
+    ),
+    bug(
+        "a chunk of a remote shard that waits while the shard is replaced is in conflict",
+        "Backlog.done",
+        "            relying = [path for path in waiting if self.versions[path].base.relies_on(before)]\n",
+        "            relying = list[str]()\n",
+        REMOTE,
+    ),
+    bug(
+        "two closes write a file to the store at the same time",
+        "FileKind.commit",
+        "        with file.writeback:  # before the gate, which a document takes alone\n",
+        "        if True:\n",
+        STORES,
+    ),
+    Bug(
+        "a close succeeds while another one may fail to save the file",
+        (
+            (
+                "WritableFile.start_writeback",
+                "            buffer, path = unsaved\n",
+                "            buffer, path = unsaved\n            self.dirty = False\n",
+            ),
+            (
+                "FileKind.commit",
+                "        with file.writeback:  # before the gate, which a document takes alone\n"
+                "            if (unsaved := file.start_writeback(self.kind)) is None:\n                return\n"
+                "            self.save(file, unsaved)\n            file.end_writeback(unsaved)\n",
+                "        if (unsaved := file.start_writeback(self.kind)) is None:\n            return\n"
+                "        try:\n            self.save(file, unsaved)\n        except OSError:\n"
+                "            file.dirty = True\n            raise\n",
+            ),
+        ),
+        (STORES,),
+    ),
+    bug(
+        "a file that is renamed or removed while it is closed comes back",
+        "Names.writeback",
+        "                self._acquire(file.writeback)\n                stack.callback(file.writeback.release)\n",
+        "                pass\n",
+        STORES,
+    ),
+    bug(
+        "the end of a publish wakes nobody",
+        "DirtyShards.release",
+        "            self._changed.notify_all()\n",
+        "",
+        WAKES,
+    ),
+    Bug(
+        "publishers are not woken by a flush",
+        (
+            ("DirtyShards.ask", "            self._changed.notify_all()\n", ""),
+            ("Publisher.drain", "                self._changed.notify_all()\n", ""),
+        ),
+        (WAKES,),
+    ),
+    bug(
+        "a version of a document is noted while another thread compares it",
+        "Seen.read",
+        "        with self._lock:\n",
+        "        if True:\n",
+        SEEN,
+    ),
+    bug(
+        "two threads that look a path up get two nodes",
+        "NodeTable.intern",
+        "                node = self._nodes.get(number)\n                if isinstance(node, kind) and",
+        "                if isinstance(node, kind) and",
+        NODES,
+    ),
+    bug(
+        "a lookup during a forget is not counted",
+        "NodeTable.remember",
+        "        with self._lock:\n",
+        "        if True:\n",
+        NODES,
+    ),
+    bug(
+        "names are looked up in a directory that is half renamed",
+        "NodeTable.move",
+        "        with self._lock:\n",
+        "        if True:\n",
+        NODES,
+    ),
+    bug(
+        "a thread reads on after it has handed the lead over",
+        "Leadership.waiting",
+        "        loop.resign()\n        self._leadership.release()\n",
+        "        self._leadership.release()\n        loop.resign()\n",
+        LEADERS,
+    ),
+    bug(
+        "a request is postponed while a thread that has found none becomes idle",
+        "Leadership._next_postponed",
+        "            self._idle += 1\n            return None\n",
+        "        self._idle += 1\n        return None\n",
+        LEADERS,
+    ),
+    bug(
+        "a thread ends although it has just got a call",
+        "DaemonThreads._work",
+        "                    if self._jobs.empty():\n",
+        "                    if True:\n",
+        "tests/storage/test_retry.py",
+    ),
 ]
 
 
@@ -325,12 +501,17 @@ class UnfitError(Exception):
 def edited(top: Path, bug: Bug) -> None:
     """Put a bug into the sources below `top`. Raise UnfitError if a text is not there exactly once."""
     for function, old, new in bug.edits:
-        places = [place for path in sorted((top / "shardfs").rglob("*.py")) for place in _places(path, function, old)]
-        if len(places) != 1:
-            raise UnfitError(f"{bug.name}: found {len(places)} times in functions named {function}: {old}")
-        path, start = places[0]
+        path, start = place_of(top, function, old)
         text = path.read_text()
         path.write_text(text[:start] + new + text[start + len(old) :])
+
+
+def place_of(top: Path, function: str, old: str) -> tuple[Path, int]:
+    """Return file and offset of the one place of a text in a function. Raise UnfitError without exactly one."""
+    places = [place for path in sorted((top / "shardfs").rglob("*.py")) for place in _places(path, function, old)]
+    if len(places) != 1:
+        raise UnfitError(f"found {len(places)} times in functions named {function}: {old}")
+    return places[0]
 
 
 def _places(path: Path, function: str, old: str) -> Iterator[tuple[Path, int]]:
@@ -352,6 +533,19 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
             yield from _functions(child, f"{prefix}{child.name}.")
         elif isinstance(child, ast.FunctionDef):
             yield f"{prefix}{child.name}", child.lineno - 1, child.end_lineno or child.lineno
+
+
+def seed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Put a bug, by its name, into the functions of this process."""
+    for function, old, new in next(bug for bug in BUGS if bug.name == name).edits:
+        path, start = place_of(ROOT, function, old)
+        text = path.read_text()
+        code = compile(text[:start] + new + text[start + len(old) :], str(path), "exec", dont_inherit=True)
+        live: Any = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for part in function.split("."):
+            live = getattr(live, part)
+            code = next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == part)
+        monkeypatch.setattr(getattr(live, "__wrapped__", live), "__code__", code)
 
 
 def found(bug: Bug, seconds: float, *, first: bool) -> str:

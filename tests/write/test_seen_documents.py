@@ -9,10 +9,14 @@ import pytest
 
 from shardfs.write import seen_documents
 from shardfs.write.seen_documents import Seen, same_document
-from tests.interleaving import interleaved
+from tests.scheduling import explore
+from tests.virtual_threads import install
+from tests.write import bugs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.scheduling import Schedule
 
 
 def encoded(**members: Any) -> bytes:
@@ -62,17 +66,31 @@ def test_a_change_of_another_document_is_noted_if_the_version_before_is_known() 
     assert versions.latest("a") == NEW
 
 
-@pytest.mark.parametrize("call", [Seen.read, Seen.wrote])
-def test_a_change_is_kept_at_every_moment_of_another_call(call: Callable[[Seen, str, bytes], None]) -> None:
-    versions, theirs = Seen(), encoded(shape=[8], a=2)
+def try_calls(call: Callable[[Seen, str, bytes], None]) -> int:
+    theirs = encoded(shape=[8], a=2)
 
-    def prepare() -> None:
-        versions.discard_below("a")
+    def scenario(schedule: Schedule) -> None:
+        versions = Seen()
         versions.read("a", OLD)
-
-    calls = (lambda: call(versions, "a", NEW), lambda: versions.read("a", theirs))
-    for _ in interleaved(*calls, "write/seen_documents", prepare=prepare):
+        schedule.together(lambda: call(versions, "a", NEW), lambda: versions.read("a", theirs))
         assert "a" in versions.taken_back("a", theirs, OLD)
+
+    return explore(scenario, preemptions=1, steps=("write/seen_documents",))
+
+
+@pytest.mark.parametrize("call", [Seen.read, Seen.wrote])
+def test_a_change_is_kept_at_every_moment_of_another_call(
+    call: Callable[[Seen, str, bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    assert try_calls(call) > 60
+
+
+def test_a_race_of_two_readers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    bugs.seed(monkeypatch, "a version of a document is noted while another thread compares it")
+    with pytest.raises(AssertionError):
+        try_calls(Seen.wrote)
 
 
 def test_memory_is_bounded() -> None:

@@ -1,283 +1,325 @@
-"""Threads that write, rename and remove chunks of the same shards while these are published all the time.
+"""Threads that write, rename, remove and publish one file leave, in each order, what one call after the other leaves.
 
-Each has chunks of its own, and finds them as it left them whenever it looks: by a name, by an open file, in a listing.
+Programs see that through the mount, the journal has it, and native readers find it in the store.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import random
-import threading
-import time
-import traceback
-from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 
+from shardfs.storage import syscalls
+from shardfs.storage.retry import RetryPolicy
+from shardfs.vfs.tree import open_tree
 from shardfs.write.files import split
+from shardfs.write.journal import Journal
 from shardfs.write.pending import HASHES
 from shardfs.write.publish_shard import Publishing
 from shardfs.write.stored import Stored
-from tests.interleaving import interleaved
-from tests.write.engines import TreeFiles, Whole
+from shardfs.write.tree import open_write_tree
+from tests import handmade
+from tests.scheduling import explore, explore_outcomes
+from tests.virtual_threads import install, monotonic
+from tests.write import bugs
+from tests.write.engines import NEVER, TreeFiles, Whole
 from tests.write.oracle import found_by
 from tests.write.scale import times
-from tests.write.targets import TARGETS, Target
+from tests.write.targets import TARGETS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
     from pathlib import Path
 
+    from tests.scheduling import Schedule
+
+TARGET = TARGETS["zarr_end"]
+PATH, OTHER, THIRD = (TARGET.path(number) for number in (0, 1, 4))
+"""Chunks of one shard."""
+
+SHARD = TARGET.shard_key(TARGET.chunks[0])
+
 STEPS = ("write/file_calls", "write/journaled", "write/file_kinds")
-"""The modules at whose steps another call is made."""
+"""The modules at whose steps another thread goes on."""
 
-THREADS = 4
-SECONDS = 4 * times()
-LEAST = 5 * SECONDS
-"""Turns of each thread, however slow the machine is."""
+PREEMPTIONS = 1 + (times() > 1)
+
+HANDLES = {"close": 0, "unmap": 0, "sync": 0, "rename open": 0, "close the other": 1, "unmap the other": 1, "write": 1}
+"""Which of two handles of `PATH` a call uses. The first one has written what no close has saved yet."""
 
 
-class Worker:
-    """One thread's chunks, and what they should be."""
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    for name in ("fsync", "fdatasync", "fsync_directory"):  # no test here ends the machine
+        monkeypatch.setattr(syscalls, name, lambda *_: None)
 
-    def __init__(self, target: Target, files: TreeFiles, number: int) -> None:
-        self.target, self.files = target, files
-        self.chance = random.Random(number)
-        self.numbers = list(range(number, len(target.chunks), THREADS))
-        self.tokens: dict[int, int | None] = {n: 100 + n for n in self.numbers}
-        self.token = 1000 + number
-        self.turns, self.wrong = 0, ""
 
-    def run(self, end: float) -> None:
+@contextmanager
+def local(tmp_path: Path) -> Iterator[TreeFiles]:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "journal").mkdir(mode=0o700)
+    TARGET.create(tmp_path / "store")
+    TARGET.fill(tmp_path / "store", TARGET.array({0: 8, 1: 9}))
+    with Whole().open(TARGET, tmp_path / "store", tmp_path / "journal") as files:
+        yield files
+
+
+def stored(tmp_path: Path, key: str, *, is_remote: bool) -> bytes | None:
+    """The bytes of an object of `local` or `remote`."""
+    if is_remote:
+        file = fsspec.filesystem("memory").store.get(f"/{tmp_path.name}/{key}")
+        return None if file is None else bytes(file.getvalue())
+    path = tmp_path / "store" / key
+    return path.read_bytes() if path.exists() else None
+
+
+@contextmanager
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TreeFiles]:
+    """Of an object store, whose requests are made in the thread that asks for them."""
+    monkeypatch.setattr(RetryPolicy, "run", lambda _self, _kind, method, *args, **named: method(*args, **named))
+    with local(tmp_path):
+        pass
+    url = f"memory://{tmp_path.name}"
+    for path in (TARGET.document, SHARD):
+        fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/{path}", (tmp_path / "store" / path).read_bytes())
+    journal = Journal.open(tmp_path / "remote", url, limit_bytes=2 << 20, commit_s=0)
+    files = TreeFiles(
+        open_write_tree(open_tree(url), journal, publishing=Publishing(idle_s=NEVER, age_s=NEVER)), journal
+    )
+    yield files
+    files.tree.pending.close(0)
+
+
+def publish(files: TreeFiles) -> None:
+    """Publish all that can be, in this thread."""
+    pending = files.tree.pending
+    pending.shards.ask()
+    while (shard := pending.shards.next(monotonic())[0]) is not None:
         try:
-            while time.monotonic() < end or self.turns < LEAST:
-                self.turns += 1
-                self.chance.choice(
-                    [self.write, self.write, self.beside, self.patch, self.unlink, self.swap, self.hold]
-                )()
-                for number in self.chance.sample(self.numbers, 2):
-                    self.look(number)
-                if self.turns % 20 == 0:
-                    self.list()
-        except Exception:  # noqa: BLE001 - whatever it is, the test must hear of it
-            self.wrong = traceback.format_exc()
-
-    # ---- what it does ----
-
-    def new(self) -> int:
-        self.token += 1000
-        return self.token
-
-    def write(self) -> None:
-        number = self.chance.choice(self.numbers)
-        self.tokens[number] = self.new()
-        self.files.write(self.target.path(number), self.target.shown(self.token), sync=self.chance.random() < 0.1)
-
-    def beside(self) -> None:
-        number = self.chance.choice(self.numbers)
-        path, token = self.target.path(number), self.new()
-        self.files.write(f"{path}.{token:032x}.partial", self.target.shown(token))
-        self.files.rename(f"{path}.{token:032x}.partial", path)
-        self.tokens[number] = token
-
-    def patch(self) -> None:
-        number = self.chance.choice(self.numbers)
-        if self.tokens[number] is not None:
-            self.tokens[number] = self.new()
-            self.files.patch(self.target.path(number), 0, self.target.shown(self.token))
-
-    def unlink(self) -> None:
-        number = self.chance.choice(self.numbers)
-        if self.tokens[number] is not None:
-            self.files.unlink(self.target.path(number))
-            self.tokens[number] = None
-
-    def swap(self) -> None:
-        """Rename one onto another."""
-        old, new = self.chance.sample(self.numbers, 2)
-        if self.tokens[old] is not None:
-            self.files.rename(self.target.path(old), self.target.path(new))
-            self.tokens[new], self.tokens[old] = self.tokens[old], None
-
-    def hold(self) -> None:
-        """Have it open while it is replaced: the open file stays as it was."""
-        number = self.chance.choice(self.numbers)
-        token = self.tokens[number]
-        if token is None:
-            return
-        tree, path = self.files.tree, self.target.path(number)
-        file_number = tree.resolve(path).number
-        tree.remember(file_number)
-        handle = tree.open(file_number, os.O_RDONLY)
-        self.beside_this(number)
-        time.sleep(self.chance.random() * 0.01)
-        wanted = self.target.shown(token)
-        assert bytes(tree.read(file_number, 0, len(wanted) + 1)) == wanted, f"open file of chunk {number}"
-        tree.flush(handle)
-        tree.release(handle)
-        tree.forget(file_number, 1)
-
-    def beside_this(self, number: int) -> None:
-        path, token = self.target.path(number), self.new()
-        self.files.write(f"{path}.{token:032x}.partial", self.target.shown(token))
-        self.files.rename(f"{path}.{token:032x}.partial", path)
-        self.tokens[number] = token
-
-    # ---- what it sees ----
-
-    def look(self, number: int) -> None:
-        token = self.tokens[number]
-        values = self.files.read(self.target.path(number))
-        assert values == (None if token is None else self.target.shown(token)), f"chunk {number}, token {token}"
-
-    def list(self) -> None:
-        number = self.chance.choice(self.numbers)
-        directory, _, name = self.target.path(number).rpartition("/")
-        with suppress(FileNotFoundError):
-            parent = self.files.tree.resolve(directory).number
-            listed = [os.fsdecode(n) for batch in self.files.tree.scan(parent) for n in batch.names.tolist()]
-            assert len(listed) == len(set(listed)), f"listed twice: {sorted(listed)}"
-            assert (name in listed) == (self.tokens[number] is not None), f"{name} in {sorted(listed)}"
+            pending.publisher.publish(shard)
+        finally:
+            pending.shards.release(shard)
 
 
-@pytest.fixture(params=["zarr_end", "zarr_nested", "precomputed_gzip"])
-def target(request: pytest.FixtureRequest) -> Target:
-    return TARGETS[request.param]
+class Scene:
+    """Files, and calls on one of them by their names.
 
+    `answers` has what each call returned, or the number of its error.
+    """
 
-@pytest.fixture
-def files(target: Target, tmp_path: Path) -> Iterator[TreeFiles]:
-    (tmp_path / "store").mkdir()
-    (tmp_path / "journal").mkdir(mode=0o700)
-    target.create(tmp_path / "store")
-    target.fill(tmp_path / "store", target.array({number: 100 + number for number in range(len(target.chunks))}))
-    with Whole(Publishing(idle_s=0.0, age_s=0.005)).open(target, tmp_path / "store", tmp_path / "journal") as opened:
-        yield opened
-
-
-class MeetingLock:
-    """A reentrant lock. Before their second use, two threads named `closer` wait for each other."""
-
-    def __init__(self) -> None:
-        self._lock, self._meeting, self._uses = threading.RLock(), threading.Barrier(2, timeout=5), Counter[int]()
-
-    def __enter__(self) -> None:
-        if threading.current_thread().name == "closer":
-            self._uses[threading.get_ident()] += 1
-            if self._uses[threading.get_ident()] == 2:
-                self._meeting.wait()
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-@pytest.mark.parametrize("target", [TARGETS["zarr_end"]], ids=["zarr_end"])
-def test_two_closes_at_once_save_what_was_written_since_the_last_flush(
-    target: Target, files: TreeFiles, tmp_path: Path
-) -> None:
-    """As data written through a memory mapping, which the kernel sends before it releases the handle."""
-    number = files.tree.resolve(target.path(0)).number
-    handles = [files.tree.open(number, os.O_RDWR) for _ in range(2)]
-    files.tree.write(handles[0], 0, target.shown(7))
-    names, lock = files.tree._descriptions._names, MeetingLock()
-    names.lock = names.files.by_number[number]._lock = lock  # type: ignore[assignment]
-    threads = [threading.Thread(target=files.tree.release, args=(handle,), name="closer") for handle in handles]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert files.read(target.path(0)) == target.shown(7)
-    files.publish()
-    assert found_by(target, "tensorstore", tmp_path / "store")[0][0] == 7
-
-
-@pytest.mark.parametrize("target", [TARGETS["zarr_end"]], ids=["zarr_end"])
-def test_a_file_is_truncated_while_a_reader_closes_it(target: Target, files: TreeFiles) -> None:
-    path = f"{target.path(0)}.partial"
-    files.write(path, bytes(5))
-    number = files.tree.resolve(path).number
-    size = 5
-
-    def truncate() -> None:
-        files.tree.truncate(number, size, None)
-
-    def read_and_close() -> None:
-        files.tree.release(files.tree.open(number, os.O_RDONLY))
-
-    def lengthen() -> None:
-        nonlocal size
-        size += 1
-
-    for step in interleaved(truncate, read_and_close, *STEPS, prepare=lengthen):
-        assert len(files.read(path) or b"") == size, f"step {step}"
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("call", ["close", "rename", "replace", "truncate", "unlink"])
-def test_a_close_meets_another_call_at_each_of_its_steps(call: str, tmp_path: Path) -> None:
-    """What programs see is what the journal has, and is what one call after the other would leave."""
-    target, token, handles = TARGETS["zarr_end"], 1000, [0, 0]
-    path, other = target.path(0), target.path(1)
-    (tmp_path / "store").mkdir()
-    (tmp_path / "journal").mkdir(mode=0o700)
-    target.create(tmp_path / "store")
-    with Whole().open(target, tmp_path / "store", tmp_path / "journal") as files:
-        tree = files.tree
-
-        def prepare() -> None:
-            nonlocal token
-            token += 1
-            files.write(other, target.shown(1))
-            files.write(path, target.shown(2))
-            handles[:] = [tree.open(tree.resolve(path).number, os.O_RDWR) for _ in range(2)]
-            tree.write(handles[0], 0, target.shown(token))
-
-        def close(handle: int) -> None:
-            tree.flush(handle)
-            tree.release(handle)
-
-        calls: dict[str, Callable[[], object]] = {
-            "close": lambda: close(handles[1]),
-            "rename": lambda: files.rename(path, other),
-            "replace": lambda: files.rename(other, path),
-            "truncate": lambda: tree.truncate(tree.resolve(path).number, 4, None),
-            "unlink": lambda: files.unlink(path),
+    def __init__(self, files: TreeFiles, names: Sequence[str], path: str = PATH, other: str = OTHER) -> None:
+        self.files, self.tree, self.path, self.other = files, files.tree, path, other
+        for name in (path, other):
+            if files.read(name) is not None:
+                files.unlink(name)
+        files.write(other, TARGET.shown(1))
+        files.write(path, TARGET.shown(2))
+        self.number = self.tree.resolve(path).number
+        self.answers: dict[str, object] = {}
+        self.handles = {
+            handle: self.tree.open(self.number, os.O_RDWR)
+            for handle in sorted({HANDLES[name] for name in names if name in HANDLES})
         }
-        for step in interleaved(lambda: close(handles[0]), calls[call], *STEPS, prepare=prepare):
-            if call != "close":
-                close(handles[1])
-            expected = {
-                "close": (target.shown(token), target.shown(1)),
-                "rename": (None, target.shown(token)),
-                "replace": (target.shown(1), None),
-                "truncate": (target.shown(token)[:4], target.shown(1)),
-                "unlink": (None, target.shown(1)),
-            }[call]
-            versions = tree.pending.backlog.versions
-            data = [version and version.data for version in map(versions.get, (path, other))]
-            assert (files.read(path), files.read(other)) == expected, f"step {step}"
-            assert tuple(part and tree.pending.journal.read(part, 0, part.size) for part in data) == expected, (
-                f"step {step}"
-            )
-        assert step > 100
+        if 0 in self.handles:
+            self.tree.write(self.handles[0], 0, TARGET.shown(3))
+
+    def calls(self, name: str) -> list[Callable[[], object]]:
+        """The calls of a thread."""
+        files, tree, path, other = self.files, self.tree, self.path, self.other
+        handle = HANDLES.get(name, 2)
+        calls: dict[str, list[Callable[[], object]]] = {
+            "close": [partial(self.flush, handle), partial(self.release, handle)],
+            "unmap": [partial(self.release, handle)],  # the kernel has sent what was stored through a mapping
+            "write": [lambda: tree.write(self.handles[handle], 4, b"word"), partial(self.flush, handle),
+                      partial(self.release, handle)],
+            "sync": [lambda: tree.fsync(self.handles[handle])],
+            "truncate": [lambda: tree.truncate(self.number, 4, None)],
+            "read": [partial(self.open, os.O_RDONLY), lambda: bytes(tree.read(self.number, 0, 1 << 20)),
+                     partial(self.release, 2)],
+            "rewrite": [partial(self.open, os.O_WRONLY | os.O_TRUNC),
+                        lambda: tree.write(self.handles[2], 0, TARGET.shown(5)), partial(self.flush, 2),
+                        partial(self.release, 2)],
+            "write beside": [partial(files.write, THIRD, TARGET.shown(6))],
+            "rename": [lambda: files.rename(path, other)],
+            "replace": [lambda: files.rename(other, path)],
+            "unlink": [lambda: files.unlink(path)],
+            "publish": [lambda: publish(files)],
+        }  # fmt: skip
+        chosen = calls[name.removesuffix(" the other").removesuffix(" open")]
+        return [partial(self._answer, f"{name} {number}", call) for number, call in enumerate(chosen)]
+
+    def _answer(self, name: str, call: Callable[[], object], *, again: bool = True) -> None:
+        try:
+            self.answers[name] = call()
+        except OSError as e:
+            self.answers[name] = e.errno
+            if again and e.errno == errno.ESTALE and name.startswith(("rename", "replace")):  # as the kernel does
+                self._answer(name, call, again=False)
+
+    def open(self, flags: int) -> None:
+        self.handles[2] = self.tree.open(self.number, flags)
+
+    def flush(self, handle: int) -> None:
+        if handle in self.handles:
+            self.tree.flush(self.handles[handle])
+
+    def release(self, handle: int) -> None:
+        if handle in self.handles:
+            self.tree.release(self.handles.pop(handle))
+
+    def end(self) -> tuple[Hashable, Hashable, Hashable]:
+        """Close what is open. Return what the calls have answered, what programs see, and what is pending."""
+        for handle in list(self.handles):
+            self._answer(f"end {handle}", partial(self.flush, handle))
+            self.release(handle)
+        versions = self.tree.pending.backlog.versions
+        data = [version and version.data for version in map(versions.get, (self.path, self.other))]
+        return (
+            tuple(sorted(self.answers.items())),
+            tuple(map(self.files.read, (self.path, self.other))),
+            tuple(part and self.tree.pending.journal.read(part, 0, part.size) for part in data),
+        )
+
+
+class NativeReader:
+    """What a native reader finds in the shard of the chunks. Each content is read once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir()
+        TARGET.create(root)
+        self._tokens: dict[bytes | None, Hashable] = {}
+
+    def tokens(self, content: bytes | None) -> Hashable:
+        if content not in self._tokens:
+            handmade.write_files(self._root, {} if content is None else {SHARD: content})
+            tokens, torn = found_by(TARGET, "tensorstore", self._root)
+            self._tokens[content] = tuple(sorted(tokens.items())), tuple(torn)
+            (self._root / SHARD).unlink(missing_ok=True)
+        return self._tokens[content]
+
+
+def publish_rest(files: TreeFiles) -> None:
+    publish(files)
+    for path in files.tree.pending.left():
+        version = files.tree.pending.backlog.versions[path]
+        assert version.data is not None, path
+        assert not version.data.size, f"{path}: {version.conflict}"  # empty files are not published
+
+
+# ---------------------------------------------------------------------------------------------- one file, open twice
+
+CHUNK_CALLS = [
+    ("unmap", "unmap the other"), ("close", "close the other"), ("close", "write"), ("close", "rename"),
+    ("close", "replace"), ("close", "truncate"), ("close", "unlink"), ("close", "read"), ("sync", "write"),
+    ("truncate", "read"), ("rewrite", "unlink"), ("rewrite", "replace"), ("rename", "rewrite"), ("unmap", "rename"),
+    ("truncate", "rename"), ("unlink", "read"),
+]  # fmt: skip
+
+
+def try_calls(names: Sequence[str], tmp_path: Path) -> int:
+    with local(tmp_path) as files:
+
+        def scenario(schedule: Schedule) -> Hashable:
+            scene = Scene(files, names)
+            schedule.together(*map(scene.calls, names))
+            return scene.end()
+
+        steps = (*STEPS, "write/files.py") if "unmap" in names else STEPS
+        return explore_outcomes(scenario, preemptions=PREEMPTIONS, steps=steps)
+
+
+@pytest.mark.parametrize("names", CHUNK_CALLS, ids=" and ".join)
+def test_calls_on_a_chunk_leave_what_one_after_the_other_leaves(names: Sequence[str], tmp_path: Path) -> None:
+    assert try_calls(names, tmp_path) > 60
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("bug", "names"), [
+    ("two threads that close a file at once both leave it to the other to save it", ("unmap", "unmap the other")),
+    ("a file that is truncated by name is saved by nobody", ("truncate", "read")),
+])  # fmt: skip
+def test_a_race_on_a_chunk_is_found(
+    bug: str, names: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs.seed(monkeypatch, bug)
+    with pytest.raises(AssertionError, match="is none of"):
+        try_calls(names, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------ while it is published
+
+PUBLISH_CALLS = ["close", "rewrite", "write beside", "rename", "rename open", "replace", "unlink", "read"]
+
+
+def try_publish(name: str, files: TreeFiles, tmp_path: Path) -> int:
+    """Call something while the shard gets two new chunks beside a third one."""
+    names = ["publish", name]
+    reader = NativeReader(tmp_path / "copy")
+
+    def scenario(schedule: Schedule) -> Hashable:
+        for path in (PATH, OTHER, THIRD):
+            if files.read(path) is not None:
+                files.unlink(path)
+        publish(files)  # the shard is removed
+        files.write(THIRD, TARGET.shown(4))
+        publish_rest(files)
+        scene = Scene(files, names)
+        schedule.together(*map(scene.calls, names))
+        answers, shown, _ = scene.end()
+        publish_rest(files)
+        return answers, shown, reader.tokens(stored(tmp_path, SHARD, is_remote=files.tree.store.remote))
+
+    return explore_outcomes(scenario, preemptions=PREEMPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISH_CALLS)
+def test_calls_during_a_publish_leave_what_one_after_the_other_leaves(name: str, tmp_path: Path) -> None:
+    with local(tmp_path) as files:
+        assert try_publish(name, files, tmp_path) > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rewrite", "write beside", "unlink"])
+def test_calls_during_a_remote_publish_leave_what_one_after_the_other_leaves(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with remote(tmp_path, monkeypatch) as files:
+        assert try_publish(name, files, tmp_path) > 60
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("bug", "name", "is_remote"), [
+    ("a chunk that is removed while its shard is published comes back", "unlink", False),
+    ("a chunk that a publish has taken counts as absent", "unlink", False),
+    ("a published version takes a newer one with it", "rewrite", False),
+    ("a file shows the shard although a newer version of it is pending", "rewrite", False),
+    ("a chunk of a remote shard that waits while the shard is replaced is in conflict", "write beside", True),
+])  # fmt: skip
+def test_a_race_with_a_publish_is_found(
+    bug: str, name: str, is_remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs.seed(monkeypatch, bug)
+    with remote(tmp_path, monkeypatch) if is_remote else local(tmp_path) as files, pytest.raises(AssertionError):
+        try_publish(name, files, tmp_path)
 
 
 @pytest.mark.parametrize("replaced", ["another", "its own"])
 def test_a_close_reads_a_stored_chunk_again_if_its_own_shard_was_replaced(
     replaced: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, looks, of = TARGETS["zarr_end"], list[object](), Stored.from_target
-    (tmp_path / "store").mkdir()
-    (tmp_path / "journal").mkdir(mode=0o700)
-    target.create(tmp_path / "store")
-    target.fill(tmp_path / "store", target.array({0: 1}))
-    with Whole().open(target, tmp_path / "store", tmp_path / "journal") as files:
-        pending, path = files.tree.pending, target.path(0)
-        chunk = files.tree._descriptions._names.classify_name(*split(path)).target
+    looks, of = list[object](), Stored.from_target
+    with local(tmp_path) as files:
+        pending = files.tree.pending
+        chunk = files.tree._descriptions._names.classify_name(*split(PATH)).target
         assert chunk is not None
         own_key = chunk.tree.shards.key(chunk.tree.shards.number_of(chunk.coords))
         other_key = next(key for key in map(str, count()) if (hash(key) - hash(own_key)) % HASHES)
@@ -287,31 +329,85 @@ def test_a_close_reads_a_stored_chunk_again_if_its_own_shard_was_replaced(
             return of(target, read=read)
 
         monkeypatch.setattr(Stored, "from_target", staticmethod(counted))
-        predecessor = pending.predecessor(path, chunk)
+        predecessor = pending.predecessor(PATH, chunk)
         pending.backlog.done(own_key if replaced == "its own" else other_key)
-        pending.put(predecessor, target.shown(2), 0, 0)
+        pending.put(predecessor, TARGET.shown(2), 0, 0)
         assert len(looks) == (2 if replaced == "its own" else 1)
 
 
+# -------------------------------------------------------------------------------------------------- in an object store
+
+REMOTE_CALLS = [("close", "write"), ("close", "rename"), ("close", "replace"), ("close", "unlink")]
+
+
+def try_remote(names: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, refuses: bool = False) -> int:
+    with remote(tmp_path, monkeypatch) as files:
+        put = files.tree.pending._writer.put
+
+        def refused(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        def scenario(schedule: Schedule) -> Hashable:
+            files.tree.pending._writer.put = put  # type: ignore[method-assign]
+            scene = Scene(files, names, "README", "NEWS")
+            files.tree.pending._writer.put = refused if refuses else put  # type: ignore[method-assign, assignment]
+            schedule.together(*map(scene.calls, names))
+            return scene.end(), *(stored(tmp_path, name, is_remote=True) for name in ("README", "NEWS"))
+
+        return explore_outcomes(scenario, preemptions=PREEMPTIONS, steps=(*STEPS, "write/renames"))
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300 + SECONDS)
-def test_each_thread_finds_what_it_wrote(target: Target, files: TreeFiles, tmp_path: Path) -> None:
-    workers = [Worker(target, files, number) for number in range(THREADS)]
-    end = time.monotonic() + SECONDS
-    threads = [threading.Thread(target=worker.run, args=(end,), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS + 60)
-        assert not thread.is_alive()
-    assert [worker.wrong for worker in workers if worker.wrong] == []
-    files.publish()
-    assert files.tree.pending.state()["published_shards"] > 0
-    assert files.tree.pending.state()["conflicts"] == 0
-    for worker in workers:
-        for number in worker.numbers:
-            worker.look(number)
-    present, torn = found_by(target, "tensorstore", tmp_path / "store")
-    assert torn == []
-    wanted = {number: token for worker in workers for number, token in worker.tokens.items()}
-    assert {number: present[number] for number in wanted} == wanted
+@pytest.mark.parametrize("names", REMOTE_CALLS, ids=" and ".join)
+@pytest.mark.parametrize("refuses", [False, True])
+def test_calls_on_a_remote_file_leave_what_one_after_the_other_leaves(
+    names: Sequence[str], refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert try_remote(names, tmp_path, monkeypatch, refuses=refuses) > 60
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("bug", "names", "refuses"), [
+    ("two closes write a file to the store at the same time", ("close", "write"), False),
+    ("a close succeeds while another one may fail to save the file", ("close", "close the other"), True),
+    ("a file that is renamed or removed while it is closed comes back", ("close", "unlink"), False),
+])  # fmt: skip
+def test_a_race_on_a_remote_file_is_found(
+    bug: str, names: Sequence[str], refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs.seed(monkeypatch, bug)
+    with pytest.raises(AssertionError, match="is none of"):
+        try_remote(names, tmp_path, monkeypatch, refuses=refuses)
+
+
+# --------------------------------------------------------------------------------------------------------- wake-ups
+
+
+def try_wakes(paths: Sequence[str], tmp_path: Path) -> int:
+    with local(tmp_path) as files:
+        publisher = files.tree.pending.publisher
+
+        def scenario(schedule: Schedule) -> None:
+            publisher._threads.clear()
+            publisher._free = 0
+            publisher.start()
+            schedule.together(*(
+                [partial(files.write, path, TARGET.shown(token)), partial(files.tree.pending.flush, path)]
+                for token, path in enumerate(paths, 1)
+            ))  # fmt: skip
+            assert schedule.elapsed_s < 0.01, "a thread has waited for a wake-up until its time was over"
+            assert files.tree.pending.left() == []
+
+        return explore(scenario, preemptions=PREEMPTIONS)
+
+
+def test_who_waits_for_a_publish_is_woken(tmp_path: Path) -> None:
+    assert try_wakes([PATH, OTHER] if times() > 1 else [PATH], tmp_path) > 60
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("bug", ["the end of a publish wakes nobody", "publishers are not woken by a flush"])
+def test_a_lost_wake_up_is_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bugs.seed(monkeypatch, bug)
+    with pytest.raises(AssertionError):
+        try_wakes([PATH], tmp_path)
