@@ -247,13 +247,15 @@ class ForeignFiles:
 
     def _names(self, chunks: ChunkDirs, place: TreePosition) -> frozenset[str] | None:
         """Return all names that the store has in a directory; None if they are too many, or if a server lists none."""
+        key = _key(chunks, place)
+        names: frozenset[str] | None = self._cache.peek(key)
+        if names is not None:
+            return names
         if self._is_absent(chunks, place):
             return frozenset()
         path = chunks.directory_path(place)
         try:
-            return self._cache.get(
-                _key(chunks, place), lambda: self._cached(entry.name for entry in self._store.scan(path))
-            )
+            return self._cache.get(key, lambda: self._cached(entry.name for entry in self._store.scan(path)))
         except PermissionError:
             if not self._store.blind:
                 raise
