@@ -37,7 +37,13 @@ IMPORTED = (
 )  # fmt: skip
 """What tests import, which takes longer than most of them. None of these modules starts a thread."""
 
-OPTIONS = ("-xq", "--no-header", "-pno:cacheprovider", "-mnot slow", "-Wignore::pytest.PytestAssertRewriteWarning")
+OPTIONS = (
+    "-xq",
+    "--no-header",
+    "-pno:cacheprovider",
+    "-mnot slow and not interop and not s3 and not fuse",
+    "-Wignore::pytest.PytestAssertRewriteWarning",
+)
 
 SECONDS = 300.0
 """For the tests of one mutant. A test that does not end has found it."""

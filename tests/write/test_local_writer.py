@@ -23,6 +23,7 @@ from shardfs.storage import syscalls
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers import files
 from shardfs.storage.writers.local import LocalWriter
+from shardfs.storage.writers.names import temporary_name
 from tests.write.hooks import Recorder, fail, hooked, in_child
 from tests.write.steps import Steps
 
@@ -101,8 +102,17 @@ def test_many_new_objects_are_on_disk_together(writer: LocalWriter, tmp_path: Pa
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "0").write_bytes(b"longer than it will be")
     contents = {f"{directory}/{i}": b"%d" % i * i for directory in ("a/b", "new") for i in range(40)}
-    with hooked(recorder := Recorder()):
+    synced = []
+
+    def record(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if name == "fsync_directory":
+            synced.append(os.readlink(f"/proc/self/fd/{args[0]}"))
+        return recorder(name, function, args)
+
+    recorder = Recorder()
+    with hooked(record):
         writer.create(list(contents.items()))
+    assert {str(tmp_path / "a/b"), str(tmp_path / "new")} <= {*synced}
     assert {key: (tmp_path / key).read_bytes() for key in contents} == contents
     assert recorder.names.count("fsync") == 80
     assert recorder.names[-2:] == ["fsync_directory"] * 2
@@ -460,6 +470,32 @@ def test_an_error_at_every_call(scenario: str, number: int, writer: LocalWriter,
         assert names(tmp_path) == (["shard"] if wanted else []), at
     assert told == {number}
     assert set(silent) <= {"lock", "unlink"}  # of the temporary file; of the lock's
+
+
+def test_the_first_update_in_a_directory_removes_what_a_crash_left_there(writer: LocalWriter, tmp_path: Path) -> None:
+    left = tmp_path / "a" / temporary_name()
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"new version")
+    writer.update(KEY, Steps(lambda _: [b"1"]))
+    assert left.exists(), "recovery may need it"
+    writer.recovered()
+    writer.update(KEY, Steps(lambda _: [b"2"]))
+    assert not left.exists()
+
+
+def test_an_error_of_a_version_that_another_writer_replaced_is_no_error(writer: LocalWriter, tmp_path: Path) -> None:
+    tries = []
+
+    def check(_: Blob) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            (tmp_path / "theirs").write_bytes(b"theirs")
+            (tmp_path / "theirs").rename(tmp_path / KEY)
+            raise OSError(errno.EIO, "the old version is cut off")
+
+    writer.update(KEY, Steps(lambda _: [b"first"]))
+    writer.update(KEY, Steps(lambda old: [b"ours after " + (old.read([Suffix(6)])[0] if old else b"")], check=check))
+    assert (tmp_path / KEY).read_bytes() == b"ours after theirs"
 
 
 def test_sweeping_spares_what_somebody_is_at(writer: LocalWriter, tmp_path: Path) -> None:

@@ -605,6 +605,20 @@ def test_readers_and_writers_give_the_same_reason_for_a_broken_entry(tmp_path: P
     assert len(compared) > 5, compared
 
 
+def test_a_shard_with_a_broken_entry_is_not_repacked(tmp_path: Path) -> None:
+    """A chunk that is only hidden by the damage would be lost. (An inner shard is kept as it is, with its entries.)"""
+    refused = set()
+    for name, case in CASES.items():
+        for chunks in _tree(case(tmp_path / name).path).collections():
+            collection = chunks.collection
+            for cell in _broken_cells(chunks) if len(collection.layers) == 1 and collection.lead is None else ():
+                number = chunks.shards.number_of(cell)
+                with pytest.raises((CorruptShardError, UnsupportedError, OSError)):
+                    StoredShard(collection, number, chunks.shards.outermost.source.stored(number)).repack()
+                refused.add(type(collection.layers[0].format).__name__)
+    assert refused == {"ShardingIndexed", "Uint64Sharded"}
+
+
 def _broken_cells(chunks: Any) -> list[Coords]:
     with suppress(CorruptShardError):
         return [tuple(c) for batch in chunks.chunks.layer.scan(0) for c in batch.coords[batch.sizes < 0].tolist()]
