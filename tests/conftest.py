@@ -146,7 +146,7 @@ def pytest_collection(session: pytest.Session) -> None:
     else before the first test; most of them have then been compiled by another worker when a worker comes to them.
     """
     worker, workers = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-    if worker and len(session.config.args) == 1:
+    if worker and session.config.args == ["tests"]:
         files = sorted((ROOT / "tests").rglob("test_*.py"))
         for file in files[int(worker.removeprefix("gw")) % workers :: workers]:
             with suppress(Exception, pytest.skip.Exception):  # it is imported again, and its failure told
