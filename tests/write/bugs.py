@@ -43,6 +43,7 @@ WAKES = "tests/write/test_threads.py::test_who_waits_for_a_publish_is_woken"
 LEADERS = "tests/fuse/test_leadership.py"
 NODES = "tests/vfs/test_nodes.py"
 SEEN = "tests/write/test_seen_documents.py"
+AHEAD = "tests/storage/test_read_ahead.py"
 MODEL = "tests/write/test_model.py"
 MANY = "tests/write/test_many_writers.py"
 
@@ -483,6 +484,20 @@ BUGS = [
         "            self._idle += 1\n            return None\n",
         "        self._idle += 1\n        return None\n",
         LEADERS,
+    ),
+    bug(
+        "a reader gives up a fetch that is under way, and reads the bytes again",
+        "ReadAhead.take",
+        "            if self._threads.busy and fetch.data.cancel():",
+        "            if self._threads.busy:",
+        AHEAD,
+    ),
+    bug(
+        "a chunk that a reader has read itself is fetched nevertheless",
+        "ReadAhead._read",
+        "                if fetch is not None and fetch.data.set_running_or_notify_cancel():\n",
+        "                if fetch is not None:\n",
+        AHEAD,
     ),
     bug(
         "a thread ends although it has just got a call",
