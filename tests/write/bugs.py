@@ -80,7 +80,7 @@ BUGS = [
         "switch",
         "    syscalls.fsync_directory(place.at)\n    return True\n",
         "    return True\n",
-        POWER,
+        "tests/write/test_local_writer.py::test_the_name_of_a_new_object_is_on_disk_after_an_update",
     ),
     bug(
         "the old shard is removed before the exchange is on disk",

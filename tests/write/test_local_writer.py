@@ -472,6 +472,13 @@ def test_an_error_at_every_call(scenario: str, number: int, writer: LocalWriter,
     assert set(silent) <= {"lock", "unlink"}  # of the temporary file; of the lock's
 
 
+def test_the_name_of_a_new_object_is_on_disk_after_an_update(writer: LocalWriter) -> None:
+    with hooked(recorder := Recorder()):
+        writer.update(KEY, Steps(lambda _: [b"new"]))
+    named = recorder.names.index("rename_new")
+    assert "fsync_directory" in recorder.names[named:]
+
+
 def test_the_first_update_in_a_directory_removes_what_a_crash_left_there(writer: LocalWriter, tmp_path: Path) -> None:
     left = tmp_path / "a" / temporary_name()
     left.parent.mkdir(exist_ok=True)
