@@ -130,12 +130,21 @@ class CollectionShards:
     def stored_chunk(self, coords: Coords) -> SliceBlob | None:
         """Return the bytes of a chunk, still in the chunk codecs; None if it is absent, or an empty second file.
 
+        A page of a remote shard that was cached before this mount replaced the shard is read again.
         Raise OSError or CorruptShardError if the index cannot be read.
         """
         chunk = self._stored(coords)
+        if chunk is not None and not self._chunks.is_local and self._is_outdated(coords, chunk):
+            self._chunks.invalidate_shard(coords)
+            chunk = self._stored(coords)
         if chunk is not None and self._collection.lead is not None and coords[-1] == 1:
             chunk = self._second_file(coords)
         return None if chunk is None else SliceBlob(chunk.blob, chunk.start, chunk.size)
+
+    def _is_outdated(self, coords: Coords, chunk: StoredChunk) -> bool:
+        with suppress(FileNotFoundError):
+            return chunk.blob.stat().version != self.outermost.index.stat(self.number_of(coords)).version
+        return True
 
     def _stored(self, coords: Coords) -> StoredChunk | None:
         return self._chunks.layer.stored(coords if self._collection.lead is None else (*coords[:-1], 0))
