@@ -46,6 +46,7 @@ SEEN = "tests/write/test_seen_documents.py"
 AHEAD = "tests/storage/test_read_ahead.py"
 MODEL = "tests/write/test_model.py"
 MANY = "tests/write/test_many_writers.py"
+PROMISES = "tests/promises"
 
 
 @dataclass(frozen=True)
@@ -202,21 +203,21 @@ BUGS = [
         "conflicts",
         "        if key in unchanged or base.digests is None or now.get(key) in base.digests:\n",
         "        if True:\n",
-        "tests/write/test_conflicts.py",
+        PROMISES,
     ),
     bug(
         "a chunk whose earlier bytes are not known counts as unchanged",
         "conflicts",
         "        if key in unchanged or base.digests is None or",
         "        if key in unchanged or not base.digests or",
-        "tests/write/test_stored_forms.py",
+        PROMISES,
     ),
     bug(
         "a publish that a crash interrupted is taken for another writer",
         "Pending._begin",
         "                self._set_base(path, version, version.base.including(digest), record)\n",
         "                pass\n",
-        "tests/write/test_conflicts.py::test_a_publish_that_was_killed_is_no_other_writer",
+        PROMISES,
     ),
     bug(
         "other bytes than those that were written are published",

@@ -5,9 +5,7 @@ The default is that the first one wins: ours stays in the journal and says ESTAL
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,10 +14,8 @@ import google_crc32c
 import pytest
 
 from shardfs.model.errors import CorruptShardError
-from shardfs.write.publish_shard import Publishing
 from tests.conftest import need_fuse
 from tests.waiting import wait_until
-from tests.write.engines import mounted
 from tests.write.faults import Args, Frozen, Function, hooked
 from tests.write.mounts import writable
 from tests.write.places import NEW, OLD, THEIRS, Place
@@ -32,22 +28,10 @@ if TYPE_CHECKING:
     from shardfs.write.publish_shard import DirtyShard
     from tests.write.engines import TreeFiles
 
-NAMES = [
-    "zarr_end", "zarr_start", "zarr_zstd", "zarr_crc", "zarr_nested", "zarr_gzip_after", "zarr_crc_after",
-    "precomputed", "precomputed_gzip", "n5", "turned_as_n5", "zstd_as_zarr2",
-]  # fmt: skip
-MOVING = ["zarr_end", "zarr_zstd", "zarr_gzip_after", "n5", "precomputed_gzip"]
-
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place({**TARGETS, **LAYOUTS}[request.param], tmp_path)
-
-
-@pytest.fixture
-def sparse(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """Every second chunk is there."""
-    return Place({**TARGETS, **LAYOUTS}[request.param], tmp_path, step=2)
 
 
 def killed(place: Place, run: Callable[[TreeFiles], None]) -> None:
@@ -77,43 +61,6 @@ def same_shard(target: Target) -> tuple[int, int]:
     return first, second
 
 
-@pytest.mark.parametrize("place", NAMES, indirect=True)
-def test_theirs_stays_and_ours_says_so(place: Place) -> None:
-    ours, _ = same_shard(place.target)
-    with place.mount() as files:
-        place.write(files, ours)
-        place.write_theirs(ours)
-        with pytest.raises(OSError, match="the stored chunk") as caught:
-            files.publish()
-        assert caught.value.errno == errno.ESTALE
-        assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
-    assert place.tokens() == place.held
-
-
-@pytest.mark.parametrize("crash", [False, True])
-@pytest.mark.parametrize("sparse", ["zarr_start", "zarr_gzip_after", "precomputed"], indirect=True)
-def test_a_chunk_that_another_program_has_created_stays(sparse: Place, crash: bool) -> None:
-    """It was absent when it was written here."""
-
-    def run(files: TreeFiles) -> None:
-        place.write(files, ours)
-        if not crash:
-            publish(files)
-
-    def publish(files: TreeFiles) -> None:
-        place.write_theirs(ours)
-        with pytest.raises(OSError, match="the stored chunk was changed") as caught:
-            files.publish()
-        assert caught.value.errno == errno.ESTALE
-
-    place, ours = sparse, 1
-    killed(place, run)
-    if crash:
-        with place.mount() as files:
-            publish(files)
-    assert place.tokens()[ours] == place.held[ours]
-
-
 @pytest.mark.parametrize("place", ["zarr_end", "zarr_gzip_after"], indirect=True)
 def test_a_chunk_that_is_renamed_is_removed_only_if_it_is_unchanged(place: Place) -> None:
     ours, other = same_shard(place.target)
@@ -138,17 +85,6 @@ def test_another_writer_is_noticed_although_its_chunk_has_the_same_checksum(tmp_
                 with pytest.raises(OSError, match="the stored chunk was changed"):
                     files.publish()
         assert place.tokens()[number] == (THEIRS if key == "theirs" else NEW) + number
-
-
-@pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
-def test_ours_wins_if_asked_and_the_log_says_so(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    ours, _ = same_shard(place.target)
-    with place.mount(Publishing(idle_s=1e9, age_s=1e9, conflict="ours")) as files:
-        place.write(files, ours)
-        place.write_theirs(ours)
-        files.publish()
-    assert place.tokens() == place.held | {ours: NEW + ours}
-    assert f"replaces 1 chunk of its version, first {place.target.path(ours)}" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["zarr_end", "precomputed"], indirect=True)
@@ -178,49 +114,6 @@ def test_a_full_shard_of_nothing_but_conflicts_is_left_alone(place: Place) -> No
     assert place.tokens() == place.held
 
 
-@pytest.mark.parametrize("place", NAMES, indirect=True)
-def test_an_old_journal_does_not_overwrite_what_is_newer(place: Place) -> None:
-    ours, _ = same_shard(place.target)
-    killed(place, lambda files: place.write(files, ours))
-    place.write_theirs(ours)
-    with place.mount() as files:
-        with pytest.raises(OSError, match="the stored chunk") as caught:
-            files.publish()
-        assert caught.value.errno == errno.ESTALE
-        assert files.read(place.target.path(ours)) == place.target.shown(NEW + ours)
-    assert place.tokens() == place.held
-
-
-@pytest.mark.parametrize("place", MOVING, indirect=True)
-@pytest.mark.parametrize("crash", [False, True])
-def test_what_both_wrote_side_by_side_is_there(place: Place, crash: bool) -> None:
-    """Their chunk may have another size than the one before, so that others have moved."""
-    ours, theirs = same_shard(place.target)
-    if crash:
-        killed(place, lambda files: place.write(files, ours))
-        place.write_theirs(theirs)
-    with place.mount() as files:
-        if not crash:
-            place.write(files, ours)
-            place.write_theirs(theirs)
-        files.publish()
-    assert place.tokens() == {**place.held, ours: NEW + ours}
-
-
-@pytest.mark.parametrize("place", NAMES, indirect=True)
-def test_after_a_crash_ours_is_published_if_nobody_else_was_there(place: Place) -> None:
-    ours, other = same_shard(place.target)
-
-    def run(files: TreeFiles) -> None:
-        place.write(files, ours)
-        files.unlink(place.target.path(other))
-
-    killed(place, run)
-    with place.mount() as files:
-        files.publish()
-    assert place.tokens() == {**place.held, ours: NEW + ours, other: None}
-
-
 @pytest.mark.parametrize("place", ["zarr_end"], indirect=True)
 def test_theirs_comes_back_after_a_crash_with_it_in_hand(place: Place) -> None:
     """They came between the last look at the shard and the exchange: their version has our temporary name then."""
@@ -235,60 +128,6 @@ def test_theirs_comes_back_after_a_crash_with_it_in_hand(place: Place) -> None:
     with place.mount() as files:
         files.publish()
     assert place.tokens() == {**place.held, ours: NEW + ours}
-
-
-def publish_without_open_files(files: TreeFiles) -> None:
-    """As after `age` seconds: chunks that are open for writing wait for the next publish."""
-    (shard,) = files.tree.pending.shards
-    files.tree.pending.publisher.publish(shard)
-
-
-def open_to_write(files: TreeFiles, path: str) -> int:
-    return files.tree.open(files.tree.resolve(path).number, os.O_RDWR)
-
-
-@pytest.mark.parametrize("place", NAMES, indirect=True)
-def test_a_publish_that_was_killed_is_no_other_writer(place: Place) -> None:
-    """It was killed after the exchange. The next mount publishes the other chunks, while this one is written again."""
-    ours, other = same_shard(place.target)
-
-    def published_in_vain(files: TreeFiles) -> None:
-        place.write(files, ours)
-        with hooked(SlipIn(lambda: None)), pytest.raises(OSError, match="error"):
-            files.publish()
-
-    def written_again(files: TreeFiles) -> None:
-        handle = open_to_write(files, place.target.path(ours))
-        place.write(files, other)
-        publish_without_open_files(files)
-        files._fill(handle, 0, place.target.shown(2 * NEW), sync=True)
-
-    killed(place, published_in_vain)
-    killed(place, written_again)
-    with place.mount() as files:
-        files.publish()
-    assert place.tokens() == {**place.held, ours: 2 * NEW, other: NEW + other}
-
-
-@pytest.mark.parametrize("place", NAMES, indirect=True)
-@pytest.mark.parametrize("crash", [False, True])
-def test_a_chunk_that_moves_with_a_publish_of_its_neighbour_is_unchanged(place: Place, crash: bool) -> None:
-    """Codecs around shards write all chunks anew, and so does packing."""
-    other, ours = same_shard(place.target)
-
-    def run(files: TreeFiles) -> None:
-        place.write(files, ours)
-        handle = open_to_write(files, place.target.path(ours))
-        place.write(files, other)
-        publish_without_open_files(files)
-        files.tree.release(handle)
-        if not crash:
-            files.publish()
-
-    killed(place, run)
-    with place.mount() as files:
-        files.publish()
-    assert place.tokens() == {**place.held, ours: NEW + ours, other: NEW + other}
 
 
 def test_an_index_that_another_program_has_made_unreadable_ends_a_publish(tmp_path: Path) -> None:
@@ -311,52 +150,6 @@ def test_an_index_that_another_program_has_made_unreadable_ends_a_publish(tmp_pa
         with pytest.raises((OSError, CorruptShardError)):
             files.tree.pending.flush(timeout=30)
     assert place.tokens() == place.held
-
-
-# ---- after a publish
-
-
-@pytest.mark.parametrize("place", NAMES, indirect=True)
-@pytest.mark.parametrize("written", [True, False])
-def test_what_another_program_writes_later_is_shown(place: Place, written: bool) -> None:
-    """With a finite `index_ttl`, also if the chunk was written here, or only opened to write."""
-    ours, neighbour = same_shard(place.target)
-    path = place.target.path(ours)
-    with mounted(place.store, place.journal, place.target.layout, index_ttl_s=0.0) as files:
-        if written:
-            place.put(files, ours)
-        else:
-            files.tree.release(open_to_write(files, path))
-        files.publish()
-        attributes = files.tree.resolve(path)
-        place.write_theirs(neighbour)
-        files.tree.resolve(path)
-        place.shown(files)
-        if written:
-            assert files.tree.resolve(path) == attributes
-        place.write_theirs(ours)
-        place.shown(files)
-        assert files.tree.resolve(path).mtime_ns != attributes.mtime_ns
-        place.put(files, ours)  # this is no conflict
-        files.publish()
-        place.shown(files)
-    place.natively()
-
-
-@pytest.mark.parametrize("place", ["zarr_end", "zarr_zstd"], indirect=True)
-def test_a_chunk_that_another_program_removes_later_is_gone(place: Place) -> None:
-    ours, _ = same_shard(place.target)
-    path = place.target.path(ours)
-    with mounted(place.store, place.journal, index_ttl_s=0.0) as files:
-        place.put(files, ours)
-        files.publish()
-        assert files.read(path) == place.target.shown(NEW + ours)
-        tokens = {number: token for number, token in place.held.items() if number != ours}
-        place.target.fill(place.store, place.target.array(tokens))
-        assert files.read(path) is None
-        place.put(files, ours)
-        files.publish()
-    place.natively()
 
 
 @pytest.mark.fuse

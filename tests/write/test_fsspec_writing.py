@@ -44,14 +44,6 @@ def fs(source: Path, tmp_path: Path) -> Iterator[ShardFileSystem]:
     fs.close()
 
 
-def test_a_chunk_is_in_its_shard_once_it_is_published(fs: ShardFileSystem, source: Path) -> None:
-    new = np.full((8, 8), 7, "u2")
-    fs.pipe_file("/a/c/1/2", _encoded(new))
-    assert fs.cat_file("/a/c/1/2") == _encoded(new)
-    fs.publish()
-    assert np.all(zarr.open_array(source / "a")[8:16, 16:24] == 7)
-
-
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_chunk_that_goes_while_its_shard_is_published_does_not_come_back(
     renamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

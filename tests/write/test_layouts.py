@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.fuse.invalidation import AttributeCache, Notices
 from shardfs.storage.source_locks import journal_directory
 from shardfs.vfs.tree import open_tree
@@ -45,20 +44,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(LAYOUTS[request.param], tmp_path, 2)
 
 
-def test_chunks_arrive_in_the_shards(place: Place) -> None:
-    with place.mount() as files:
-        place.put(files, 0, 1, 5)
-        place.shown(files)
-        files.unlink(place.target.path(2))
-        del place.held[2]
-        files.publish()
-        place.shown(files)
-    place.natively()
-    with place.mount() as files:
-        place.shown(files)
-        assert files.read(place.target.path(2)) is None
-
-
 def test_they_are_shown_again_after_a_kill(place: Place) -> None:
     with place.mount() as files:
         place.put(files, 0, 1, 5)
@@ -70,16 +55,6 @@ def test_they_are_shown_again_after_a_kill(place: Place) -> None:
         files.die()
     with place.mount() as files:
         place.shown(files)
-        files.publish()
-        place.shown(files)
-    place.natively()
-
-
-def test_they_may_be_published_before_any_program_has_asked_for_their_size(place: Place) -> None:
-    with place.mount() as files:
-        place.put(files, 0, 1, 5)
-        files.die()
-    with place.mount() as files:
         files.publish()
         place.shown(files)
     place.natively()
@@ -264,20 +239,6 @@ def test_the_warning_about_unpublished_files_names_their_layout(tmp_path: Path) 
     assert warning is not None
     assert "2 unpublished files, not shown here" in warning
     assert warning.endswith("a writable mount with -o layout=n5 publishes them")
-
-
-def test_fsspec_writes_through_a_layout(tmp_path: Path) -> None:
-    place = Place(LAYOUTS["turned_as_n5"], tmp_path, 2)
-    options = {"journal": str(tmp_path / "journals")}
-    fs = ShardFileSystem(str(place.store), layout="n5", rw=True, write_options=options, skip_instance_cache=True)
-    path, data = place.target.path(1), place.target.shown(NEW + 1)
-    fs.pipe_file(path, data)
-    assert fs.cat_file(path) == data
-    with pytest.raises(OSError, match=r"bytes|N5"):
-        fs.pipe_file(place.target.path(0), data[:-1])
-    place.held[1] = NEW + 1
-    fs.close()
-    place.natively()
 
 
 # ---- what is shown is not what was written ----

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.vfs.tree import open_tree
 from shardfs.write import recover
 from shardfs.write.journal import Journal
@@ -23,7 +22,6 @@ from tests.conftest import need_fuse
 from tests.mount.programs import shardfs
 from tests.write.engines import TreeFiles
 from tests.write.mounts import writable
-from tests.write.object_store import object_store
 from tests.write.targets import TARGETS
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Stat
     from shardfs.model.changes import Change
-    from tests.write.object_store import Server
 
     Json = dict[str, Any]
 
@@ -464,58 +461,6 @@ def test_a_chunk_that_waits_is_compared_after_the_shape_has_changed(tmp_path: Pa
         client.read()
         with pytest.raises(OSError, match="the stored chunk"):
             client.tree.pending.flush()
-
-
-# ---- object stores
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    pytest.importorskip("s3fs")
-    with object_store() as found:
-        yield found
-
-
-@pytest.mark.s3
-@pytest.mark.parametrize("late", [False, True])
-def test_object_stores(server: Server, tmp_path: Path, late: bool) -> None:
-    """`late`: the document changes between the look and the write."""
-    server.reset()
-    key = "data/root/a/zarr.json"
-    server.put(key, json.dumps(ZARR).encode())
-    fs = ShardFileSystem(
-        source="s3://data/root", storage_options=server.options(), rw=True, skip_instance_cache=True,
-        write_options={"journal": str(tmp_path / "journals"), "idle": "3600", "age": "3600"},
-    )  # fmt: skip
-
-    def natively() -> None:
-        server.put(key, json.dumps(ZARR | {"attributes": {"old": 0, "native": 1}}).encode())
-
-    def fault(number: int, name: str) -> str:
-        if name == "put_object" and b"native" not in server.objects[key].data:
-            natively()
-        return ""
-
-    try:
-        doc = json.loads(fs.cat_file("a/zarr.json"))
-        if late:
-            server.fault = fault
-        else:
-            natively()
-        doc["attributes"] = {"old": 0, "ours": 2}
-        with pytest.raises(OSError, match="read it again") as caught:
-            fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
-        assert caught.value.errno == errno.ESTALE
-        assert json.loads(server.objects[key].data)["attributes"] == {"old": 0, "native": 1}
-        doc = json.loads(fs.cat_file("a/zarr.json"))
-        assert doc["attributes"] == {"old": 0, "native": 1}
-        doc["attributes"]["ours"] = 2
-        fs.pipe_file("a/zarr.json", json.dumps(doc).encode())
-        assert json.loads(server.objects[key].data)["attributes"] == {"old": 0, "native": 1, "ours": 2}
-    finally:
-        server.fault = lambda number, name: ""
-        fs.close(1)
-        server.reset()
 
 
 # ---- mounts

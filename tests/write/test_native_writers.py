@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import google_crc32c
 import numpy as np
 import pytest
 import tensorstore as ts
 
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
-from shardfs.model.blobs import Blob, ByteRange, Plan, Suffix
+from shardfs.model.blobs import Blob, Plan, Suffix
 from shardfs.storage.local import LocalStore
 from shardfs.storage.writers.local import LocalWriter
 from tests.write.steps import Steps
@@ -138,47 +136,9 @@ def sharded_array(path: Path) -> None:
     ts.open({"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}, create=True).result()
 
 
-def with_chunk(slot: int, data: bytes) -> Callable[[Blob | None], Plan]:
-    """Append a chunk to a shard with the index at its end, of 16 bytes for each chunk and a checksum."""
-
-    def make(old: Blob | None) -> Plan:
-        index, size = np.full((CHUNKS, 2), 2**64 - 1, "<u8"), 0
-        if old is not None:
-            tail, size = old.read([Suffix(index.nbytes + 4)])[0], old.stat().size
-            assert google_crc32c.value(tail[:-4]) == struct.unpack("<I", tail[-4:])[0]
-            index = np.frombuffer(tail[:-4], "<u8").reshape(-1, 2).copy()
-        index[slot] = size, len(data)
-        raw = index.tobytes()
-        plan: Plan = [ByteRange(0, size), data, raw, struct.pack("<I", google_crc32c.value(raw))]
-        return plan[old is None :]
-
-    return make
-
-
 def last_rounds(count: int) -> list[int]:
     """The last of `count` rounds in which each of 32 chunks was written; -1 for those that are still zeros."""
     return [max((n for n in range(count) if n % 32 == i), default=-1) for i in range(32)]
-
-
-@tensorstore_modes
-def test_tensorstore_writes_the_same_shard(
-    lock: str, rounds: int, pause: float, native: Native, tmp_path: Path
-) -> None:
-    """Even chunks are tensorstore's, odd ones ours, in one shard."""
-    sharded_array(tmp_path)
-    writer = LocalWriter(LocalStore(str(tmp_path)))
-    mixed = Mixed(pause)
-    while mixed.foreign <= rounds // 10:  # else one has waited for the processor while the other was at it
-        other = native(NATIVE, tmp_path, rounds, lock)
-        while other.poll() is None or mixed.rounds < rounds:
-            data = np.full(ELEMENTS, -1 - mixed.rounds, "<i4").tobytes()
-            mixed.note(writer.update("c/0", Steps(mixed.noted(with_chunk(2 * (mixed.rounds % 32) + 1, data)))))
-        assert other.returncode == 0
-    values = ts.open({"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path)}}).result().read().result()
-    theirs, ours = (last_rounds(count) for count in (rounds, mixed.rounds))
-    wanted = [value for a, b in zip(theirs, ours, strict=True) for value in (a + 1, -1 - b)]
-    assert np.asarray(values).reshape(CHUNKS, ELEMENTS).tolist() == [[value] * ELEMENTS for value in wanted]
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["0"]
 
 
 @tensorstore_modes

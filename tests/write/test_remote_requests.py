@@ -205,40 +205,6 @@ def test_old_offsets_stay_valid_unless_all_chunks_are_replaced(
     assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_shard_that_another_program_has_changed_is_not_replaced(late: bool, server: Server, tmp_path: Path) -> None:
-    """It has changed a chunk that is written here, and one that is not: before the publish, or right before the put.
-
-    Whether it has changed the other chunks that are written here is not known, because they were not read.
-    """
-    target = TARGETS["zarr_end"]
-    _, numbers = numbers_of_a_shard(target)
-    tokens = {number: 1 + number for number in numbers[:3]}
-    filled(target, server, tmp_path / "natively", tokens)
-    other, slipped = Other(server, target), list[int]()
-
-    def slip_in(number: int = 0, name: str = "put_object") -> str:
-        if name == "put_object" and not slipped:
-            slipped.append(number)
-            other.write(numbers[0], 500)
-            other.write(numbers[3], 600)
-        return ""
-
-    with opened(server, tmp_path) as fs:
-        overwrite(fs, target, tokens, numbers[:3])
-        if late:
-            server.fault = slip_in
-        else:
-            slip_in()
-        with pytest.raises(OSError, match=target.path(numbers[0])):
-            fs.publish()
-        assert fs.cat_file(target.path(numbers[1])) == target.shown(tokens[numbers[1]])
-        server.fault = lambda number, name: ""
-    tokens = {numbers[0]: 500, numbers[1]: 1 + numbers[1], numbers[2]: 1 + numbers[2], numbers[3]: 600}
-    assert slipped
-    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
-
-
 def test_chunks_outside_of_the_array_stay(server: Server, tmp_path: Path) -> None:
     """An array has shrunk. As many chunks of a shard are written as it has, but not the same."""
     target = TARGETS["zarr_end"]

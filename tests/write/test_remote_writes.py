@@ -8,10 +8,9 @@ import random
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import pytest
 
 from shardfs.formats.registry import formats
@@ -24,17 +23,14 @@ from shardfs.storage.retry import RetryPolicy
 from shardfs.storage.writers.objects import ObjectWriter
 from shardfs.storage.writers.s3 import S3Objects
 from shardfs.write.journal import places
-from shardfs.write.tree import WriteTree
 from tests import handmade
 from tests.conftest import _start_time, need_fuse
 from tests.mount.distant import in_words
 from tests.waiting import wait_until
 from tests.write.mounts import writable
-from tests.write.object_store_gcs import gcs_options, gcs_store
 from tests.write.steps import Steps
 from tests.write.targets import TARGETS, Target
 from tests.write.test_object_writer import s3_store
-from tests.write.test_recreated_arrays import create
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
 
     from shardfs.model.blobs import Blob, Plan
     from shardfs.model.collection import Collection
-    from shardfs.write.writeback import WriteBuffer
     from tests.write.object_store import Server
     from tests.write.tokens import Array
 
@@ -198,39 +193,6 @@ class Other:
         self._writer.update(rewriting.key(collection, shard), Steps(make))
 
 
-@pytest.mark.slow
-def test_two_programs_lose_nothing_of_each_other(server: Server, tmp_path: Path) -> None:
-    """50 rounds, in which the other program changes other chunks of the same shard in the middle of each publish."""
-    target = TARGETS["zarr_end"]
-    filled(target, server, tmp_path / "natively", {})
-    other, tokens, chance = Other(server, target), dict[int, int](), random.Random(0)
-    chunks_by_shard = list(other.chunks_by_shard().values())
-    theirs: list[int] = []
-
-    def fault(count: int, name: str) -> str:
-        if name == "put_object" and server.paths[count].startswith(f"{ROOT}/c/") and theirs:
-            number = theirs.pop()
-            other.write(number, tokens[number])
-        return ""
-
-    with opened(server, tmp_path) as fs:
-        server.fault = fault
-        for turn in range(1, 51):
-            shard = chance.choice(chunks_by_shard)
-            tokens |= {number: turn * 100 + number for number in shard}
-            for number in shard[::2]:
-                fs.pipe_file(target.path(number), target.shown(tokens[number]))
-            theirs[:] = shard[1::2]
-            fs.publish(timeout=60)
-            assert not theirs
-    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
-
-
-def pending_of(fs: ShardFileSystem) -> WriteBuffer:
-    assert isinstance(fs.tree, WriteTree)
-    return fs.tree.pending
-
-
 def test_an_entry_that_leaves_the_object_is_damage_of_a_published_chunk(server: Server, tmp_path: Path) -> None:
     """Its size is not known before it is read. The chunk was written and published here."""
     target = TARGETS["zarr_end"]
@@ -244,98 +206,6 @@ def test_an_entry_that_leaves_the_object_is_damage_of_a_published_chunk(server: 
         with pytest.raises((OSError, CorruptShardError)):
             fs.cat_file(target.path(0), 0, 1 << 20)
         assert fs.cat_file(target.path(1)) == chunks[1]
-
-
-@pytest.mark.parametrize("was_there", [True, False])
-@pytest.mark.parametrize("kind", ["memory", "gs"])
-def test_another_writer_is_noticed_in_other_stores(kind: str, was_there: bool, tmp_path: Path) -> None:
-    target, expected_tokens = TARGETS["zarr_start"], {0: 1, 1: 2} if was_there else {1: 2}
-    with gcs_store() as gcs:
-        options = gcs_options(gcs) if kind == "gs" else {"skip_instance_cache": True}
-        store = fsspec.filesystem(kind, **options)
-        root = f"data/{tmp_path.name}" if kind == "gs" else f"/{tmp_path.name}"
-
-        def natively(tokens: Mapping[int, int]) -> None:
-            target.fill(tmp_path / "natively", target.array(tokens))
-            for path in (tmp_path / "natively").rglob("*"):
-                if path.is_file():
-                    store.pipe_file(f"{root}/{path.relative_to(tmp_path / 'natively')}", path.read_bytes())
-
-        (tmp_path / "natively").mkdir()
-        target.create(tmp_path / "natively")
-        natively(expected_tokens)
-        words = {"journal": str(tmp_path / "journals"), "idle": "3600", "age": "3600"}
-        fs = ShardFileSystem(
-            source=f"{kind}://{root}", storage_options=options, rw=True, write_options=words, skip_instance_cache=True
-        )
-        try:
-            fs.pipe_file(target.path(0), target.shown(100))
-            fs.pipe_file(target.path(2), target.shown(102))
-            natively(expected_tokens | {0: 200})
-            with pytest.raises(OSError, match="the stored chunk") as caught:
-                fs.publish(timeout=30)
-            assert caught.value.errno == errno.ESTALE
-        finally:
-            fs.close(1)
-        for key in target.shards():
-            with suppress(FileNotFoundError):
-                (tmp_path / "natively" / key).write_bytes(store.cat_file(f"{root}/{key}"))
-        read = next(iter(target.readers.values()))
-        assert (read(tmp_path / "natively") == target.array(expected_tokens | {0: 200, 2: 102})).all()
-
-
-@pytest.mark.parametrize("crash", [False, True])
-@pytest.mark.parametrize("compact", ["limit", "eager"])
-@pytest.mark.parametrize("name", ["zarr_end", "zarr_zstd", "zarr_start"])
-def test_chunks_that_wait_for_a_later_publish_are_unchanged(
-    name: str, compact: str, crash: bool, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A publish of other chunks gives the shard another version, and may move them."""
-    target = TARGETS[name]
-    other, ours, *_ = next(iter(target.shards().values()))
-    tokens = {number: 1 + number for number in range(len(target.chunks))}
-    filled(target, server, tmp_path / "natively", tokens)
-    with opened(server, tmp_path, compact=compact) as fs:
-        pending = pending_of(fs)
-        for turn in range(3):  # so that more than half of the shard is dead bytes
-            tokens[other] = 1000 + turn
-            fs.pipe_file(target.path(other), target.shown(tokens[other]))
-            fs.publish(timeout=120)
-        tokens[ours], tokens[other] = 2000, 2001
-        fs.pipe_file(target.path(ours), target.shown(tokens[ours]))
-        fs.pipe_file(target.path(other), target.shown(tokens[other]))
-        with monkeypatch.context() as patch:
-            patch.setattr(pending.shards, "is_held", lambda path: path == target.path(ours))
-            if crash:
-                patch.setattr("shardfs.write.publisher.Publisher._arrived", lambda *_: None)
-            (shard,) = pending.shards
-            pending.publisher.publish(shard)
-        if crash:
-            pending.close(0)
-        else:
-            fs.publish(timeout=120)
-    with opened(server, tmp_path) as fs:
-        fs.publish(timeout=120)
-    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
-
-
-@pytest.mark.parametrize("name", ["zarr_end", "precomputed_gzip", "n5"])
-def test_damaged_bytes_of_the_journal_are_not_published(name: str, server: Server, tmp_path: Path) -> None:
-    target, tokens = TARGETS[name], {0: 1, 1: 2}
-    filled(target, server, tmp_path / "natively", tokens)
-    with opened(server, tmp_path) as fs:
-        fs.pipe_file(target.path(0), target.shown(100))
-        before = dict(server.objects)
-        data = pending_of(fs).backlog.versions[target.path(0)].data
-        assert data is not None
-        (segment,) = (tmp_path / "journals").rglob("*.wal")
-        with segment.open("r+b") as file:
-            file.seek(data.start + data.size // 2)
-            file.write(b"damage")
-        with pytest.raises(OSError, match=target.path(0)):
-            fs.publish(timeout=30)
-        assert server.objects == before
-    assert (arrived(target, server, tmp_path / "after") == target.array(tokens)).all()
 
 
 # ------------------------------------------------------------------------------------------------ T19: through a mount
@@ -424,23 +294,3 @@ def test_what_did_not_arrive_arrives_at_the_next_mount(server: Server, tmp_path:
         assert completed.returncode == 0, completed.stderr
     assert (arrived(target, server, tmp_path / "after") == target.array({0: 1, 3: 4})).all()
     assert not any("shardfs" in key for key in server.objects)
-
-
-@pytest.mark.parametrize("is_stored", [True, False])
-def test_chunks_of_an_array_that_is_created_anew_are_conflicts(server: Server, tmp_path: Path, is_stored: bool) -> None:
-    """With other codecs: the bytes in the journal do not fit into its shards."""
-    create(tmp_path / "a", "former", list(range(8)) if is_stored else None)
-    upload(server, tmp_path / "a")
-    with opened(server, tmp_path) as fs:
-        fs.pipe_file("c/0", b"\1\0\2\0")
-        fs.pipe_file("c/3", b"\1\0\2\0")
-        create(tmp_path / "a", "codecs", list(range(10, 18)) if is_stored else None)
-        for key in [key for key in server.objects if key.startswith(f"{ROOT}/c/")]:
-            del server.objects[key]
-        upload(server, tmp_path / "a")
-        before = {key: found.data for key, found in server.objects.items() if "/c/" in key}
-        with pytest.raises(OSError, match="another program has created the array anew") as caught:
-            fs.publish()
-        assert caught.value.errno == errno.ESTALE
-        assert {key: found.data for key, found in server.objects.items() if "/c/" in key} == before
-        assert len(fs.close(STORE_S)) == 2

@@ -1,0 +1,1 @@
+"""What the documentation promises of written data, in each combination of store, form, layout and program."""
