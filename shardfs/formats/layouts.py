@@ -27,7 +27,10 @@ def join(*parts: str) -> str:
 
 
 def require_described(dataset: Dataset) -> None:
-    """Raise UnsupportedError, with the reason, if the dataset's format could not describe its arrays."""
+    """Raise UnsupportedError, with the reasons, if the dataset has any problem, or its format cannot describe arrays.
+
+    Collections may still lack a description: see `array_of`.
+    """
     if why := "; ".join(p.why for p in dataset.problems) or dataset.indescribable:
         raise UnsupportedError(why)
 

@@ -80,7 +80,13 @@ class WrittenFile(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
+    def _require_open_tree(self) -> None:
+        """Raise OSError (EBADF) if `ShardFileSystem.close` has closed this file."""
+        if self._tree.is_closed:
+            raise OSError(errno.EBADF, "its file system is closed", self.path)
+
     def write(self, data: Buffer) -> int:
+        self._require_open_tree()
         view = memoryview(data).cast("B")
         if self._appends:
             self._position = self._size()
@@ -96,6 +102,7 @@ class WrittenFile(io.RawIOBase):
         return len(data)
 
     def truncate(self, size: int | None = None) -> int:
+        self._require_open_tree()
         size = self._position if size is None else size
         self._tree.truncate(self._number, size, self._handle)
         return size
@@ -104,6 +111,8 @@ class WrittenFile(io.RawIOBase):
         if self.closed:
             return
         super().close()
+        if self._tree.is_closed:  # which has saved the file
+            return
         try:
             self._tree.flush(self._handle)
         finally:
@@ -115,6 +124,7 @@ class WrittenFile(io.RawIOBase):
         Does nothing for a file without a temporary name, as does `discard`.
         """
         if self._temporary:
+            self._require_open_tree()
             self._tree.rename(*place(self._tree, self._temporary), *place(self._tree, self.path), noreplace=False)
 
     def discard(self) -> None:

@@ -248,10 +248,18 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     # ---- changes ----
 
-    def _to_write(self, path: str) -> WriteTree:
+    def _write_tree(self, path: str) -> WriteTree:
+        """The writable tree, even if it is closed. Raise OSError (EROFS), which names `path`, without `rw`."""
         tree = self.tree
         if isinstance(tree, Tree):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return tree
+
+    def _to_write(self, path: str) -> WriteTree:
+        """The writable tree. Raise OSError (EROFS), which names `path`, if it is closed, or without `rw`."""
+        tree = self._write_tree(path)
+        if tree.is_closed:
+            raise OSError(errno.EROFS, "the journal is closed; a new file system can write again", path)
         return tree
 
     def _place(self, path: str) -> tuple[WriteTree, int, bytes]:
@@ -324,10 +332,12 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def close(self, timeout: float = 3600.0) -> list[str]:
         """Publish the written data and release the source for other writers; return the paths left in the journal.
 
-        Publishing takes at most `timeout` seconds. Afterwards this file system raises EROFS for writes. A new one can
-        write again. Raise OSError (EROFS) without `rw`.
+        The paths have no slash at the beginning. Publishing takes at most `timeout` seconds, and up to 10 s more for
+        each thread that is busy then. Files that are still open for writing are saved first, and cannot be written any
+        more. Afterwards this file system raises EROFS for changes, and can still read; a new one can write again.
+        Another call returns the same paths. Raise OSError: EROFS without `rw`, or if the journal cannot be synced.
         """
-        tree = self._to_write("")
+        tree = self._write_tree("")
         with _writing:
             if _trees.get(self._arguments) is tree:
                 del _trees[self._arguments]

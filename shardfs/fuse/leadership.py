@@ -187,7 +187,11 @@ class RequestLoop:
         self._resigned = clock()
 
     def lead(self) -> bool:
-        """Read and answer requests. Return True after another thread took the lead, False when the mount has ended."""
+        """Read and answer requests. Return True after another thread took the lead.
+
+        Its last request has then been answered without the lead. Return False when the mount has ended, or if requests
+        cannot be read, which is logged. The caller has taken the lead.
+        """
         self.leading = True
         opcode = self._answer_requests()
         if self.leading:

@@ -244,7 +244,8 @@ class WritableNodeRequests(Requests):
 def forget_handlers(tree: FileTree, files: control.Control, request: memoryview, *, end: int) -> dict[int, Handler]:
     """The handlers of FORGET and BATCH_FORGET, which have no reply. `request` is the buffer of the thread's requests.
 
-    A BATCH_FORGET is passed to the tree for numbers below `end` only, and to `files` for theirs.
+    A BATCH_FORGET is passed to the tree for numbers below `end` only, and to `files` for theirs: on a read-only mount,
+    nothing counts references to chunks, whose numbers are larger. A single FORGET is passed on for all numbers.
     """
 
     def forget(_unique: int, number: int, _size: int) -> None:

@@ -68,7 +68,8 @@ class OpenedFile(NamedTuple):
     def from_key(cls, files: Files, key: str) -> OpenedFile:
         """Return the content of a file. A remote one of several requests is copied to a temporary file first.
 
-        Raise OSError if it cannot be read, or if it changes meanwhile.
+        Small files are read at once, and so are all others while too many are open. Raise OSError if the file cannot be
+        read or copied, or ends early; StaleShardError if a remote object is replaced meanwhile.
         """
         blob = files.blob(key)
         if blob.fd >= 0:

@@ -27,11 +27,13 @@ from itertools import islice
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
+import numpy as np
+
 from shardfs.formats.layouts import join
 from shardfs.jobs.findings import Affected, Damage, Report, ShardPart, ShardTally
 from shardfs.jobs.verify import ShardVerifier
 from shardfs.model import redact
-from shardfs.model.errors import message
+from shardfs.model.errors import CorruptShardError, message
 from shardfs.storage.load_ahead import load_ahead
 from shardfs.storage.local import LocalStore
 from shardfs.storage.open_store import open_store
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from shardfs.model.collection import ShardSource
-    from shardfs.model.errors import CorruptShardError
     from shardfs.model.values import U64
     from shardfs.storage.store import Store
     from shardfs.vfs.tree import Tree
@@ -250,7 +251,9 @@ class Plan(NamedTuple):
 
 
 def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
-    """Yield a plan for each collection, in the order of paths, with the shards of `part`. Raise the errors of listing.
+    """Yield a plan for each collection, in the order of paths, with the shards of `part`.
+
+    A directory of shards that cannot be listed becomes a finding. Raise the errors of listing other directories.
 
     Shards are assigned to parts round-robin across all collections. Each shard is in exactly one part, and the parts
     have about the same size. The assignment is the same in every run while no shard is added or removed.
@@ -258,7 +261,10 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
     dealt = 0
     for tree in sorted(source.tree().collections(), key=lambda tree: tree.path):
         source_of_shards = tree.shards.outermost.source
-        shards, faults = source_of_shards.survey()
+        try:
+            shards, faults = source_of_shards.survey()
+        except OSError as e:  # the other collections can be verified nevertheless
+            shards, faults = np.zeros(0, np.uint64), [CorruptShardError("", tree.path, message(e))]
         first = (part.number - 1 - dealt) % part.of
         dealt += len(shards)
         strays = (_stray(tree.path, source_of_shards, fault) for fault in faults if part.number == 1)

@@ -141,7 +141,7 @@ class Unpacking(OpenedJob):
     def survey(self) -> ShownSurvey:
         """List what a mount shows, but no chunks. Raise UnsupportedError if the layout cannot show an array.
 
-        What cannot be read is a problem of the survey, `damaged`.
+        What cannot be read or listed is a problem of the survey, `damaged`. Names that are left out are problems, too.
         """
         self._require_shown()
         survey = ShownSurvey()
@@ -149,7 +149,10 @@ class Unpacking(OpenedJob):
             if isinstance(item, Problem):
                 survey.problems.append(item)
             elif not isinstance(item, ShownFile):
-                survey.plans.append(self._plan(item, survey.problems))
+                try:
+                    survey.plans.append(self._plan(item, survey.problems))
+                except OSError as e:
+                    survey.problems.append(Problem(item.path, message(e), damaged=True))
             elif not item.is_document:
                 survey.files += 1
             elif (problem := self._problem_of(item.path)) is None:

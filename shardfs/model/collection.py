@@ -79,7 +79,10 @@ class ShardSource(Protocol):
         """Drop cached state of the shard object, so that `open` finds its newest version."""
 
     def key(self, shard: int) -> str:
-        """The shard's name in its store, for messages."""
+        """The shard's path in the store, with which it is opened and written.
+
+        Of a shard inside a shard: the path of the outer one with coordinates in brackets, for messages only.
+        """
 
     def move(self, old: str, new: str) -> None:
         """Continue below directory `new` of the store, to which directory `old` was renamed."""

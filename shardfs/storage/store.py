@@ -53,7 +53,7 @@ class Store(Protocol):
 
     @property
     def remote(self) -> bool:
-        """Whether each call costs a network request."""
+        """Whether the source is not a local directory, so that calls may cost network requests; True for zip files."""
 
     @property
     def blind(self) -> bool:

@@ -201,7 +201,8 @@ class Kinds(Part):
 
         The most recent of these files are kept, with their times and modes. The caller holds the lock.
         """
-        self._unname(self._files.settle(file))
+        self._files.settle(file)
+        self._unname(self._files.evict_settled())
 
     def _unname(self, files: Iterable[WritableFile]) -> None:
         """Remove the names of files that the source now shows. The caller holds the lock."""

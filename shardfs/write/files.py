@@ -440,13 +440,13 @@ class Files:
             file.leave_disk()
             self.by_number.pop(file.number, None)
 
-    def settle(self, file: WritableFile) -> list[WritableFile]:
-        """Record that the source shows the same contents as this file.
-
-        Return the least recently settled files beyond `MAX_SETTLED`, for the caller to forget.
-        """
+    def settle(self, file: WritableFile) -> None:
+        """Record that the source shows the same contents as this file."""
         self._settled[file.number] = file
         self._settled.move_to_end(file.number)
+
+    def evict_settled(self) -> list[WritableFile]:
+        """Return the least recently settled files beyond `MAX_SETTLED`, for the caller to take their names away."""
         evicted: list[WritableFile] = []
         for number in list(itertools.islice(self._settled, max(len(self._settled) - MAX_SETTLED, 0))):
             old = self._settled.pop(number)

@@ -55,7 +55,8 @@ class OpenFiles(Part):
     def add(self, file: WritableFile, flags: int) -> int:
         """Return a new handle of a file; `flags` as for open(2). The caller holds the lock.
 
-        Raise OSError (ESTALE) if the file's bytes are gone.
+        Of `flags`, only the access mode counts. The bytes of a file whose name was replaced are loaded first. Raise
+        OSError: ESTALE if the bytes are gone, and the errors of `FileContents.load`.
         """
         if file.is_lost:
             raise stale(file.number)

@@ -87,7 +87,10 @@ class Stored(NamedTuple):
         return Stored(version)
 
     def is_same(self, now: Stored) -> bool:
-        """Return whether the bytes that are stored now are known to be among those of this value."""
+        """Return whether the bytes that are stored now are known to be among those of this value.
+
+        Only digests are compared: False if one side has none, even at equal versions (`is_in` compares these).
+        """
         return not {*(now.digests or ())}.isdisjoint(self.digests or ())
 
     def relies_on(self, version: Version) -> bool:

@@ -83,6 +83,7 @@ class WriteTree(Overlay):
         self._descriptions.publish_chosen()
         self.recover()
         self._descriptions.convert_compressed_orphans()
+        self.is_closed = False
         pending.attach(kinds.published, kinds.is_held)
 
     def _expose(self, calls: FileCalls, metadata: FileMetadata, entries: Renames) -> None:
@@ -110,8 +111,10 @@ class WriteTree(Overlay):
     def close(self, timeout: float) -> list[str]:
         """Close all open files, publish within `timeout` seconds, and close the journal. Return the paths left over.
 
-        The kernel may no longer report the last closes, so open handles are closed here first.
+        The kernel may no longer report the last closes, so open handles are closed here first. The caller sends no call
+        that changes anything afterwards: calls on plain files of a local source would still change them.
         """
+        self.is_closed = True
         self._calls.close_all()
         self._descriptions.pass_strays_through()
         try:

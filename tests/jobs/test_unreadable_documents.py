@@ -440,3 +440,25 @@ def test_a_server_that_denies_what_does_not_exist_can_be_read(tmp_path: Path) ->
     with server(root, lambda path: not (root / path.strip("/")).exists()) as url:
         code, text = run("pack", url, tmp_path / "target")
     assert code == 0, text
+
+
+@pytest.mark.parametrize("denied", ["b/c", "b/c/0"])
+@pytest.mark.parametrize("command", ["unpack", "verify"])
+def test_a_directory_of_shards_that_the_user_may_not_list_stops_nothing_else(
+    command: str, denied: str, place: Path
+) -> None:
+    zarr3(place / "source", sharded=True)
+    places = [place / "target"] if command == "unpack" else []
+    run(command, place / "source", *[place / "sound" for _ in places])  # loads modules, which may be root's alone
+    (place / "source" / denied).chmod(0)
+    with ordinary_user():
+        code, text = run(command, place / "source", *places)
+    (place / "source" / denied).chmod(0o755)
+    assert code == CODES[command], text
+    assert f"{denied}: Permission denied" in text
+    if command == "verify":
+        assert "a: 4 shards" in text
+    else:
+        assert sorted(name for name in files(place / "target") if "/c/" in name) == sorted(
+            name for name in files(place / "sound") if name.startswith("a/c/")
+        )

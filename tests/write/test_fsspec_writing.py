@@ -23,7 +23,7 @@ from shardfs.write.writeback import WriteBuffer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from shardfs.vfs.chunk_dirs import Target
@@ -242,6 +242,34 @@ def test_nothing_is_written_behind_the_end(source: Path, tmp_path: Path) -> None
     anew = fsspec.filesystem("shardfs", **asked)
     assert anew.cat_file("/a/c/0/0") == b"some bytes"
     assert anew.close() == []
+
+
+def test_a_closed_file_system_changes_no_file_of_its_former_source(source: Path, tmp_path: Path) -> None:
+    """Not even plain ones, for which it needs no journal. Another program may write to the source by then."""
+    told = {"journal": str(tmp_path / "journals")}
+    fs = ShardFileSystem(str(source), rw=True, write_options=told)
+    fs.pipe_file("/notes", b"notes")
+    late, unused = fs.open("/late", "wb"), fs.open("/unused", "wb")
+    late.write(b"in time")
+    assert fs.close() == []
+    stored = sorted(str(path) for path in source.rglob("*"))
+    changes: list[Callable[[], object]] = [
+        lambda: fs.pipe_file("/more", b"more"),
+        lambda: fs.mkdir("/directory"),
+        lambda: fs.makedirs("/one/two"),
+        lambda: fs.rm("/notes"),
+        lambda: fs.mv("/notes", "/others"),
+        lambda: fs.touch("/notes", truncate=False),
+        lambda: late.write(b"too late"),
+        lambda: late.truncate(0),
+    ]
+    for change in changes:
+        with pytest.raises(OSError, match=r"closed"):
+            change()
+    late.close()
+    unused.close()
+    assert sorted(str(path) for path in source.rglob("*")) == stored
+    assert ((source / "late").read_bytes(), fs.cat_file("/notes"), fs.close()) == (b"in time", b"notes", [])
 
 
 def test_threads_that_ask_for_the_same_write_together(source: Path, tmp_path: Path) -> None:

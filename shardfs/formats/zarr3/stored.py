@@ -68,7 +68,10 @@ TRANSFORMED = "storage transformers may store chunks elsewhere, and shardfs does
 
 
 def open_group(path: str, doc: dict[str, Any]) -> Dataset:
-    """The dataset for a group's document. Consolidated documents of sharded arrays in it are shown unsharded."""
+    """The dataset for a group's document. Consolidated documents of sharded arrays in it are shown unsharded.
+
+    A document nested too deeply is a problem of the dataset, and arrays that cannot be unsharded keep their documents.
+    """
     attributes = object_member(doc, "attributes")
     group = Dataset("zarr3", format_names=FORM, attributes=attributes, multiscales=ome.multiscales(attributes))
     try:

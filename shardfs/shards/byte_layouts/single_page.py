@@ -152,7 +152,10 @@ def blosc_sizes(blob: Blob, starts: Sizes, inside: Bool) -> Sizes:
 def blosc_index(
     slots: U64 | None, starts: Sizes, sizes: Sizes, bad: Bool, name: str, checksum: Checksum | None = None
 ) -> ShardIndex:
-    """Return the index of Blosc chunks; `bad` ones are broken, and `name` is the kind of chunk for the reason."""
+    """Return the index of Blosc chunks; `bad` ones are broken, and `name` is the kind of chunk for the reason.
+
+    A chunk with a negative start or size must be `bad`; the index has 0 for it. `slots`, `checksum`: see `ShardIndex`.
+    """
     index = ShardIndex(slots, starts.clip(0).astype(np.uint64), sizes.clip(0).astype(np.uint64), checksum=checksum)
     # no chunk is at 0, where each file has its header
     return index.with_broken(bad, Reason("entry", lambda start, _: f"no whole {name} at {start or 'any position'}"))
