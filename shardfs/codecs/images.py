@@ -132,7 +132,7 @@ def _in_sandbox(function: Callable[..., Any], data: Any, name: str, limit: int, 
 def decode_sandboxed(
     data: bytearray, name: str, shape: Sequence[int], dtype: str, configuration: Mapping[str, Any]
 ) -> memoryview:
-    """`decode_here` in a sandbox process: the elements in C order."""
+    """`decode_here`, which `_in_sandbox` calls in a sandbox process: the elements in C order."""
     elements = decode_here(name, bytes(data), tuple(shape), np.dtype(dtype), configuration)
     return np.ascontiguousarray(elements).reshape(-1).view(np.uint8).data
 
@@ -140,7 +140,7 @@ def decode_sandboxed(
 def encode_sandboxed(
     data: bytearray, name: str, shape: Sequence[int], dtype: str, configuration: Mapping[str, Any]
 ) -> bytes:
-    """`encode_here` in a sandbox process, of elements in C order."""
+    """`encode_here`, which `_in_sandbox` calls in a sandbox process, of elements in C order."""
     return encode_here(name, np.frombuffer(data, dtype).reshape(shape), configuration)
 
 

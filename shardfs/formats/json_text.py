@@ -110,7 +110,10 @@ def _end(text: str, at: int) -> int:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two values are equal as JSON. The order of members is ignored, but 1, 1.0 and true differ."""
+    """Whether two values are equal as JSON. The order of members is ignored, but 1, 1.0 and true differ.
+
+    `REMOVED`, which stands for no value, is alike only to itself.
+    """
     if a is REMOVED or b is REMOVED:
         return a is b
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)

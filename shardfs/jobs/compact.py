@@ -83,11 +83,17 @@ def survey(tree: Tree) -> Iterator[Work | Problem]:
 
 @dataclass
 class _Packing(Change):
-    """Replace a shard by one without dead bytes. `old`: the shard that was replaced; None if there was none."""
+    """Replace a shard by one without dead bytes.
+
+    Attributes:
+        old: the shard that was replaced; None if there was none.
+        is_begun: whether a note for recovery is in the journal.
+    """
 
     work: Work
     backlog: Backlog
     old: Blob | None = None
+    is_begun: bool = False
 
     def plan(self, old: Blob | None) -> Plan | None:
         self.old = old
@@ -98,6 +104,7 @@ class _Packing(Change):
             compare(self.work, self.old, new)
 
     def begun(self, note: Begun) -> None:
+        self.is_begun = True
         self.backlog.begin(note)
 
 
@@ -106,11 +113,15 @@ class Packer:
 
     `journal` must be the locked journal of the source, which excludes other writers. Raise OSError (EBUSY) if it
     contains unpublished files, because these refer to positions of chunks.
+
+    Attributes:
+        is_clean: whether all replacements were finished, so that no later writer needs the notes in the journal.
     """
 
     def __init__(self, writer: Writer, journal: Journal) -> None:
         self._writer = writer
         self._backlog = Backlog(journal)
+        self.is_clean = True
         if n := len(self._backlog.versions):
             why = f"{n} files wait to be published first: mount it with --rw, or shardfs recover --apply"
             raise OSError(errno.EBUSY, why, str(journal.directory))
@@ -130,19 +141,22 @@ class Packer:
             writer = open_writer(tree.store, replace_links=links, journal=journal.directory)
             stack.callback(writer.close)
             packer = cls(writer, journal)
-            clean = True  # otherwise the journal contains unpublished files
-            yield packer
+            try:
+                yield packer
+            finally:
+                clean = packer.is_clean
 
     def pack(self, work: Work) -> int | Problem:
         """Replace a shard by one without dead bytes; return the number of bytes saved, or the problem.
 
-        Errors of the store and of the data are problems, and leave the shard unchanged. After a crash, the next writer
-        of the source cleans up.
+        Errors of the store and of the data are problems. They leave the shard unchanged, unless the store failed after
+        the switch. After a failure or a crash, the next writer of the source cleans up.
         """
         packing = _Packing(work, self._backlog)
         try:
             after = self._writer.update(work.key, packing)
         except (OSError, ShardfsError, ValueError) as e:
+            self.is_clean = self.is_clean and not packing.is_begun
             return Problem(work.key, reason(e), damaged=True)
         self._backlog.done(work.key)
         return 0 if packing.old is None else packing.old.stat().size - (0 if after is None else after.size)

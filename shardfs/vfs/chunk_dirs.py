@@ -70,7 +70,7 @@ class NameMeaning(NamedTuple):
 def not_a_chunk(name: str, looks_like_one: bool, other: NameKind) -> NameMeaning:
     """Return the kind of a name that is no chunk in a directory of chunks; `other` is that of ordinary files.
 
-    A name that looks like a chunk's, such as one outside of the grid, is an orphan.
+    A name that looks like a chunk's, such as one outside of the grid, is an orphan. A tool's temporary file is scratch.
     """
     if looks_like_one:
         return NameMeaning(NameKind.ORPHAN)

@@ -104,13 +104,13 @@ class StoredFiles:
         return isinstance(node, DirectoryNode)
 
     def dataset_in_file(self, path: str, candidates: Sequence[Format]) -> Dataset | None:
-        """Return the dataset that a single file contains; None if it contains none.
+        """Return the dataset that a single file contains; None if it contains none, is damaged, or does not exist.
 
-        Damage is reported as a problem. Raise OSError if the file cannot be read: what it contains is unknown, and the
-        next call reads it again.
+        Damage is reported as a problem. Raise OSError, which is reported, too, if the file cannot be read: what it
+        contains is unknown, and the next call reads it again.
 
         Args:
-            candidates: the formats that may have a dataset in a file of this name.
+            candidates: the formats that may have a dataset in a file of this name; the first one comes first.
         """
         for f in candidates:
             try:

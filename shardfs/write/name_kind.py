@@ -67,7 +67,10 @@ class Document(NamedTuple):
         return isinstance(self.format, Translation) and self.format.is_copy(self.name)
 
     def stored_at(self, below: str) -> Document:
-        """Return the source's document at this path below the directory: one of the `sources` (see `documents.py`)."""
+        """Return the source's document at this path below the directory: one of the `sources` (see `documents.py`).
+
+        In a layout, it has the source's format, and the directory in which the source has it.
+        """
         if not isinstance(self.format, Translation):
             return self._replace(name=below)
         at, name = self.format.stored_name(below)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
+from shardfs.model.errors import CorruptShardError
 from shardfs.model.kinds import NameKind, compression
 from shardfs.vfs.chunk_dirs import NameMeaning
 from shardfs.vfs.inodes import CREATED
@@ -194,7 +196,8 @@ class OpenFiles(Part):
         """Keep an open file's bytes readable before its name is unlinked or replaced. Called without the lock held.
 
         With `replaced`, another file gets the name. A process that has looked up the old file may then be about to open
-        it, so a passed-through file is kept open for it, too.
+        it, so a passed-through file is kept open for it, too. The bytes of a damaged chunk, which nobody can read, are
+        given up. Raise OSError if they cannot be read: the name must then stay.
         """
         file = self._files.by_number.get(number)
         if number in self._readers:  # also if the file was renamed since
@@ -209,7 +212,8 @@ class OpenFiles(Part):
             if file.handles or (replaced and file.lookups):
                 self.adopt(number, os.O_RDONLY)
         elif file.handles:
-            self._contents.load(file)
+            with suppress(CorruptShardError):
+                self._contents.load(file)
 
 
 _REFUSED = {

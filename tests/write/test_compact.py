@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from functools import partial
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardfs.config.options import Options
 from shardfs.jobs import compact
 from shardfs.jobs.compact import Packer, Work
 from shardfs.jobs.verify import ShardVerifier
@@ -21,6 +23,7 @@ from shardfs.storage.source_locks import journal_directory
 from shardfs.storage.writers import open_writer
 from shardfs.vfs.tree import Tree, open_tree
 from shardfs.write.journal import Journal, RecordKind
+from shardfs.write.pending import Backlog
 from tests.conftest import read_with
 from tests.datasets import same
 from tests.mount.programs import copy_tree, shardfs
@@ -157,6 +160,31 @@ def test_what_is_not_the_same_is_not_put_in_place(
     assert isinstance(fault, Problem)
     assert (path / work.key).read_bytes() == before
     assert not [name for name in os.listdir((path / work.key).parent) if name.startswith(".shardfs")]
+
+
+def test_notes_about_an_unfinished_replacement_stay_for_the_next_writer(
+    dataset: Get, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy_tree(dataset("zarr3", "default").path, tmp_path / "x")
+    waste(path)
+    tree = opened(path)
+    with Packer.open(tree, str(path), Options()) as packer, monkeypatch.context() as patch:
+
+        def begin(note: Begun) -> None:
+            original(note)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        original = packer._backlog.begin
+        patch.setattr(packer._backlog, "begin", begin)
+        assert isinstance(packer.pack(works(path)[0]), Problem)
+    left = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20)
+    assert len(Backlog(left).pending.begun) == 1
+    left.close(clean=False)
+    with Packer.open(tree, str(path), Options()) as packer:
+        assert [isinstance(packer.pack(work), int) for work in works(path)].count(False) == 0
+    left = Journal.open(journal_directory(str(path)), str(path), limit_bytes=64 << 20)
+    assert Backlog(left).pending.begun == {}
+    left.close(clean=True)
 
 
 def test_damage_is_told_and_left(dataset: Get, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
+from shardfs.model.errors import CorruptShardError
 from tests.conftest import need_fuse
 from tests.datasets import ROOT
 from tests.write.engines import TreeFiles, mounted
@@ -216,3 +218,27 @@ def test_programs_write_zeros(program: str, layout: str, driver: str, tmp_path: 
         subprocess.run(command, check=True, timeout=250, cwd=ROOT)
         assert mount.umount().returncode == 0
     np.testing.assert_array_equal(_natively(tmp_path / "store"), expected)
+
+
+def test_a_damaged_chunk_can_be_removed_and_replaced_while_a_program_has_it_open(tmp_path: Path) -> None:
+    """Its bytes cannot be kept for that program, because nobody can read them."""
+    _source(tmp_path / "store", compressed=True, fill=0)
+    shard = tmp_path / "store/a/c/0/0"
+    data = bytearray(shard.read_bytes())
+    data[: len(data) - 4 * 16 - 4] = bytes(len(data) - 4 * 16 - 4)  # all but the index
+    shard.write_bytes(data)
+    first, second = _name("precomputed", 0, 0), _name("precomputed", 1, 1)
+    with _mounted(tmp_path, "precomputed") as files:
+        for name in (first, second):
+            number = files.tree.resolve(name).number
+            files.tree.open(number, os.O_RDONLY)
+            with pytest.raises(CorruptShardError):
+                files.tree.read(number, 0, 32)
+        files.unlink(first)
+        temporary = f"{second}.{'0' * 32}.partial"
+        files.write(temporary, np.full(16, 3, "<i2").tobytes())
+        files.rename(temporary, second)
+        assert _elements(files, "precomputed", second) == {3}
+        files.publish()
+    array = zarr.open_array(tmp_path / "store/a", mode="r")
+    np.testing.assert_array_equal(array[4:8, 4:8], np.full((4, 4), 3))

@@ -78,7 +78,11 @@ def integers(value: Any, name: str, minimum: int) -> Coords:
 
 
 def numpy_dtype(value: Any, endianness: str) -> np.dtype[Any]:
-    """The numpy type with this name or list of fields. Raise ValueError for unknown types and types with objects."""
+    """The numpy type with this name or list of fields, or of the text of such a list.
+
+    `endianness` is "little" or "big": the byte order of a name that says none; fields ignore it. Raise ValueError for
+    unknown types and types with objects.
+    """
     if isinstance(value, str) and value.startswith("["):
         value = literal(value)
     if isinstance(value, str) and not re.fullmatch(r"[<>|=]?[A-Za-z]\w{0,30}(\[\w{1,10}\])?", value):

@@ -95,9 +95,9 @@ def _copy_attributes(fd: int, old: int) -> None:
 
 
 def synced(place: ObjectPlace, old: LocalBlob | None) -> Stat | None:
-    """Fsync an unchanged object, and return its `Stat`; None if there is none.
+    """Fsync an unchanged object and its directory, and return its `Stat`; None if there is none.
 
-    An earlier update may have failed or crashed before its own fsync.
+    An earlier update or removal may have failed or crashed before its own fsync.
     """
     if old is not None:
         syscalls.fsync(old.fd)

@@ -71,8 +71,10 @@ class Writer(Protocol):
     def recover(self, note: Begun) -> None:
         """Clean up after an interrupted update: finish or undo its switch, and remove its temporary data.
 
+        Does nothing if that is done already.
+
         Args:
-            note: the last one that `Change.begun` got for this object.
+            note: one that `Change.begun` got. An update that was repeated has several for its object; each is passed.
         """
 
     def recovered(self) -> None:
