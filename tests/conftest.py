@@ -7,7 +7,6 @@ that is held too long (reads on it then fail instead of hanging), and a mount le
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import os
 import pickle
@@ -139,18 +138,6 @@ def read_with(client: Client, dataset: Dataset, path: Path, member: str | None =
             run_client(f"read_{client}", path, out, "--member", name)
         array: Array = np.load(out)
         return array
-
-
-def pytest_collection(session: pytest.Session) -> None:
-    """Import modules in another order in each worker. In a fresh clone pytest compiles them, which takes as long as all
-    else before the first test; most of them have then been compiled by another worker when a worker comes to them.
-    """
-    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-    if worker and session.config.args == ["tests"]:
-        files = sorted((ROOT / "tests").rglob("test_*.py"))
-        for file in files[int(worker.removeprefix("gw")) % workers :: workers]:
-            with suppress(Exception, pytest.skip.Exception):  # it is imported again, and its failure told
-                importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.hookimpl(tryfirst=True)

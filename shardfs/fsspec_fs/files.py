@@ -111,7 +111,9 @@ class WrittenFile(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        if self._tree.is_closed:  # which has saved the file
+        if self._tree.is_closed:  # which has closed the file
+            if (error := self._tree.unsaved.pop(self._handle, None)) is not None:
+                raise error
             return
         try:
             self._tree.flush(self._handle)

@@ -333,9 +333,10 @@ class ShardFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Publish the written data and release the source for other writers; return the paths left in the journal.
 
         The paths have no slash at the beginning. Publishing takes at most `timeout` seconds, and up to 10 s more for
-        each thread that is busy then. Files that are still open for writing are saved first, and cannot be written any
-        more. Afterwards this file system raises EROFS for changes, and can still read; a new one can write again.
-        Another call returns the same paths. Raise OSError: EROFS without `rw`, or if the journal cannot be synced.
+        each thread that is busy then. Files that are still open for writing are closed first: their own `close` raises
+        the error if they could not be saved. Afterwards this file system raises EROFS for changes, and can still read;
+        a new one can write again. Another call returns the same paths. Raise OSError: EROFS without `rw`, or if the
+        journal cannot be synced.
         """
         tree = self._write_tree("")
         with _writing:

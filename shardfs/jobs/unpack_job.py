@@ -141,7 +141,8 @@ class Unpacking(OpenedJob):
     def survey(self) -> ShownSurvey:
         """List what a mount shows, but no chunks. Raise UnsupportedError if the layout cannot show an array.
 
-        What cannot be read or listed is a problem of the survey, `damaged`. Names that are left out are problems, too.
+        What cannot be read, or may not be listed, is a problem of the survey, `damaged`. Names that are left out are
+        problems, too. Raise the other errors of listing shards.
         """
         self._require_shown()
         survey = ShownSurvey()
@@ -149,10 +150,7 @@ class Unpacking(OpenedJob):
             if isinstance(item, Problem):
                 survey.problems.append(item)
             elif not isinstance(item, ShownFile):
-                try:
-                    survey.plans.append(self._plan(item, survey.problems))
-                except OSError as e:
-                    survey.problems.append(Problem(item.path, message(e), damaged=True))
+                survey.plans.append(self._plan(item, survey.problems))
             elif not item.is_document:
                 survey.files += 1
             elif (problem := self._problem_of(item.path)) is None:
@@ -167,7 +165,10 @@ class Unpacking(OpenedJob):
     def _plan(self, chunks: ChunkDirs, problems: list[Problem]) -> CollectionPlan:
         outermost = chunks.shards.outermost
         collection = chunks.collection
-        shards, faults = outermost.source.survey()
+        try:
+            shards, faults = outermost.source.survey()
+        except PermissionError as e:  # the array stays in the plan, so that the job can be repeated
+            shards, faults = np.zeros(0, np.uint64), [CorruptShardError("", chunks.path, message(e))]
         problems += [Problem(fault.key, fault.why, damaged=True) for fault in faults]
         filled = 0 if collection.filler is None else int(np.prod(collection.names.dims, dtype=object))
         per = MOST_OBJECTS if isinstance(outermost.format, Unsharded) else 1

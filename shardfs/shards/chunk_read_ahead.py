@@ -154,7 +154,15 @@ class CollectionReadAhead:
                     self._shared.start(partial(self._index.load_quietly, home))
             return
         for group in [coming] if self._files == 1 else [[c] for c in coming]:
-            self._shared.fetch(self._owner, group, size, self._locate)
+            self._shared.fetch(self._owner, group, size, self._located)
+
+    def _located(self, coords: Coords) -> Piece | None:
+        """Return where a chunk is stored; None if it is absent. May wait for the store."""
+        piece = self._locate(coords)
+        if piece is None:
+            with self._lock:
+                self._grid.give_up(coords)
+        return piece
 
     def _enter(self, shard: int, first: int, ahead: int, size: int) -> None:
         """Fetch the first `ahead` chunks in the pages of a shard from `first` on. May wait for the store."""

@@ -39,8 +39,8 @@ UNPROVEN = 12
 PROVEN = 3
 """Chunks that may be predicted in addition for each prediction that has come true."""
 
-FORGOTTEN = 128
-"""Accesses, in addition to the predictions that came true, after which a prediction is given up."""
+FORGOTTEN, MOST_FORGOTTEN = 128, 4096
+"""Accesses, in addition to the predictions that came true, after which a prediction is given up; the most of both."""
 
 LAST = 16
 """A stream is at the farthest of so many accesses. So one access far ahead of the others moves it only for a while."""
@@ -253,12 +253,18 @@ class Streams:
         stream.age = self._accesses
         self._streams.sort(key=lambda stream: -stream.used)  # the longest stream has the best claim to an access
         coming = [c for c in stream.ahead(min(room, self._trust())) if c not in self.recent]
-        self._predicted.update(dict.fromkeys(coming, self._accesses))
+        for c in coming:
+            self.give_up(c)  # the oldest predictions are first
+            self._predicted[c] = self._accesses
         return coming
+
+    def give_up(self, coords: Coords) -> None:
+        """Forget a prediction, such as that of a chunk that does not exist, which costs nothing."""
+        self._predicted.pop(coords, None)
 
     def _trust(self) -> int:
         """Return how many chunks may be predicted now, after what became of the predictions so far."""
-        old = self._accesses - FORGOTTEN - self._came_true
+        old = self._accesses - min(FORGOTTEN + self._came_true, MOST_FORGOTTEN)
         for coords in list(itertools.takewhile(lambda c: self._predicted[c] < old, self._predicted)):
             del self._predicted[coords]
         return max(UNPROVEN + PROVEN * self._came_true - len(self._predicted), 0)

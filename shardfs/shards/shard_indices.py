@@ -216,12 +216,14 @@ class ShardIndices:
     def stat(self, shard: int, blob: Blob | None = None) -> Stat:
         """Return the attributes of a shard object, with at most one request. `blob`: the shard, if it is open.
 
-        Raise FileNotFoundError if it is absent, and CorruptShardError if it cannot be decoded.
+        Raise FileNotFoundError if it is absent, and CorruptShardError if it cannot be opened or decoded.
         """
 
         def load() -> tuple[Stat, int, float]:
             try:
                 return (blob or self._open_shard(shard)).stat(), 100, self.ttl_s
+            except (IsADirectoryError, PermissionError, DanglingLinkError) as e:
+                raise self._unreadable(shard, e) from e
             except ValueError as e:
                 raise self._damage(shard, str(e)) from e
 

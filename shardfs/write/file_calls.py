@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,12 +35,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class FileCalls(Part):
-    """Opens, writes and closes files. Thread-safe."""
+    """Opens, writes and closes files. Thread-safe.
+
+    Attributes:
+        unsaved: the errors of files that `close_all` could not save, by handle.
+    """
 
     _overlay: Overlay
     _open_files: OpenFiles
     _descriptions: Descriptions
     _kinds: Kinds
+    unsaved: dict[int, Exception] = field(init=False, default_factory=dict)
 
     def create(self, parent: int, name: bytes, flags: int, mode: int) -> tuple[Attributes, int]:
         """Create a file, or open an existing one. Return its attributes and a handle.
@@ -273,12 +278,13 @@ class FileCalls(Part):
                     self._kinds.rest(file)
 
     def close_all(self) -> None:
-        """Save and close all open files, at the end of the mount."""
+        """Save and close all open files, at the end of the mount. `unsaved` then has the errors of those not saved."""
         for handle in list(self._open_files.handles):
             try:
                 self.flush(handle)
             except (OSError, ShardfsError) as e:
                 log.warning("an open file could not be saved at unmount, and its last changes are lost: %s", e)
+                self.unsaved[handle] = e
             self.release(handle)
 
 

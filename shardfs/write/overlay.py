@@ -99,13 +99,20 @@ class Overlay(Part):
         return entry
 
     def _may_be_compressed(self, directory: str, name: bytes) -> bool:
-        """Return whether a program may write a chunk of this name under a name with a compression suffix."""
+        """Return whether a program may write a chunk of this name under a name with a compression suffix.
+
+        Also True if the store does not say now.
+        """
         number = self._names.source_number(directory)
-        with suppress(CorruptShardError, OSError):
+        try:
             tree = None if number is None else self._source_tree.chunks_in(number)
             if tree is not None and tree.collection.compressible:
                 compressed = self._names.classify_name(directory, name + COMPRESSIONS[0].encode())
                 return compressed.kind is NameKind.COMPRESSED
+        except CorruptShardError:
+            return False
+        except OSError:
+            return True
         return False
 
     def find(self, directory: str, name: bytes) -> Attributes | None:

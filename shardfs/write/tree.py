@@ -95,6 +95,7 @@ class WriteTree(Overlay):
         self.flush = calls.flush
         self.fsync = calls.fsync
         self.release = calls.release
+        self.unsaved = calls.unsaved
         self.allocate = calls.allocate
         self.xattrs = metadata.xattrs
         self.set_mode = metadata.set_mode
@@ -114,6 +115,8 @@ class WriteTree(Overlay):
         The kernel may no longer report the last closes, so open handles are closed here first. The caller sends no call
         that changes anything afterwards: calls on plain files of a local source would still change them.
         """
+        if self.is_closed:
+            return self.pending.close(timeout)
         self.is_closed = True
         self._calls.close_all()
         self._descriptions.pass_strays_through()

@@ -41,6 +41,7 @@ STORES = {
     "azure": "Azurite",
     "http": "a web server",
 }
+KINDS_OF_STORE = {"disk": "disk"} | dict.fromkeys(("s3", "gs", "azure"), "heeds conditions")
 PARTIES = {
     "none": "",
     "replaces": "writes a shard beside the old one and renames it, or puts an object",
@@ -102,11 +103,11 @@ def every_cell() -> list[Cell]:
 
 
 def pairs(cell: Cell) -> set[object]:
-    """Return the pairs of values of a cell. For a promise, the kinds of store (a disk or not) and of form count."""
+    """Return the pairs of values of a cell. For a promise, the kinds of store and of form count."""
     values = [*enumerate(cell)]
     out = set[object](combinations(values, 2))
     out -= {(values[0], values[1]), (values[0], values[2])}
-    out |= {(cell.promise, cell.store == "disk"), (cell.promise, KINDS[cell.form])}
+    out |= {(cell.promise, KINDS_OF_STORE.get(cell.store)), (cell.promise, KINDS[cell.form])}
     return out
 
 

@@ -123,6 +123,20 @@ def test_pencils_and_random_walks_fetch_little_in_vain(accesses_of: Callable[[ra
     assert wasted <= 0.35 * sum(len(set(accesses)) for accesses in runs)
 
 
+def test_chunks_that_do_not_exist_cost_no_trust() -> None:
+    chance, dims = random.Random(1), (32, 32, 32)
+    accesses = [c for c in itertools.product(*map(range, dims)) if not c[0] or chance.random() < 0.1]
+    exists, streams, ahead, hits = set(accesses), Streams(dims), set[tuple[int, ...]](), 0
+    for coords in accesses:
+        hits += coords in ahead
+        coming = streams.access(coords, ROOM)
+        ahead.update(coming)
+        for c in coming:
+            if c not in exists:
+                streams.give_up(c)
+    assert hits / len(accesses) > 0.9
+
+
 def test_a_walk_that_was_predicted_in_vain_does_not_slow_what_comes_later() -> None:
     for begin in (0, 1):
         accesses = [*random_walk(random.Random(begin)), *WHOLE]

@@ -395,6 +395,7 @@ def test_a_directory_in_place_of_a_shard_of_a_volume_is_listed_and_cannot_be_ope
     tree = open_tree(str(tmp_path))
     number = tree.resolve("s").number
     assert [(e.name, e.size) for e in entries(tree, number)] == [(b"1.shard", -1)]
+    assert len([*tree.survey.summaries()]) == 1
     with pytest.raises(CorruptShardError, match="is a directory"):
         tree.lookup(number, b"1.shard")
 

@@ -19,6 +19,7 @@ from zarr.storage import FsspecStore
 from shardfs.fsspec_fs.filesystem import ShardFileSystem
 from shardfs.model.errors import BusyError
 from shardfs.write import dirty_shards
+from shardfs.write.journal import Journal
 from shardfs.write.writeback import WriteBuffer
 from tests.waiting import wait_until
 
@@ -270,6 +271,23 @@ def test_a_closed_file_system_changes_no_file_of_its_former_source(source: Path,
     unused.close()
     assert sorted(str(path) for path in source.rglob("*")) == stored
     assert ((source / "late").read_bytes(), fs.cat_file("/notes"), fs.close()) == (b"in time", b"notes", [])
+
+
+def test_a_file_that_a_closing_file_system_cannot_save_is_an_error_of_its_own_close(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = ShardFileSystem(str(source), rw=True, write_options={"journal": str(tmp_path / "journals")})
+    file = fs.open("/a/c/0/0", "wb")
+    file.write(b"some bytes")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", full)
+        assert fs.close() == []
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        file.close()
 
 
 def test_threads_that_ask_for_the_same_write_together(source: Path, tmp_path: Path) -> None:
