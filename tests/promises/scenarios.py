@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardfs.model.errors import BusyError, CorruptShardError, ShardfsError
+from shardfs.model.errors import BusyError, CorruptShardError, UnsupportedError
 from shardfs.write import recover
 from tests.promises.forms import AROUND, NATIVE
+from tests.promises.place import PUBLISH_S
 from tests.waiting import wait_until
 from tests.write.places import NEW
 from tests.write.targets import described, token_in
@@ -210,7 +211,7 @@ def damaged_journal(place: Place) -> None:
             file.seek(data.start + data.size // 2)
             file.write(b"damage")
         with pytest.raises(OSError, match=place.path(place.first)):
-            fs.publish(timeout=30)
+            fs.publish(timeout=PUBLISH_S)
         now = place.store.files()
         assert {key: now[key] for key in before} == before
 
@@ -347,7 +348,7 @@ def wrote_during_a_publish(place: Place) -> None:
         place.write_accepted(fs, place.first)
         with place.meanwhile(change):
             place.publish(fs)
-        threads[0].join()
+        threads[0].join(PUBLISH_S)
         place.end(fs)
 
 
@@ -586,6 +587,6 @@ def replaced_and_read(place: Place) -> None:
 
 @promise("refused: without conditional writes", stores=("http",))
 def not_writable(place: Place) -> None:
-    with pytest.raises(ShardfsError):
+    with pytest.raises(UnsupportedError, match=r"^[^ ]*: this store has no conditional writes"):
         place.mount().__enter__()
     place.shows_all(place.reader())

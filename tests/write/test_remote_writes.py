@@ -176,13 +176,6 @@ class Other:
         datasets = [f.open("", documents) for f in formats() if target.document in f.documents]
         self._collection: Collection = next(d.collections[0] for d in datasets if d is not None and d.collections)
 
-    def chunks_by_shard(self) -> dict[object, list[int]]:
-        """Return the numbers of the target's chunks, by their shard."""
-        numbers: dict[object, list[int]] = {}
-        for number, coords in enumerate(self._target.chunks):
-            numbers.setdefault(rewriting.shard_of(self._collection, coords), []).append(number)
-        return numbers
-
     def write(self, number: int, token: int) -> None:
         coords, collection = self._target.chunks[number], self._collection
         shard = rewriting.shard_of(collection, coords)

@@ -66,9 +66,11 @@ def open_writer(
     objects.prepare(root, alone=alone)
     if not objects.conditional and not alone:
         why = "this store has no conditional writes, so concurrent writers could overwrite each other's changes"
-        raise UnsupportedError(
+        error = UnsupportedError(
             f"{root}: {why}; mount it read-only, or write to S3, Google Cloud Storage, Azure or a disk"
         )
+        error.source = root
+        raise error
     if objects.conditional and not objects.removes:
         log.warning("this store does not heed conditional deletes: a delete may remove another writer's new version")
     if journal is None or objects.private:
