@@ -35,7 +35,7 @@ SORTED = 1 << 16
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @source_options
 def ls(source: str, path: str, long: bool, as_json: bool, command_options: CommandOptions) -> None:
-    """List a directory, or a single file, as a mount of SOURCE would show it.
+    """List a directory or a file as a mount of SOURCE would show it.
 
     Names are sorted, numbers in them by value. In a directory of more than 65,536 entries, those that follow are listed
     in the order of the grid, of the shards or of the store.

@@ -82,7 +82,10 @@ class Encoding(NamedTuple):
 
 
 def encoding_of(name: str, dtype: npt.DTypeLike, channels: int) -> Encoding | None:
-    """The decoder for chunks of this encoding; None if shardfs does not know the encoding."""
+    """The decoder and encoder for chunks of this encoding; None if shardfs does not know the encoding.
+
+    The data type or the number of channels may be unsupported, or the module not installed: see `lacking`.
+    """
     if name == "png" and np.dtype(dtype).itemsize > 1 and channels > 1:
         # Pillow would truncate such elements to 8 bits.
         return Encoding(_png_deep, _to_png_deep, ("u2",), tuple(MODES), "imagecodecs", "imagecodecs")

@@ -24,9 +24,9 @@ def merge(
 ) -> tuple[Options, Profile | None]:
     """Merge profile, environment, `-o` words and flags into options; return these and the profile, None without one.
 
-    Sets the environment variables of the option `env` in this process, and has their secrets removed from all output.
-    Raise OptionError for an invalid option, and for a profile that does not exist or has errors. Combinations of
-    options are not checked.
+    Sets the environment variables of the option `env` in this process; those of the profile replace no existing ones.
+    Has the secrets in them and in the storage options removed from all output. Raise OptionError for an invalid option,
+    and for a profile that does not exist or has errors. Combinations of options are not checked.
 
     Args:
         words: the arguments of `-o`: `name`, `name=value`, or several of these with commas between them.

@@ -211,7 +211,10 @@ def _is_larger(scale: Sequence[float], finest: Sequence[float]) -> bool:
 
 
 def group_attributes(image: Multiscale) -> dict[str, Any]:
-    """The attributes of the group that contains the levels of the image as s0, s1, ..."""
+    """The attributes of the group that contains the levels of the image as s0, s1, ...
+
+    `can_be_written` must be true for the image. Of the translations, only that of the finest level is written.
+    """
     members = {"multiScale": True, **_space(image), "scales": [_factors(image, i) for i in range(len(image.levels))]}
     return {"name": image.name, **members} if image.name else members
 

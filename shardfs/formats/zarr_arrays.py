@@ -127,7 +127,14 @@ def described_array(
     names: tuple[str | None, ...] | None,
     attributes: Mapping[str, Any],
 ) -> Array:
-    """The array of an unsharded document, whose codecs are written as the chain of Zarr v3."""
+    """The array of an unsharded document, whose codecs are written as the chain of Zarr v3.
+
+    Raise one of `UNFIT` if `shape`, the fill value or the chain is invalid.
+
+    Args:
+        doc: `shape` and `fill_value` are read from it, the latter in the form of Zarr v3 or v2.
+        names: the names of the axes.
+    """
     shape = integers(doc["shape"], "shape", 0)
     encoding = zarr_metadata.chunk_encoding(data_type, len(shape), chain)
     fill_value = zarr_metadata.fill_value(doc.get("fill_value"), data_type)

@@ -34,7 +34,7 @@ O_DIRECT concerns the file on the mount, not the files that the tree opens."""
 
 
 class WritableTree(FileTree, Protocol):
-    """The file tree of a writable mount. Thread-safe. Methods that may fail raise OSError.
+    """The file tree of a writable mount. Thread-safe. Methods that may fail raise OSError or ShardfsError.
 
     Content belongs to a number, not to a name: a file that was removed or replaced is read, written and described
     under its number until its last handle is released. A new file gets a number that was not used before on this

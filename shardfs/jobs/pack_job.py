@@ -104,7 +104,10 @@ class Packing(OpenedJob):
     # ---- files ----
 
     def document_names(self) -> set[str]:
-        """Return the paths of the documents of the source and of the target, each of which need not be in both."""
+        """Return the paths that documents of the source and of the target have or may have.
+
+        A path may be in only one of them, or in neither.
+        """
         return self.plan.hidden.union(self.plan.documents)
 
     def survey(self) -> Survey[ArrayPlan]:

@@ -136,9 +136,10 @@ class LeadLayer(ChunkLayer):
         return CorruptShardError(self.index.path, self.source.key(shard), f"chunk {coords[0]}: {why}", slot)
 
     def scan(self, cookie: int, only: U64 | None = None) -> Iterator[ChunkBatch]:
-        """Yield both files of each chunk, one after the other.
+        """Yield both files of each chunk, one after the other, as `ChunkLayer.scan`; up to 2 * `BATCH` together.
 
-        The second has size -1: only the chunk contains its size.
+        The second has size -1, because only the chunk contains its size. If the chunk has a transform, so has the
+        first. Here, -1 does not mean that the index entry is broken.
         """
         whole, skip = divmod(cookie, 2)
         for batch in super().scan(whole, only):

@@ -208,18 +208,18 @@ A chunk of up to 8 MiB costs one request, however small the client's reads are.
 
 
 class WindowCache:
-    """Windows of `WINDOW` bytes in a shared cache, by the object's path or inode number and the window's number."""
+    """Windows of `WINDOW` bytes in a shared cache, by the object's key and the window's number."""
 
     def __init__(self, cache: ByteLRU) -> None:
         self._cache = cache
 
     def read(
-        self, key: str | int, fetch: Callable[[ByteRange], bytes], offset: int, size: int, expires: float
+        self, key: Hashable, fetch: Callable[[ByteRange], bytes], offset: int, size: int, expires: float
     ) -> bytes | memoryview:
         """Return bytes of an object, fewer at its end. They may be a view of cached bytes, which nobody may change.
 
         Args:
-            key: the object's path or inode number.
+            key: the object and its version, such as a path with a `Stat`, or an inode number.
             fetch: returns the bytes of a range, fewer at the end of the object. Its errors are raised.
             expires: a time of `time.monotonic` at which windows that are fetched now expire.
         """
@@ -234,7 +234,7 @@ class WindowCache:
             offset, size = offset + len(piece), size - len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def invalidate(self, key: str | int, size: int) -> None:
+    def invalidate(self, key: Hashable, size: int) -> None:
         """Drop all windows of an object of at most `size` bytes."""
         for window in range(-(-size // WINDOW)):
             self._cache.invalidate((key, window))

@@ -254,7 +254,8 @@ class DiskCache:
                 syscalls.write_all(fd, entry.data)
             finally:
                 syscalls.close(fd)
-            syscalls.rename(new, path, at=self._root, new_at=self._root)
+            with suppress(FileNotFoundError):  # another process has cleared the cache meanwhile
+                syscalls.rename(new, path, at=self._root, new_at=self._root)
         except OSError:
             with suppress(OSError):
                 syscalls.unlink(new, at=self._root)
@@ -312,14 +313,19 @@ class DiskCache:
                 break
         return removed
 
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the path and attributes of all entries, and of files that killed processes have left."""
+    def _files(self, *, strict: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the path and attributes of all entries, and of files that killed processes have left.
+
+        Raise OSError if the directory cannot be read; with `strict`, also for a folder in it.
+        """
         with descriptors.obtain(lambda: os.scandir(self._root)) as listing:
             folders = [entry.name for entry in listing if len(entry.name) == 2]
         for folder in folders:
             try:
                 fd = descriptors.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at=self._root)
             except OSError:
+                if strict:
+                    raise
                 continue
             try:
                 with descriptors.obtain(partial(os.scandir, fd)) as entries:
@@ -339,17 +345,18 @@ class DiskCache:
     def usage(self) -> CacheUsage:
         """Count the entries. Raise OSError if the directory cannot be read."""
         entries, nbytes, oldest = 0, 0, time.time_ns()
-        for _, info in self._files():
+        for _, info in self._files(strict=True):
             entries, nbytes, oldest = entries + 1, nbytes + info.st_blocks * 512, min(oldest, info.st_mtime_ns)
         return CacheUsage(entries, nbytes, oldest)
 
     def clear(self) -> int:
         """Remove all entries; return the bytes on the disk that were freed.
 
-        Mounts that use the cache are not disturbed. Raise OSError if an entry cannot be removed.
+        Mounts that use the cache are not disturbed. Raise OSError if a folder of the cache cannot be read, or an entry
+        cannot be removed.
         """
         removed = 0
-        for path, info in self._files():
+        for path, info in self._files(strict=True):
             with suppress(FileNotFoundError):
                 syscalls.unlink(path, at=self._root)
                 removed += info.st_blocks * 512

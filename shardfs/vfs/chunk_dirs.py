@@ -308,7 +308,10 @@ class ChunkDirs:
         return os.fsencode(name) == prefix if prefix else self.reserved(0, name)
 
     def is_shard(self, name: str) -> bool:
-        """Return whether a file in the dataset's directory is a shard and cannot be a chunk."""
+        """Return whether a name in the dataset's directory is a shard's or the top directory's, and no chunk's.
+
+        The file need not exist.
+        """
         return self.reserved_at_top(name) and not self._names.reserved(0, os.fsencode(name))
 
     # ---- paths ----

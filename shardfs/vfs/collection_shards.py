@@ -77,7 +77,10 @@ class CollectionShards:
         return False
 
     def is_pair(self, coords: Coords) -> bool:
-        """Return whether a chunk's outermost shard is stored as two files instead of one."""
+        """Return whether a chunk's outermost shard is stored as two files instead of one. One may be missing.
+
+        Raise OSError if the store fails.
+        """
         if self._collection.layers[0].pair is None:
             return False
         number = self.number_of(coords)
@@ -123,7 +126,7 @@ class CollectionShards:
     def has(self, coords: Coords) -> bool:
         """Return whether a chunk is stored. Both files of a chunk (`Lead`) count as stored if the chunk is.
 
-        Raise OSError or CorruptShardError if the index cannot be read.
+        Raise as `ChunkLayer.locate`. The answer may be from a cached index, unlike that of `stored_chunk`.
         """
         return self._stored(coords) is not None
 

@@ -81,7 +81,10 @@ class ChunkNumbers:
         return self.first + self.bases[level + 1] + nth * self.dims[level] + value
 
     def numbers(self, place: TreePosition, values: U64) -> U64:
-        """Return the inode numbers of many children of a directory."""
+        """Return the inode numbers (n,) of the children of a directory whose names have these values (n,).
+
+        Not for ids from `SMALL_IDS` on, whose numbers `of_ids` returns.
+        """
         return values + np.uint64(self.number(place, 0))
 
     def coords(self, number: int) -> Coords:

@@ -157,7 +157,10 @@ class StoredFiles:
         return Attributes(node.number, False, stat.size, stat.mtime_ns, extent)
 
     def version(self, path: str) -> Version:
-        """Return the version of a file whose attributes are shown. Raise FileNotFoundError if it is gone."""
+        """Return the version of a file to which its shown attributes belong; in a remote store, up to `ttl_s` old.
+
+        Raise FileNotFoundError if the file was gone then, and as `attributes`.
+        """
         return self._opened(path)[1].version
 
     def _opened(self, path: str) -> tuple[Blob, Stat]:
@@ -176,23 +179,28 @@ class StoredFiles:
         return self._datasets.chunk_cache.get((path, "stat"), lambda: (blob.stat(), 100, self._datasets.ttl_s))
 
     def read(self, path: str, offset: int, size: int) -> bytes | memoryview:
-        """Return `size` bytes of a file from `offset` on; fewer only at its end. Raise OSError."""
+        """Return `size` bytes of a file from `offset` on; fewer only at its end.
+
+        Raise OSError; StaleShardError if a remote file was replaced during the call.
+        """
         blob = self.store.open(path)
         if blob.fd >= 0:
             return blob.read([ByteRange(offset, offset + size)])[0]
-        end = self._stat(path, blob).size
+        stat = self._stat(path, blob)
+        end = stat.size
 
         def fetch(part: ByteRange) -> bytes:
             return self.store.open(path).read([ByteRange(part.start, min(part.stop, end))])[0]
 
         expires = monotonic() + self._datasets.ttl_s
-        return self._windows.read(path, fetch, offset, min(size, max(end - offset, 0)), expires)
+        return self._windows.read((path, stat), fetch, offset, min(size, max(end - offset, 0)), expires)
 
     def invalidate(self, path: str) -> None:
         """Drop everything cached for a file after a change in the store."""
         self.store.reopen(path)
-        stat = self._datasets.chunk_cache.peek((path, "stat"))
-        self._windows.invalidate(path, stat.size if stat is not None else 0)
+        stat: Stat | None = self._datasets.chunk_cache.former((path, "stat"))
+        if stat is not None:  # not all stores tell equally long versions of a file apart
+            self._windows.invalidate((path, stat), stat.size)
         self._datasets.chunk_cache.invalidate((path, "stat"))
 
 

@@ -210,8 +210,9 @@ class Documents:
     def unseen(self, document: Document, sources: Mapping[str, bytes], data: bytes | None) -> str:
         """Return why `data` may not replace the stored version, or (None) the version not be removed; "" if it may.
 
-        The reason is a change by another program that the writing program may not know. `sources` are the document's
-        present sources.
+        The reason is a change by another program that the writing program may not know. A version that appeared after
+        programs here found or left none may be removed unread. `sources` are the document's present sources. Raise
+        OSError if the version that the mount shows cannot be read.
         """
         path = document.path
         theirs = document.format.shown(document.directory, sources, document.name)

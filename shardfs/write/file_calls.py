@@ -115,7 +115,7 @@ class FileCalls(Part):
         if flags & os.O_TRUNC:
             try:
                 self._resize(file, 0)
-            except OSError:
+            except BaseException:
                 self.release(handle)
                 raise
         return handle

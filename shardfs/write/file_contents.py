@@ -189,6 +189,8 @@ class FileContents:
         while at < size and (piece := self.read(file, at, min(size - at, PIECE))):
             buffer.write(at, piece)
             at += len(piece)
+        if at < size:
+            raise OSError(errno.EIO, f"only {at} of {size} bytes could be read; try again", file.path)
         return buffer
 
     def write(self, file: WritableFile, offset: int, data: bytes | memoryview) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardfs.model.attributes import Attributes
-from shardfs.model.errors import CorruptShardError, MayAppearError
+from shardfs.model.errors import CorruptShardError, MayAppearError, ShardfsError
 from shardfs.model.kinds import COMPRESSIONS, OWN_PREFIX, NameKind, is_scratch
 from shardfs.model.listing import REST, Batch
 from shardfs.vfs.inodes import CREATED, ROOT, TABLE_END
@@ -262,7 +262,7 @@ class Overlay(Part):
         for request in requests:
             try:
                 out.append(bytes(self.read(*request)))
-            except (OSError, CorruptShardError) as e:
+            except (OSError, ShardfsError) as e:
                 out.append(e)
         return out
 
@@ -340,7 +340,7 @@ class Overlay(Part):
             return self.find(directory, name)
         except FileNotFoundError:
             return None
-        except (OSError, CorruptShardError):
+        except (OSError, ShardfsError):
             return Attributes(file.number, False, -1, file.mtime_ns, None, file.mode)
 
     def statvfs(self) -> os.statvfs_result | None:

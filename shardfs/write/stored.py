@@ -140,7 +140,10 @@ def digest_of(chunk: Blob | None) -> str:
 
 
 def digest_of_pieces(pieces: Iterable[bytes | memoryview]) -> str:
-    """Return the digest of a chunk with these bytes."""
+    """Return the digest of a chunk or document, given all its stored bytes in order, in any number of pieces.
+
+    It is equal to that of `digest_of`. No bytes at all have a digest, too, which is not `ABSENT`.
+    """
     digest = mmh3.mmh3_x64_128()
     for data in pieces:
         digest.update(data)

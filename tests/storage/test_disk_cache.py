@@ -780,3 +780,20 @@ def test_a_cache_directory_that_cannot_be_made_is_only_a_warning(
     store = open_store("memory://x", cache_dir=str(tmp_path / "file" / "below"), cache_size=1 << 20)
     assert not isinstance(store, CachedStore)
     assert "no disk cache" in caplog.text
+
+
+def test_a_cache_that_is_cleared_while_an_entry_is_written_keeps_the_next_ones(
+    cache: DiskCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, rename = DiskCache(str(tmp_path / "cache"), LIMIT), syscalls.rename
+
+    def cleared(old: str, new: str, at: int | None = None, new_at: int | None = None) -> None:
+        other.clear()
+        rename(old, new, at, new_at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(syscalls, "rename", cleared)
+        stored(cache, 1, b"one")
+    assert cache.get(name(1)) is None
+    stored(cache, 2, b"two")
+    assert cache.get(name(2)) == (TAG, b"two")

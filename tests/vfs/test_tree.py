@@ -420,3 +420,17 @@ def test_damage_in_an_outer_shard_hides_only_what_lies_in_it(tmp_path: Path) -> 
     with pytest.raises(CorruptShardError):
         tree.resolve("c/0")
     assert [s.chunks for s in tree.survey.summaries()] == [3]
+
+
+def test_a_remote_file_that_was_replaced_is_read_anew_though_its_size_was_dropped_from_the_cache() -> None:
+    """The cache may have its bytes for longer than its attributes."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/replaced/zarr.json": json.dumps(handmade.zarr_metadata([16], [4], [1])).encode()})
+    memory.pipe({"/replaced/notes": b"old bytes"})
+    tree = open_tree("memory://replaced")
+    number = tree.resolve("notes").number
+    assert bytes(tree.read(number, 0, 100)) == b"old bytes"
+    tree.datasets.chunk_cache.invalidate(("notes", "stat"))
+    memory.pipe({"/replaced/notes": b"new bytes"})
+    tree.changed("notes")
+    assert bytes(tree.read(number, 0, 100)) == b"new bytes"

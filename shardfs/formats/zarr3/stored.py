@@ -251,7 +251,7 @@ def _index_encoding(configuration: Mapping[str, Any]) -> IndexEncoding:
 def decoding(codec: Mapping[str, Any], rank: int, itemsize: int | None) -> tuple[str, Any]:
     """The name and parameters of a codec that decoding uses. Codecs with equal results decode bytes equally.
 
-    Clients may change the other parameters while chunks are stored.
+    Clients may change the other parameters while chunks are stored. Raise one of `UNFIT` if the codec is invalid.
     """
     name, configuration = named(codec)
     parameters = {k: v for k, v in configuration.items() if k not in zarr_metadata.CODEC_PARAMETERS.get(name, ())}

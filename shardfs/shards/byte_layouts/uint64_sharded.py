@@ -215,7 +215,10 @@ class _Minishards:
         self._by_start = isinstance(format.ids, Ids) and len(format.ids.grid) == 2
 
     def indices(self, pages: Sequence[int] | None) -> dict[int, ShardIndex]:
-        """Return the indices of these minishards, or of all. Raise ValueError, with the reason, if one is damaged."""
+        """Return the indices of these minishards, empty for those that the shard lacks; None: of all that it has.
+
+        Raise ValueError, with the reason, if one is damaged.
+        """
         out = dict.fromkeys(pages or (), ShardIndex.empty())
         for page, _, index in () if self._old is None else self._old.parts(pages):
             if isinstance(index, ValueError):
