@@ -253,8 +253,8 @@ class Plan(NamedTuple):
 def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
     """Yield a plan for each collection, in the order of paths, with the shards of `part`.
 
-    A directory of shards that may not be listed becomes a finding, unless there are several parts. Raise the other
-    errors of listing.
+    A local directory of shards that may not be listed becomes a finding, unless there are several parts. Raise the
+    other errors of listing.
 
     Shards are assigned to parts round-robin across all collections. Each shard is in exactly one part, and the parts
     have about the same size. The assignment is the same in every run while no shard is added or removed.
@@ -265,7 +265,7 @@ def plan(source: JobSource, part: JobPart = WHOLE) -> Iterator[Plan]:
         try:
             shards, faults = source_of_shards.survey()
         except PermissionError as e:  # the other collections can be verified nevertheless
-            if part.of > 1:  # workers that see different shards would not share them
+            if source.tree().store.remote or part.of > 1:  # workers that see different shards would not share them
                 raise
             shards, faults = np.zeros(0, np.uint64), [CorruptShardError("", tree.path, message(e))]
         first = (part.number - 1 - dealt) % part.of

@@ -168,6 +168,8 @@ class Unpacking(OpenedJob):
         try:
             shards, faults = outermost.source.survey()
         except PermissionError as e:  # the array stays in the plan, so that the job can be repeated
+            if self.store.remote:
+                raise
             shards, faults = np.zeros(0, np.uint64), [CorruptShardError("", chunks.path, message(e))]
         problems += [Problem(fault.key, fault.why, damaged=True) for fault in faults]
         filled = 0 if collection.filler is None else int(np.prod(collection.names.dims, dtype=object))
