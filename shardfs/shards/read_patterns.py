@@ -39,8 +39,11 @@ UNPROVEN = 12
 PROVEN = 3
 """Chunks that may be predicted in addition for each prediction that has come true."""
 
-FORGOTTEN, MOST_FORGOTTEN = 128, 4096
-"""Accesses, in addition to the predictions that came true, after which a prediction is given up; the most of both."""
+PATIENCE = 128
+"""Accesses, in addition to the predictions that came true, after which a prediction is given up."""
+
+MAX_PATIENCE = 4096
+"""The most accesses after which a prediction is given up."""
 
 LAST = 16
 """A stream is at the farthest of so many accesses. So one access far ahead of the others moves it only for a while."""
@@ -263,8 +266,8 @@ class Streams:
         self._predicted.pop(coords, None)
 
     def _trust(self) -> int:
-        """Return how many chunks may be predicted now, after what became of the predictions so far."""
-        old = self._accesses - min(FORGOTTEN + self._came_true, MOST_FORGOTTEN)
+        """Give up old predictions. Return how many chunks may be predicted now, after what became of the others."""
+        old = self._accesses - min(PATIENCE + self._came_true, MAX_PATIENCE)
         for coords in list(itertools.takewhile(lambda c: self._predicted[c] < old, self._predicted)):
             del self._predicted[coords]
         return max(UNPROVEN + PROVEN * self._came_true - len(self._predicted), 0)
